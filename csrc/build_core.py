@@ -1,0 +1,59 @@
+"""Builds csrc/ into the extension txnkv._core (cffi, API mode).
+
+The headers listed here are used three times: as they stand by the implementation and by the
+C tests, and, without their preprocessor lines, as cffi's declarations. So a declaration and
+its function cannot differ: the compiler sees both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cffi import FFI
+
+CSRC = Path(__file__).resolve().parent
+ROOT = CSRC.parent
+
+HEADERS = [
+    "common/status.h",
+    "common/bitmap.h",
+    "common/shared.h",
+    "codec/crc32c.h",
+    "codec/hash.h",
+    "codec/keys.h",
+    "codec/key.h",
+    "rowset/block.h",
+    "rowset/bloom.h",
+    "rowset/merge.h",
+    "rowset/partition.h",
+    "rowset/search.h",
+    "rowset/sort.h",
+    "rowset/visible.h",
+    "rowset/zone.h",
+]
+SOURCES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("common", "codec", "rowset")
+    for path in (CSRC / folder).glob("*.c")
+)
+
+
+def declarations(header: str) -> str:
+    """The text of a header without its preprocessor lines."""
+    lines = (CSRC / header).read_text().splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#"))
+
+
+ffibuilder = FFI()
+ffibuilder.cdef("\n".join(declarations(header) for header in HEADERS))
+ffibuilder.set_source(
+    "txnkv._core",
+    "\n".join(f'#include "{header}"' for header in HEADERS),
+    sources=SOURCES,
+    depends=[path.relative_to(ROOT).as_posix() for path in sorted(CSRC.glob("*/*.h"))],
+    include_dirs=["csrc"],
+    extra_compile_args=["-O3", "-std=c11", "-fvisibility=hidden"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

@@ -1,0 +1,62 @@
+#include "codec/crc32c.h"
+
+#include "codec/crc32c_table.h"
+#include "common/bytes.h"
+
+uint32_t crc32c_portable(uint32_t seed, const uint8_t *data, size_t len) {
+    uint32_t crc = ~seed;
+    for (; len >= 8; len -= 8, data += 8) {
+        const uint64_t word = load_le64(data) ^ crc;
+        uint32_t next = 0;
+        for (unsigned i = 0; i < 8; i++) next ^= crc32c_table[7 - i][(word >> (8 * i)) & 0xff];
+        crc = next;
+    }
+    for (; len != 0; len--, data++) crc = crc >> 8 ^ crc32c_table[0][(crc ^ *data) & 0xff];
+    return ~crc;
+}
+
+#if defined(__x86_64__)
+
+#include <nmmintrin.h>
+#define CRC32C_TARGET __attribute__((target("sse4.2")))
+#define CRC32C_WORD(crc, word) _mm_crc32_u64((crc), (word))
+#define CRC32C_BYTE(crc, byte) _mm_crc32_u8((crc), (byte))
+static int crc32c_has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
+
+#elif defined(__aarch64__)
+
+#include <arm_acle.h>
+#ifdef __clang__
+#define CRC32C_TARGET __attribute__((target("crc")))
+#else
+#define CRC32C_TARGET __attribute__((target("+crc")))
+#endif
+#define CRC32C_WORD(crc, word) __crc32cd((uint32_t)(crc), (word))
+#define CRC32C_BYTE(crc, byte) __crc32cb((crc), (byte))
+#if defined(__linux__)
+#include <sys/auxv.h>
+static int crc32c_has_instruction(void) { return (getauxval(AT_HWCAP) & (1UL << 7)) != 0; }
+#else
+static int crc32c_has_instruction(void) { return 1; } /* every 64-bit Apple CPU has it */
+#endif
+
+#endif
+
+#ifdef CRC32C_TARGET
+
+CRC32C_TARGET static uint32_t crc32c_instruction(uint32_t seed, const uint8_t *data, size_t len) {
+    uint64_t crc = ~seed;
+    for (; len >= 8; len -= 8, data += 8) crc = CRC32C_WORD(crc, load_le64(data));
+    uint32_t last = (uint32_t)crc;
+    for (; len != 0; len--, data++) last = CRC32C_BYTE(last, *data);
+    return ~last;
+}
+
+#endif
+
+uint32_t crc32c(uint32_t seed, const uint8_t *data, size_t len) {
+#ifdef CRC32C_TARGET
+    if (crc32c_has_instruction()) return crc32c_instruction(seed, data, len);
+#endif
+    return crc32c_portable(seed, data, len);
+}

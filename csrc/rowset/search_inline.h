@@ -1,0 +1,54 @@
+/* Lower bounds within a range, for one shape of keys each. */
+#ifndef TXNKV_ROWSET_SEARCH_INLINE_H
+#define TXNKV_ROWSET_SEARCH_INLINE_H
+
+#include "codec/keys_inline.h"
+
+/* First position in [lo, hi) whose key is not below `key`, else hi. */
+static inline uint32_t search_range(const keys_t *keys, slice_t key, uint32_t lo, uint32_t hi) {
+    while (lo < hi) {
+        const uint32_t mid = lo + (hi - lo) / 2;
+        if (slice_compare(keys_at(keys, mid), key) < 0) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+/* The same for 8-byte keys, without a branch on their content. */
+static inline uint32_t search_range_8(const uint8_t *data, uint64_t key, uint32_t lo,
+                                      uint32_t hi) {
+    uint32_t n = hi - lo;
+    while (n > 1) {
+        const uint32_t half = n / 2;
+        lo += load_be64(data + 8 * (size_t)(lo + half - 1)) < key ? half : 0;
+        n -= half;
+    }
+    return n == 1 && load_be64(data + 8 * (size_t)lo) < key ? lo + 1 : lo;
+}
+
+/* Search from `lo` on by doubling steps, for a key that is likely near. */
+static inline uint32_t search_gallop(const keys_t *keys, slice_t key, uint32_t lo) {
+    uint64_t step = 1, at = lo;
+    while (at < keys->n && slice_compare(keys_at(keys, (uint32_t)at), key) < 0) {
+        lo = (uint32_t)at + 1;
+        at += step;
+        step *= 2;
+    }
+    return search_range(keys, key, lo, at < keys->n ? (uint32_t)at : keys->n);
+}
+
+static inline uint32_t search_gallop_8(const uint8_t *data, uint64_t key, uint32_t lo,
+                                       uint32_t n) {
+    uint64_t step = 1, at = lo;
+    while (at < n && load_be64(data + 8 * at) < key) {
+        lo = (uint32_t)at + 1;
+        at += step;
+        step *= 2;
+    }
+    return search_range_8(data, key, lo, at < n ? (uint32_t)at : n);
+}
+
+#endif

@@ -1,0 +1,67 @@
+"""The C core, bound to Arrow: keys, sorted sets, blocks, filters, visibility.
+
+Functions take any buffer object and give back memory that Arrow owns, so that nothing they
+return points into LMDB; the exceptions (`Keys.from_block`, `Keys.slice`) say so. The GIL is
+released while the core works, and all functions may be called from any thread; an object
+belongs to one thread at a time unless it is only read.
+"""
+
+from txnkv.core.block import block_rows, decode_block, encode_block, gather_block, verify_block
+from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
+from txnkv.core.checksum import crc32c, hash64
+from txnkv.core.codec import KeyCodec, successor
+from txnkv.core.keys import Keys
+from txnkv.core.merger import Merger
+from txnkv.core.native import CoreError
+from txnkv.core.partition import hash_partition, range_partition, scatter
+from txnkv.core.rows import NULL_ROW, Bitmap, Rows
+from txnkv.core.search import (
+    find,
+    find_one,
+    lower_bound,
+    mark_common,
+    mark_duplicates,
+    sort_keys,
+)
+from txnkv.core.shared import shared_add, shared_cas, shared_load, shared_store
+from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
+from txnkv.core.zone import Zone, zone
+
+__all__ = [
+    "NULL_ROW",
+    "STAMP_NEVER",
+    "STAMP_UNDECIDED",
+    "Bitmap",
+    "CoreError",
+    "KeyCodec",
+    "Keys",
+    "Merger",
+    "Rows",
+    "Zone",
+    "block_rows",
+    "bloom_build",
+    "bloom_may_contain",
+    "bloom_probe",
+    "crc32c",
+    "decode_block",
+    "encode_block",
+    "find",
+    "find_one",
+    "gather_block",
+    "hash64",
+    "hash_partition",
+    "lower_bound",
+    "mark_common",
+    "mark_duplicates",
+    "range_partition",
+    "scatter",
+    "shared_add",
+    "shared_cas",
+    "shared_load",
+    "shared_store",
+    "sort_keys",
+    "successor",
+    "verify_block",
+    "visible",
+    "zone",
+]

@@ -1,0 +1,195 @@
+"""Blocks: one column of a row set in Arrow's memory layout, with a checksum.
+
+Types that have no layout of their own in a block (lists and other nested ones) go as an
+opaque block that holds one Arrow IPC record batch message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
+from txnkv.core.rows import NULL_ROW, Rows, rows_pointer
+
+# -- writing -----------------------------------------------------------------------
+
+
+def encode_block(
+    array: pa.Array, seed: int, rows: Rows | None = None, lo: int = 0, n: int | None = None
+) -> pa.Buffer:
+    """A column, or some rows of it, as a block.
+
+    Args:
+        array: the column; nulls and any Arrow offset are fine.
+        seed: of the checksum, a uint32; `verify_block` wants the same.
+        rows: the rows to take, in this order.
+        lo: without `rows`, the first row.
+        n: without `rows`, how many; None for all from `lo` on.
+
+    Raises:
+        CoreError: more than 2 GiB of strings, or Arrow offsets that make no sense.
+        IndexError: a row is not in the array.
+    """
+    n = _count(len(array), rows, lo, n)
+    kind, width = _layout(array.type)
+    if kind == lib.BLOCK_OPAQUE:
+        return _encode_opaque(array, seed, rows, lo, n)
+    column, held = _column(array, kind, width)
+    picked = (rows_pointer(rows), lo, n)
+    size = ffi.new("uint64_t *")
+    what = f"encoding a block of {n} rows of {array.type}"
+    check(lib.block_encode_size(column, picked, size), what)
+    block = allocate(size[0])
+    check(lib.block_encode(column, picked, seed, pointer(block), block.size), what)
+    del held
+    return block
+
+
+def _count(length: int, rows: Rows | None, lo: int, n: int | None) -> int:
+    if rows is not None:
+        return rows.n
+    n = length - lo if n is None else n
+    if lo < 0 or n < 0 or lo + n > length:
+        raise IndexError(f"rows [{lo}, {lo + n}) of {length}")
+    return n
+
+
+def _layout(type_: pa.DataType) -> tuple[int, int]:
+    """The kind of a type's blocks, and the bytes of a value (0 unless fixed)."""
+    if pa.types.is_boolean(type_):
+        return lib.BLOCK_BIT, 0
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+        return lib.BLOCK_VARLEN, 0
+    if pa.types.is_primitive(type_) or pa.types.is_decimal128(type_):
+        return lib.BLOCK_FIXED, type_.bit_width // 8
+    return lib.BLOCK_OPAQUE, 0
+
+
+def _column(array: pa.Array, kind: int, width: int) -> tuple[Any, list[pa.Buffer | None]]:
+    buffers = array.buffers()
+    validity, values = buffers[0], buffers[-1]
+    offsets = buffers[1] if kind == lib.BLOCK_VARLEN else None
+    fields: list[Any] = [kind, width]
+    for buffer in (values, offsets, validity):
+        fields += [pointer(buffer), 0 if buffer is None else buffer.size]
+    fields += [array.offset, len(array)]
+    return ffi.new("block_column_t *", fields), buffers
+
+
+def _encode_opaque(array: pa.Array, seed: int, rows: Rows | None, lo: int, n: int) -> pa.Buffer:
+    part = array.slice(lo, n) if rows is None else array.take(rows.to_arrow())
+    message = pa.record_batch([part], names=["column"]).serialize()
+    block = allocate(lib.block_size_of_opaque(message.size))
+    lib.block_encode_opaque(
+        pointer(message), message.size, n, part.null_count, seed, pointer(block), block.size
+    )
+    return block
+
+
+# -- reading -----------------------------------------------------------------------
+
+
+def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = None) -> pa.Array:
+    """Rows [lo, lo + n) of a block, copied into memory that Arrow owns.
+
+    Args:
+        block: verified, any buffer object.
+        type_: what it was encoded from.
+        lo: the first row.
+        n: how many; None for all from `lo` on.
+
+    Raises:
+        CoreError: the block is damaged, or not of this type.
+        IndexError: the rows are not all in the block.
+    """
+    view, memory = _parse(block, type_)
+    n = _count(view.rows, None, lo, n)
+    if view.kind == lib.BLOCK_OPAQUE:
+        return _opaque_array(view, type_).slice(lo, n)
+    return _read(view, memory, type_, (ffi.NULL, lo, n), n)
+
+
+def gather_block(block: Any, type_: pa.DataType, rows: Rows) -> pa.Array:
+    """The rows of a list, in its order, copied; `NULL_ROW` (2^32 - 1) gives a null.
+
+    Raises:
+        CoreError: the block is damaged, or not of this type.
+        IndexError: a row is not in the block.
+    """
+    view, memory = _parse(block, type_)
+    if view.kind == lib.BLOCK_OPAQUE:
+        numbers = rows.to_arrow()
+        absent = pc.equal(numbers, pa.scalar(NULL_ROW, pa.uint32()))
+        return _opaque_array(view, type_).take(pc.if_else(absent, None, numbers))
+    return _read(view, memory, type_, (rows_pointer(rows), 0, rows.n), rows.n)
+
+
+def verify_block(block: Any, seed: int) -> bool:
+    """Whether these are the bytes that were written: header sane, checksum right."""
+    memory = readable(block)
+    return bool(lib.block_verify(memory, len(memory), seed) == lib.STATUS_OK)
+
+
+def block_rows(block: Any) -> int:
+    """The number of rows in a block.
+
+    Raises:
+        CoreError: the header is damaged.
+    """
+    memory = readable(block)
+    view = ffi.new("block_t *")
+    check(lib.block_parse(memory, len(memory), view), "reading the header of a block")
+    return int(view.rows)
+
+
+def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
+    memory = readable(block)
+    view = ffi.new("block_t *")
+    check(lib.block_parse(memory, len(memory), view), f"reading a block of {type_}")
+    if (view.kind, view.width) != _layout(type_):
+        raise CoreError(
+            f"reading a block of {type_}: found kind {view.kind}, width {view.width}. "
+            "Check that column and type belong together."
+        )
+    return view, memory
+
+
+def _read(view: Any, memory: Any, type_: pa.DataType, picked: Any, n: int) -> pa.Array:
+    what = f"reading {n} rows of {type_} from a block"
+    size = ffi.new("uint64_t *")
+    check(lib.block_decode_size(view, picked, size), what)
+    values, validity = allocate(size[0]), allocate((n + 7) // 8)
+    offsets = allocate(4 * (n + 1)) if view.kind == lib.BLOCK_VARLEN else None
+    nulls = ffi.new("uint32_t *")
+    ends = pointer(offsets, "uint32_t *")
+    check(
+        lib.block_decode(
+            view, picked, pointer(validity), ends, pointer(values), values.size, nulls
+        ),
+        what,
+    )
+    del memory
+    buffers = [validity if nulls[0] else None, values]
+    if offsets is not None:
+        buffers.insert(1, offsets)
+    return pa.Array.from_buffers(type_, n, buffers, nulls[0])
+
+
+def _opaque_array(view: Any, type_: pa.DataType) -> pa.Array:
+    # A copy: arrays read from a message point into it, and it may lie in LMDB.
+    message = pa.py_buffer(bytes(ffi.buffer(view.data, view.data_len)))
+    try:
+        batch = pa.ipc.read_record_batch(message, pa.schema([pa.field("column", type_)]))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CoreError(
+            f"reading a block of {type_}: {error}. Check the store that it came from."
+        ) from error
+    if batch.num_rows != view.rows:
+        raise CoreError(
+            f"reading a block of {type_}: the header says {view.rows} rows, "
+            f"the data {batch.num_rows}. Check the store that it came from."
+        )
+    return batch.column(0)

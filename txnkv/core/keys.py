@@ -1,0 +1,216 @@
+"""Arrays of encoded keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.core.native import allocate, check, ffi, lib, pointer, readable
+from txnkv.core.rows import Rows, rows_pointer
+
+
+class Keys:
+    """n keys whose bytes, compared by memcmp, stand in the order of their values.
+
+    Keys are either all `width` bytes wide, or of variable length with n + 1 offsets. They
+    may borrow their memory: a slice from the keys that it was taken of, `from_block` from
+    the block. The memory lives as long as any of them.
+
+    Attributes:
+        n: how many keys.
+        width: bytes of each, 0 when they vary.
+    """
+
+    __slots__ = ("_base", "c", "n", "width")
+
+    def __init__(self, c: Any, base: object) -> None:
+        """Wraps a filled-in `keys_t *` whose memory `base` keeps alive."""
+        self.c = c
+        self.n: int = c.n
+        self.width: int = c.width
+        self._base = base
+
+    # -- making --------------------------------------------------------------------
+
+    @classmethod
+    def fixed(cls, data: Any, width: int) -> Keys:
+        """Keys of `width` bytes each, borrowed from any buffer object.
+
+        Raises:
+            ValueError: width is 0, or the buffer is not a whole number of keys.
+        """
+        memory = readable(data)
+        if width <= 0 or len(memory) % width:
+            raise ValueError(f"{len(memory)} bytes are no whole number of {width}-byte keys")
+        n = len(memory) // width
+        return cls(ffi.new("keys_t *", (memory, len(memory), ffi.NULL, width, n)), memory)
+
+    @classmethod
+    def variable(cls, data: Any, offsets: Any) -> Keys:
+        """Keys of variable length, borrowed from two buffer objects.
+
+        Args:
+            data: the bytes of all keys.
+            offsets: n + 1 little-endian uint32: key i is data[offsets[i]:offsets[i + 1]].
+
+        Raises:
+            CoreError: an offset is below the one before it, or past the data.
+            ValueError: there are no offsets, or no whole number of them.
+        """
+        held, ends = readable(data), readable(offsets)
+        if len(ends) < 4 or len(ends) % 4:
+            raise ValueError(f"{len(ends)} bytes of offsets; n keys need 4 * (n + 1)")
+        c = ffi.new("keys_t *", (held, len(held), ends, 0, len(ends) // 4 - 1))
+        check(lib.keys_check(c), "taking keys")
+        return cls(c, (held, ends))
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes]) -> Keys:
+        """Variable-length keys of a few Python byte strings."""
+        array = pa.array(keys, pa.binary())
+        return cls.variable(array.buffers()[2] or b"", array.buffers()[1])
+
+    @classmethod
+    def one(cls, key: bytes) -> Keys:
+        """One key, as a fixed-width array: to probe with. An empty key is variable."""
+        return cls.fixed(key, len(key)) if key else cls.of([key])
+
+    @classmethod
+    def from_block(cls, block: Any) -> Keys:
+        """The keys in a block that `verify_block` has accepted, borrowed from its buffer.
+
+        Raises:
+            CoreError: it is no block of keys.
+        """
+        memory = readable(block)
+        c = ffi.new("keys_t *")
+        check(lib.block_keys(memory, len(memory), c), "taking keys from a block")
+        return cls(c, memory)
+
+    @staticmethod
+    def concat(parts: Sequence[Keys]) -> Keys:
+        """The keys of all parts, one behind the other, copied.
+
+        Raises:
+            CoreError: variable keys that together pass 4 GiB.
+            ValueError: there are no parts, or their widths differ.
+        """
+        if not parts or len({part.width for part in parts}) > 1:
+            widths = sorted({part.width for part in parts})
+            raise ValueError(f"keys of one width can be joined, these have {widths}")
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [int(lib.keys_data_len(part.c)) for part in parts]
+        n = sum(part.n for part in parts)
+        variable = parts[0].width == 0
+        if n > 0xFFFFFFFF or (variable and sum(sizes) > 0xFFFFFFFF):
+            check(lib.STATUS_LIMIT, f"joining {n} keys of {sum(sizes)} bytes")
+        data = allocate(sum(sizes))
+        offsets = allocate(4 * (n + 1)) if variable else None
+        to, ends = pointer(data), pointer(offsets, "uint32_t *")
+        if variable:
+            ends[0] = 0
+        at = row = 0
+        for part, size in zip(parts, sizes, strict=True):
+            lib.keys_copy(part.c, at if variable else 0, to + at, ends + row if variable else ends)
+            at += size
+            row += part.n
+        return Keys.adopt(data, offsets, parts[0].width, n)
+
+    @classmethod
+    def adopt(cls, data: pa.Buffer, offsets: pa.Buffer | None, width: int, n: int) -> Keys:
+        """Keys in buffers that the core filled: not checked again."""
+        c = ffi.new("keys_t *", (pointer(data), data.size, pointer(offsets), width, n))
+        return cls(c, (data, offsets))
+
+    # -- using ---------------------------------------------------------------------
+
+    @property
+    def data(self) -> pa.Buffer:
+        """The bytes of the keys, not copied. Offsets of variable keys count from its start."""
+        size = self.n * self.width if self.width else self.c.data_len
+        return pa.foreign_buffer(int(ffi.cast("uintptr_t", self.c.data)), size, self)
+
+    @property
+    def offsets(self) -> pa.Buffer | None:
+        """The n + 1 uint32 offsets of variable keys, not copied; None when fixed."""
+        if self.c.offsets == ffi.NULL:
+            return None
+        address = int(ffi.cast("uintptr_t", self.c.offsets))
+        return pa.foreign_buffer(address, 4 * (self.n + 1), self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys together, without offsets."""
+        return int(lib.keys_data_len(self.c))
+
+    def key(self, i: int) -> bytes:
+        """Key i.
+
+        Raises:
+            IndexError: i is not in [0, n).
+        """
+        if not 0 <= i < self.n:
+            raise IndexError(f"key {i} of {self.n}")
+        c, width = self.c, self.width
+        if width:
+            return bytes(ffi.buffer(c.data + i * width, width))
+        ends = bytes(ffi.buffer(c.offsets + 4 * i, 8))
+        lo, hi = int.from_bytes(ends[:4], "little"), int.from_bytes(ends[4:], "little")
+        return bytes(ffi.buffer(c.data + lo, hi - lo))
+
+    def slice(self, lo: int, n: int) -> Keys:
+        """Keys [lo, lo + n), not copied.
+
+        Raises:
+            IndexError: they are not all there.
+        """
+        if lo < 0 or n < 0 or lo + n > self.n:
+            raise IndexError(f"keys [{lo}, {lo + n}) of {self.n}")
+        c, width = self.c, self.width
+        if c.offsets == ffi.NULL:
+            fields = (c.data + lo * width, n * width, ffi.NULL, width, n)
+        else:
+            fields = (c.data, c.data_len, c.offsets + 4 * lo, 0, n)
+        return Keys(ffi.new("keys_t *", fields), self._base)
+
+    def gather(self, rows: Rows) -> Keys:
+        """The keys of a row list, in its order, copied.
+
+        Raises:
+            CoreError: more than 4 GiB of variable keys.
+            IndexError: a row is not in [0, n).
+        """
+        numbers = rows_pointer(rows)
+        size = ffi.new("uint64_t *")
+        check(lib.keys_gather_size(self.c, numbers, rows.n, size), "gathering keys")
+        data = allocate(size[0])
+        offsets = None if self.width or self.c.offsets == ffi.NULL else allocate(4 * (rows.n + 1))
+        ends = pointer(offsets, "uint32_t *")
+        status = lib.keys_gather(self.c, numbers, rows.n, pointer(data), data.size, ends)
+        check(status, "gathering keys")
+        return Keys.adopt(data, offsets, self.width, rows.n)
+
+    def to_block(self, seed: int, lo: int = 0, n: int | None = None) -> pa.Buffer:
+        """Keys [lo, lo + n) as a block.
+
+        Args:
+            seed: of the checksum, a uint32; `verify_block` wants the same.
+            lo: the first key.
+            n: how many; None for all from `lo` on.
+
+        Raises:
+            IndexError: they are not all there.
+        """
+        part = self.slice(lo, self.n - lo if n is None else n)
+        block = allocate(lib.block_size_of_keys(part.c))
+        lib.block_encode_keys(part.c, seed, pointer(block), block.size)
+        return block
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"Keys({self.n}, width={self.width or 'variable'})"

@@ -1,0 +1,73 @@
+"""Zone maps: what a block's least and greatest value say about a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.core.native import check, ffi, lib, readable
+from txnkv.core.types import key_type
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """The range of a block's values, encoded as the last column of a key, cut to 16 bytes.
+
+    Attributes:
+        min: at or below every value; None when there is none, or no order is known.
+        max: the greatest value; when not `exact`, every value that begins with it is possible.
+        null_count: how many rows are null.
+        exact: whether nothing was cut. False with no min: the type has no order, and nothing
+            is known.
+    """
+
+    min: bytes | None
+    max: bytes | None
+    null_count: int
+    exact: bool
+
+    def overlaps(self, low: bytes | None, high: bytes | None) -> bool:
+        """Whether a value v with low <= v <= high may be in the block.
+
+        Args:
+            low: an encoded value, not cut; None for no bound.
+            high: the same.
+        """
+        if self.min is None or self.max is None:
+            return not self.exact
+        if high is not None and self.min > high:
+            return False
+        if low is None or low <= self.max:
+            return True
+        return not self.exact and low.startswith(self.max)
+
+
+def zone(block: Any, type_: pa.DataType) -> Zone:
+    """The zone map of a verified block.
+
+    Args:
+        block: what `encode_block` made, any buffer object.
+        type_: of its values.
+
+    Raises:
+        CoreError: the block is damaged, or not of this type.
+    """
+    memory = readable(block)
+    view = ffi.new("block_t *")
+    check(lib.block_parse(memory, len(memory), view), f"mapping a block of {type_}")
+    kind = key_type(type_)
+    if kind is None:
+        return Zone(None, None, view.null_count, exact=view.rows == view.null_count)
+    out = ffi.new("zone_t *")
+    check(lib.zone_compute(view, kind, out), f"mapping a block of {type_}")
+    del memory
+    if not out.has_values:
+        return Zone(None, None, out.null_count, exact=True)
+    return Zone(
+        bytes(ffi.buffer(out.min, out.min_len)),
+        bytes(ffi.buffer(out.max, out.max_len)),
+        out.null_count,
+        bool(out.exact),
+    )
