@@ -1,0 +1,305 @@
+"""The directory of a store: its layout, its making, and the FORMAT file that identifies it.
+
+    store/              0700
+      FORMAT            JSON: format, version, features, store_id; there is a store when it is
+      status.db         SQLite, made by the status database on first use
+      tablets/<id>/     one LMDB environment each
+      logs/<id>/        one LMDB environment each
+      runtime/          volatile; made again when missing
+
+FORMAT is renamed into place last. A crash before that leaves a directory that holds only the
+file CREATING and empty folders, which the next creator completes; a directory with anything
+else in it and no FORMAT is somebody else's and is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
+from txnkv.storage.seam import declare_fault_point, fault_point
+
+FORMAT_NAME = "txnkv"
+FORMAT_VERSION = 1
+KNOWN_FEATURES: frozenset[str] = frozenset()
+
+_CREATING = "CREATING"
+_FORMAT_NEW = "FORMAT.new"
+_FOLDERS = ("tablets", "logs", "runtime")
+_REMOVED = ".removed-"
+
+declare_fault_point("directory.before_format", "a new store has its folders, not its FORMAT")
+
+
+@dataclass(frozen=True)
+class StoreDirectory:
+    """The paths of one store that exists and has a format which this version knows.
+
+    Attributes:
+        path: the real, absolute path of the store.
+        store_id: 32 hexadecimal digits, drawn when the store was made.
+        read_only: True when nothing may be written below `path`.
+    """
+
+    path: Path
+    store_id: str
+    read_only: bool
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], create: bool = True, read_only: bool = False
+    ) -> StoreDirectory:
+        """Opens the store at `path`, and makes it when it is missing and `create` is true.
+
+        Any number of processes may do this at once: one makes the store, all open it.
+
+        Raises:
+            StoreNotFoundError: there is none and it was not to be made.
+            IncompatibleStoreError: the format is unknown, or the directory holds other things.
+            CorruptionError: FORMAT cannot be read as what it is.
+        """
+        real = Path(path).resolve()
+        if not (real / "FORMAT").exists():
+            if read_only or not create:
+                raise StoreNotFoundError(_not_found(real))
+            _create(real)
+        store = cls(real, _read_format(real), read_only)
+        if not read_only:
+            store._mend()
+        return store
+
+    @property
+    def status_path(self) -> Path:
+        """The SQLite database of the store."""
+        return self.path / "status.db"
+
+    @property
+    def status_lock_path(self) -> Path:
+        """The file on which writers of the status database queue."""
+        return self.path / "status.lock"
+
+    @property
+    def runtime_path(self) -> Path:
+        """The folder of what is volatile."""
+        return self.path / "runtime"
+
+    def tablet_dir(self, tablet_id: int) -> Path:
+        """The folder of a tablet's LMDB environment, there or not."""
+        return self.path / "tablets" / str(tablet_id)
+
+    def log_dir(self, log_id: int) -> Path:
+        """The folder of a log's LMDB environment, there or not."""
+        return self.path / "logs" / str(log_id)
+
+    def remove_tablet_dir(self, tablet_id: int) -> None:
+        """Removes a tablet's files; one that is not there is fine. Drop its environment first."""
+        self._remove(self.tablet_dir(tablet_id))
+
+    def remove_log_dir(self, log_id: int) -> None:
+        """Removes a log's files; one that is not there is fine. Drop its environment first."""
+        self._remove(self.log_dir(log_id))
+
+    def _remove(self, folder: Path) -> None:
+        # Renamed first, so that after a crash there is a whole environment or none.
+        aside = folder.with_name(f"{_REMOVED}{folder.name}-{uuid.uuid4().hex}")
+        try:
+            folder.rename(aside)
+        except FileNotFoundError:
+            return
+        sync_directory(folder.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _mend(self) -> None:
+        for name in _FOLDERS:
+            make_private_directory(self.path / name)
+        for parent in ("tablets", "logs"):
+            for left in (self.path / parent).glob(f"{_REMOVED}*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+# -- making ----------------------------------------------------------------------------
+
+
+def _create(path: Path) -> None:
+    _make_store_folder(path)
+    with _creation_lock(path):
+        if (path / "FORMAT").exists():
+            return
+        for name in _FOLDERS:
+            make_private_directory(path / name)
+        fault_point("directory.before_format")
+        _write_format(path)
+        (path / _CREATING).unlink(missing_ok=True)
+        sync_directory(path)
+        sync_directory(path.parent)
+
+
+def _make_store_folder(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise StoreNotFoundError(f"{path} is a file; a store is a directory") from None
+        _refuse_foreign(path)
+    path.chmod(0o700)
+
+
+def _refuse_foreign(path: Path) -> None:
+    names = {entry.name for entry in path.iterdir()}
+    if not names or "FORMAT" in names:
+        return
+    ours = {_CREATING, _FORMAT_NEW, *_FOLDERS}
+    half_made = _CREATING in names and names <= ours
+    if half_made and not any(_holds_something(path / name) for name in _FOLDERS):
+        return
+    shown = ", ".join(sorted(names - {_CREATING})[:5])
+    # The maker may have finished between the two looks.
+    if (path / "FORMAT").exists():
+        return
+    raise IncompatibleStoreError(
+        f"{path} is no txnkv store (it has no FORMAT file) and is not empty: it holds {shown}. "
+        "Name a directory that is empty or not there, or put the FORMAT file back"
+    )
+
+
+def _holds_something(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+@contextmanager
+def _creation_lock(path: Path) -> Iterator[None]:
+    # The winner unlinks the file once FORMAT is there. Whoever waited on the unlinked file gets
+    # its lock then and finds FORMAT; whoever comes later finds FORMAT before it looks for a lock.
+    # A loser that opens the name again in between makes a file which it must take away itself.
+    descriptor = os.open(path / _CREATING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        if (path / "FORMAT").exists():
+            (path / _CREATING).unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _write_format(path: Path) -> None:
+    content = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "features": sorted(KNOWN_FEATURES),
+        "store_id": uuid.uuid4().hex,
+    }
+    new = path / _FORMAT_NEW
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(json.dumps(content) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path / "FORMAT")
+    sync_directory(path)
+
+
+# -- opening ---------------------------------------------------------------------------
+
+
+def _not_found(path: Path) -> str:
+    found = "there is nothing" if not path.exists() else "there is no FORMAT file"
+    return f"no store at {path}: {found}. Check the path, or open it with create=True"
+
+
+def _read_format(path: Path) -> str:
+    text = (path / "FORMAT").read_bytes()
+    content = _parse_json(path, text)
+    name, version = content.get("format"), content.get("version")
+    if name != FORMAT_NAME or version != FORMAT_VERSION:
+        raise IncompatibleStoreError(
+            f"store {path} has format {name!r} version {version!r}; this is version "
+            f"{FORMAT_VERSION} of {FORMAT_NAME!r}. Open it with the txnkv that wrote it"
+        )
+    features, store_id = content.get("features"), content.get("store_id")
+    if not isinstance(features, list) or not _is_store_id(store_id):
+        raise CorruptionError(_damaged_format(path, text))
+    unknown = sorted(str(feature) for feature in features if feature not in KNOWN_FEATURES)
+    if unknown:
+        raise IncompatibleStoreError(
+            f"store {path} (format version {version}) uses features that this version does not "
+            f"know: {', '.join(unknown)}. Open it with a newer txnkv"
+        )
+    return str(store_id)
+
+
+def _parse_json(path: Path, text: bytes) -> dict[str, object]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise CorruptionError(_damaged_format(path, text))
+    return content
+
+
+def _is_store_id(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text) is not None
+
+
+def _damaged_format(path: Path, text: bytes) -> str:
+    return f"{path / 'FORMAT'} makes no sense: {text[:200]!r}. Put it back from a backup"
+
+
+# -- files -----------------------------------------------------------------------------
+
+
+def make_private_directory(path: Path) -> None:
+    """Makes a directory of mode 0700, whatever the umask; one that is there stays as it is."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    path.chmod(0o700)
+
+
+def make_private_file(path: Path) -> None:
+    """Makes an empty file of mode 0600, whatever the umask; one that is there stays as it is.
+
+    Never called for a file on which this process may hold locks: closing any descriptor of a
+    file drops every fcntl lock that the process has on it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def allocate(descriptor: int, length: int) -> None:
+    """Gives a file its blocks, so that writing through a map cannot meet a full disk.
+
+    Raises:
+        OSError: no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, length)
+    elif os.fstat(descriptor).st_size < length:
+        os.ftruncate(descriptor, length)

@@ -1,0 +1,444 @@
+"""One LMDB environment: opened once a process, grown when full, safe to read meanwhile.
+
+LMDB maps its file into memory, and keeps its locks with the process. From that follow:
+
+- Moving the map while a transaction of this process is live is a SIGBUS. So every transaction
+  holds the environment's gate, and whatever moves or unmaps (growing, adopting the growth of
+  another process, closing) drains the gate first. The map is sparse and large, so this is rare.
+
+      read:    gate.enter -> begin -> ... -> gate.leave
+      grow:    gate.drain (waits for reads and the write) -> set_mapsize -> gate.reopen
+
+- Handles of named databases belong to the environment as it is open now. All are opened with
+  it. `lmdb_open` says why a process opens it to read first and to write when it first writes.
+
+Ask `db()` inside each transaction and do not keep what it gives. Values are views of the map:
+they end with the transaction, and are copied by whoever wants them longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import lmdb
+
+from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
+from txnkv.storage.fork import GATE
+from txnkv.storage.gate import SharedGate
+from txnkv.storage.lmdb_errors import translate
+from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb
+from txnkv.storage.seam import declare_fault_point, fault_point
+
+T = TypeVar("T")
+
+_HANDLE_SECONDS = 10.0
+_TICKS = itertools.count(1)
+
+declare_fault_point("lmdb.before_commit", "an LMDB write transaction is complete, not committed")
+declare_fault_point("lmdb.after_commit", "an LMDB write transaction is durable, not acknowledged")
+
+
+class _Scope:
+    """One transaction of one thread, and the handles that it opened itself."""
+
+    __slots__ = ("opened", "outer", "serial", "txn", "writing")
+
+    def __init__(self, serial: int, outer: _Scope | None, writing: bool) -> None:
+        self.txn: Any = None
+        self.serial = serial
+        self.outer = outer
+        self.writing = writing
+        self.opened: dict[bytes, Any] = {}
+
+
+class _Live(threading.local):
+    scope: _Scope | None = None
+
+
+class Environment:
+    """An LMDB environment that opens by itself, and again after it was closed as idle.
+
+    Shared by threads. Made by `Environments.get`, which sees to it that there is one a process.
+    """
+
+    def __init__(
+        self, path: Path, options: EnvironmentOptions, before_open: Callable[[], None]
+    ) -> None:
+        self.path = path
+        self._before_open = before_open
+        self.last_used = 0
+        self._options = options
+        self._map_size = options.initial_map_size
+        self._lmdb: OpenLmdb | None = None
+        self._retired = False
+        self._stale = False
+        self._serial = 0
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._gate = SharedGate()
+        self._opening = threading.Lock()
+        self._handle_lock = threading.Lock()
+        self._live = _Live()
+
+    # -- transactions ------------------------------------------------------------------
+
+    def read(self) -> ReadScope:
+        """`with environment.read() as txn:` a read transaction, with `buffers=True`.
+
+        It may stand inside another read of the same thread, and has a snapshot of its own.
+
+        Raises:
+            UnavailableError: all reader slots are taken by live readers, or another process
+                grew the map while an outer read of this thread holds it; begin again.
+            CorruptionError: the file is no LMDB file or is damaged.
+            StoreNotFoundError: the environment is not there and was not to be made.
+        """
+        return ReadScope(self)
+
+    def write(self, fn: Callable[[Any], T]) -> T:
+        """Runs `fn(txn)` in a write transaction and commits; durable when it returns.
+
+        `fn` may run more than once, each time in a new transaction: when the map is full it is
+        grown and `fn` runs again, so `fn` leaves no marks elsewhere. An exception of `fn` aborts
+        the transaction and goes on to the caller.
+
+        Raises:
+            StorageFullError: no room on the disk; nothing was written, reading goes on.
+            UnavailableError: the disk failed; nothing was committed.
+            NotSupportedError: the store is open to read only.
+            RuntimeError: this thread has a transaction on this environment already: the map
+                could not be moved under it, or the write would wait for itself.
+        """
+        self._refuse_write()
+        with GATE.use():
+            while True:
+                try:
+                    return self._write_once(fn)
+                except lmdb.MapFullError:
+                    self._move_map(lambda open_: open_.grow(self._map_size))
+                except lmdb.MapResizedError:
+                    self._move_map(OpenLmdb.adopt)
+                except _OpenedToRead:
+                    self.close()
+                except (lmdb.Error, OSError) as error:
+                    self._fail(error)
+
+    def db(self, name: bytes, **flags: bool) -> Any:
+        """The handle of a named database, good for the transaction this thread is in.
+
+        Inside `write` a missing database is made, with the `flags` of lmdb's `open_db`. Outside
+        of any transaction it is made too, in a write of its own.
+
+        Raises:
+            KeyError: inside a read whose snapshot has no such database.
+            UnavailableError: it was made after this transaction began, or another transaction
+                is opening one and does not end; begin again.
+        """
+        scope = self._live.scope
+        if scope is None:
+            return self._db_outside(name, flags)
+        open_ = self._lmdb
+        if open_ is not None and (known := open_.handles.get(name)) is not None:
+            if known[1] <= scope.serial:
+                return known[0]
+            raise UnavailableError(
+                f"database {name!r} of {self.path} was made after this transaction began; begin "
+                "the transaction again"
+            )
+        return scope.opened.get(name) or self._open_inside(scope, name, flags)
+
+    # -- looking after -----------------------------------------------------------------
+
+    def reader_check(self) -> int:
+        """Frees the reader slots of dead processes and returns how many there were."""
+        with GATE.use(), self._gate.use():
+            return int(self._opened().env.reader_check())
+
+    def copy_to(self, folder: Path, compact: bool = True) -> None:
+        """Copies a consistent snapshot into `folder`, which is there and empty.
+
+        Copying the files from inside a process that has them open drops LMDB's locks; this
+        does not.
+        """
+        with GATE.use(), self._gate.use():
+            try:
+                self._opened().env.copy(str(folder), compact=compact)
+            except (lmdb.Error, OSError) as error:
+                self._fail(error)
+
+    @property
+    def map_size(self) -> int:
+        """Bytes of address space that the map takes."""
+        with GATE.use(), self._gate.use():
+            return self._opened().map_size
+
+    @property
+    def is_open(self) -> bool:
+        """True while LMDB has the file mapped."""
+        return self._lmdb is not None
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Closes LMDB once no transaction of this process is live; it opens again on use.
+
+        Args:
+            timeout: seconds to wait for them, None for ever, 0 to try.
+
+        Returns:
+            False when transactions were left; nothing was closed then.
+        """
+        if self._gate.in_use_here or not self._gate.drain(timeout):
+            return False
+        try:
+            self.close_now()
+        finally:
+            self._gate.reopen()
+        return True
+
+    def retire(self, timeout: float | None = None) -> bool:
+        """Closes LMDB for good; every later use raises ClosedError.
+
+        Returns:
+            False when transactions were left at the end of `timeout` seconds.
+
+        Raises:
+            RuntimeError: this thread has a transaction on the environment.
+        """
+        if not self._gate.drain(timeout):
+            return False
+        try:
+            self._retired = True
+            self.close_now()
+        finally:
+            self._gate.reopen()
+        return True
+
+    @property
+    def is_retired(self) -> bool:
+        """True once it was closed for good."""
+        return self._retired
+
+    # -- fork --------------------------------------------------------------------------
+
+    def close_now(self) -> None:
+        """Closes LMDB. Only where no transaction can be live: drained, or before a fork."""
+        open_, self._lmdb = self._lmdb, None
+        self._stale = False
+        if open_ is not None:
+            open_.close()
+
+    def forget_after_fork(self) -> None:
+        """Makes new locks: threads that are not in this process may have held the old ones."""
+        self._make_locks()
+
+    def inherited(self) -> list[object]:
+        """What a child of an unquiet fork must never touch."""
+        scope = self._live.scope
+        return [self._lmdb and self._lmdb.env, scope and scope.txn, scope]
+
+    # -- beginning and ending ----------------------------------------------------------
+
+    def begin_read(self) -> _Scope:
+        """Begins a read; `ReadScope` is the way to it."""
+        GATE.enter()
+        try:
+            while True:
+                try:
+                    return self._begin(writing=False)
+                except lmdb.MapResizedError:
+                    self._adopt_for_read()
+                except (lmdb.Error, OSError) as error:
+                    self._fail(error)
+        except BaseException:
+            GATE.leave()
+            raise
+
+    def end_read(self, scope: _Scope) -> None:
+        """Ends a read."""
+        if GATE.refused:
+            return
+        try:
+            scope.txn.abort()
+        finally:
+            self._end(scope)
+            if self._stale:
+                # A database that was not there when the environment was opened: opening the
+                # environment again opens it for good. When others read now, they try next.
+                self.close(timeout=0)
+            GATE.leave()
+
+    def _begin(self, *, writing: bool) -> _Scope:
+        live = self._live
+        self._gate.enter()
+        try:
+            # The serial is read before the transaction begins: a handle that comes in between
+            # is then taken for unusable, never the other way round.
+            scope = _Scope(self._serial, live.scope, writing)
+            open_ = self._opened(writing)
+            if writing and not open_.writable:
+                raise _OpenedToRead
+            scope.txn = open_.begin(writing)
+        except BaseException:
+            self._gate.leave()
+            raise
+        self.last_used = next(_TICKS)
+        live.scope = scope
+        return scope
+
+    def _end(self, scope: _Scope) -> None:
+        self._live.scope = scope.outer
+        if scope.opened:
+            self._stale = self._stale or not scope.writing
+            self._handle_lock.release()
+        self._gate.leave()
+
+    def _write_once(self, fn: Callable[[Any], T]) -> T:
+        scope = self._begin(writing=True)
+        try:
+            try:
+                result = fn(scope.txn)
+                fault_point("lmdb.before_commit")
+                scope.txn.commit()
+            except BaseException:
+                if not GATE.refused:
+                    scope.txn.abort()
+                raise
+            self._keep_handles(scope)
+        finally:
+            if not GATE.refused:
+                self._end(scope)
+        fault_point("lmdb.after_commit")
+        return result
+
+    def _refuse_write(self) -> None:
+        scope = self._live.scope
+        if scope is not None:
+            kind = "write" if scope.writing else "read"
+            raise RuntimeError(
+                f"write on {self.path} inside a {kind} of the same thread: end that one first, "
+                "or use its transaction"
+            )
+        if self._options.read_only:
+            raise NotSupportedError(f"write on {self.path}: the store is open to read only")
+
+    # -- opening and moving ------------------------------------------------------------
+
+    def _opened(self, writing: bool = False) -> OpenLmdb:
+        open_ = self._lmdb
+        if open_ is not None:
+            return open_
+        with self._opening:
+            if self._retired:
+                raise ClosedError(f"{self.path} was closed for good; ask for it again")
+            if self._lmdb is None:
+                self._before_open()
+                self._lmdb = OpenLmdb.open(self.path, self._options, self._map_size, writing)
+            return self._lmdb
+
+    def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:
+        with self._gate.drained():
+            if self._lmdb is None:
+                return
+            try:
+                move(self._lmdb)
+                self._map_size = self._lmdb.map_size
+            except BaseException as error:
+                # LMDB unmaps before it maps: after a failure it has no map at all.
+                self.close_now()
+                if isinstance(error, lmdb.Error | OSError):
+                    self._fail(error)
+                raise
+
+    def _adopt_for_read(self) -> None:
+        if self._gate.in_use_here:
+            raise UnavailableError(
+                f"{self.path} was grown by another process while an outer read of this thread "
+                "holds the map; end the outer read and begin again"
+            )
+        self._move_map(OpenLmdb.adopt)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if isinstance(error, lmdb.PanicError):
+            # LMDB refuses this environment until it is opened again.
+            self.close(timeout=_HANDLE_SECONDS)
+        translated = translate(error, self.path)
+        if translated is None:
+            raise error
+        raise translated from error
+
+    # -- named databases ---------------------------------------------------------------
+
+    def _db_outside(self, name: bytes, flags: dict[str, bool]) -> Any:
+        with GATE.use():
+            with self._gate.use():
+                known = self._opened().handles.get(name)
+            if known is not None:
+                return known[0]
+            self.write(lambda _: self.db(name, **flags))
+            return self._db_outside(name, flags)
+
+    def _open_inside(self, scope: _Scope, name: bytes, flags: dict[str, bool]) -> Any:
+        # LMDB gives the next free slot to a new handle and takes it back when the transaction
+        # ends badly (py-lmdb ends reads so). Two that open at once would share a slot, so the
+        # lock is held from the first opening to the end of the transaction. The wait is bounded
+        # because its holder may be waiting for this thread through another environment.
+        if not scope.opened:
+            self._take_handle_lock(scope, name)
+        try:
+            assert self._lmdb is not None
+            handle = self._lmdb.env.open_db(name, txn=scope.txn, create=scope.writing, **flags)
+            scope.opened[name] = handle
+        except lmdb.NotFoundError:
+            raise KeyError(f"no database {name!r} in {self.path}") from None
+        finally:
+            if not scope.opened:
+                self._handle_lock.release()
+        return handle
+
+    def _take_handle_lock(self, scope: _Scope, name: bytes) -> None:
+        if not self._handle_lock.acquire(timeout=self._handle_patience(scope)):
+            raise UnavailableError(
+                f"database {name!r} of {self.path} cannot be opened: another transaction is "
+                "opening one and has not ended; begin the transaction again"
+            )
+
+    def _handle_patience(self, scope: _Scope) -> float:
+        outer = scope.outer
+        while outer is not None:
+            if outer.opened:
+                return 0.0
+            outer = outer.outer
+        return _HANDLE_SECONDS
+
+    def _keep_handles(self, scope: _Scope) -> None:
+        if scope.opened and self._lmdb is not None:
+            serial = self._serial + 1
+            for name, handle in scope.opened.items():
+                self._lmdb.handles[name] = (handle, serial)
+            self._serial = serial
+
+
+class ReadScope:
+    """A read transaction as a `with` block."""
+
+    __slots__ = ("_environment", "_scope")
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._scope: _Scope | None = None
+
+    def __enter__(self) -> Any:
+        self._scope = self._environment.begin_read()
+        return self._scope.txn
+
+    def __exit__(self, *_: object) -> None:
+        assert self._scope is not None
+        self._environment.end_read(self._scope)
+
+
+class _OpenedToRead(Exception):
+    """The environment is open read-only and this process is about to write."""

@@ -1,0 +1,203 @@
+"""The LMDB environments of a store: one object for each folder in a process, few open at once.
+
+Opening an environment twice in a process breaks its locks, so the objects are kept in one table
+for the whole process, by real path, and counted: two stores, or two clients on one store, that
+name the same folder get the same object.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from txnkv.errors import ClosedError, StoreNotFoundError
+from txnkv.storage.directory import StoreDirectory
+from txnkv.storage.environment import Environment
+from txnkv.storage.fork import GATE
+from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
+
+OPEN_CAP = 256
+
+
+class _Table:
+    """Every environment of the process, with the number of `Environments` that have it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._environments: dict[str, tuple[Environment, int]] = {}
+        self.open_cap = OPEN_CAP
+        GATE.register(self)
+
+    def acquire(self, path: Path, options: EnvironmentOptions) -> Environment:
+        """The object for this folder; count it once more."""
+        key = str(path)
+        with self._lock:
+            found = self._environments.get(key)
+            environment = found[0] if found else Environment(path, options, self.make_room)
+            self._environments[key] = (environment, found[1] + 1 if found else 1)
+            return environment
+
+    def release(self, environment: Environment) -> None:
+        """Counts it once less; at none it is closed for good and forgotten."""
+        key = str(environment.path)
+        with self._lock:
+            kept, count = self._environments.get(key, (None, 0))
+            if kept is not environment:
+                return
+            self._environments[key] = (environment, count - 1)
+        while not self._forget_unused(key, environment):
+            environment.close()
+
+    def _forget_unused(self, key: str, environment: Environment) -> bool:
+        # Waiting for transactions happens outside of the lock, which their threads may want.
+        with self._lock:
+            kept, count = self._environments.get(key, (None, 0))
+            if kept is not environment or count > 0:
+                return True
+            if not environment.retire(timeout=0):
+                return False
+            del self._environments[key]
+            return True
+
+    def drop(self, environment: Environment) -> None:
+        """Closes it for good, whoever counts on it."""
+        environment.retire()
+        with self._lock:
+            kept, _ = self._environments.get(str(environment.path), (None, 0))
+            if kept is environment:
+                del self._environments[str(environment.path)]
+
+    def opened(self) -> list[Environment]:
+        """Those that LMDB has mapped now."""
+        return [each for each, _ in list(self._environments.values()) if each.is_open]
+
+    def make_room(self) -> None:
+        """Closes the idle ones that were used longest ago, so that one more may open."""
+        opened = self.opened()
+        surplus = len(opened) + 1 - self.open_cap
+        if surplus <= 0:
+            return
+        for environment in sorted(opened, key=lambda each: each.last_used):
+            surplus -= environment.close(timeout=0)
+            if surplus <= 0:
+                return
+
+    # -- fork --------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Closes all; see `txnkv.storage.fork`."""
+        for environment in self.opened():
+            environment.close_now()
+
+    def after_fork_in_child(self) -> None:
+        """Keeps the objects, which open anew."""
+        self._lock = threading.Lock()
+        for environment, _ in self._environments.values():
+            environment.forget_after_fork()
+
+    def inherited(self) -> list[object]:
+        """What a child of an unquiet fork must never touch."""
+        kept: list[object] = []
+        for environment, _ in list(self._environments.values()):
+            kept += environment.inherited()
+        return kept
+
+
+_TABLE = _Table()
+
+
+class Environments:
+    """The environments of one store, by name: "tablets/12", "logs/3"."""
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        initial_map_size: int = 64 << 30,
+        open_cap: int | None = None,
+    ) -> None:
+        """Prepares; nothing is opened yet.
+
+        Args:
+            directory: the store.
+            initial_map_size: bytes of address space of each environment at first.
+            open_cap: how many environments of the whole process stay open; above it the idle
+                ones that were used longest ago are closed.
+        """
+        self._directory = directory
+        self._map_size = initial_map_size
+        self._lock = threading.Lock()
+        self._held: dict[str, Environment] = {}
+        self._closed = False
+        if open_cap is not None:
+            _TABLE.open_cap = open_cap
+        GATE.register(self)
+
+    def get(self, name: str, create: bool = True) -> Environment:
+        """The environment of this name, below the store's folder; the same object every time.
+
+        Raises:
+            StoreNotFoundError: there is none and `create` is false, or the store is read-only.
+            ClosedError: the store was closed.
+        """
+        with GATE.use(), self._lock:
+            held = self._held.get(name)
+            if held is not None and not held.is_retired:
+                return held
+            if self._closed:
+                raise ClosedError(f"store {self._directory.path} is closed; open it again")
+            self._held[name] = environment = self._acquire(name, create)
+            return environment
+
+    def _acquire(self, name: str, create: bool) -> Environment:
+        path = Path(os.path.realpath(self._directory.path / name))
+        read_only = self._directory.read_only
+        if not (path / "data.mdb").exists():
+            if read_only or not create:
+                raise StoreNotFoundError(
+                    f"no LMDB environment {name!r} in store {self._directory.path}; it was never "
+                    "made, or was removed"
+                )
+            make_environment_files(path)
+        options = EnvironmentOptions(self._map_size, read_only=read_only)
+        return _TABLE.acquire(path, options)
+
+    def drop(self, name: str) -> None:
+        """Closes an environment for good, so that its files may go; one not known is fine.
+
+        The files stay: `StoreDirectory.remove_tablet_dir` removes them.
+        """
+        with GATE.use():
+            with self._lock:
+                environment = self._held.pop(name, None)
+            if environment is not None:
+                _TABLE.drop(environment)
+
+    def close_all(self) -> None:
+        """Closes all, once their transactions have ended. `get` raises ClosedError from now on."""
+        with GATE.use():
+            with self._lock:
+                self._closed = True
+                held, self._held = list(self._held.values()), {}
+            for environment in held:
+                _TABLE.release(environment)
+
+    def reader_check(self) -> int:
+        """Frees the reader slots of dead processes in all open environments; says how many."""
+        return sum(each.reader_check() for each in list(self._held.values()) if each.is_open)
+
+    @property
+    def open_count(self) -> int:
+        """How many environments of this store LMDB has mapped."""
+        return sum(each.is_open for each in list(self._held.values()))
+
+    def before_fork(self) -> None:
+        """Nothing: the table of the process closes the environments."""
+
+    def after_fork_in_child(self) -> None:
+        """A new lock: a thread that is not in this process may have held the old one."""
+        self._lock = threading.Lock()
+
+    def inherited(self) -> list[object]:
+        """Nothing of its own."""
+        return []

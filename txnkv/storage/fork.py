@@ -1,0 +1,173 @@
+"""Fork safety: what a child inherits is neither used nor closed.
+
+A forked child shares the memory image of its parent, not its threads and not its fcntl locks.
+Three things were seen to go wrong when it carries on with what it finds:
+
+- it opens SQLite while it inherits the parent's connection: SQLite believes that the process
+  has locks which it has not, and commits that were acknowledged are lost;
+- it closes an inherited LMDB environment: the parent's reader slot goes, and pages that the
+  parent reads are reused under it;
+- it inherits a lock that a thread was holding, and waits for ever.
+
+So all use of the storage layer stands inside `GATE.use()`, and `os.register_at_fork` does:
+
+    before, in the parent      waits until nobody is inside; closes connections, environments
+    after, in the parent       opens the gate; everything is opened again when it is needed
+    after, in the child        the same, and the runtime file is mapped and locked anew
+
+A hook cannot refuse a fork. When there is no quiet moment, because the forking thread itself
+is inside an operation or other threads do not come out within `QUIET_SECONDS`, the fork goes
+on, nothing is closed, the parent carries on, and the *child* is refused: every use of the
+storage layer in it raises RuntimeError, and what it inherited is leaked on purpose so that no
+destructor touches it. A child that only calls exec, as `subprocess` does, is not concerned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from txnkv.storage.gate import SharedGate
+
+QUIET_SECONDS = 30.0
+"""How long a fork waits for other threads to leave the storage layer."""
+
+
+class Forkable(Protocol):
+    """What holds resources that must not cross a fork."""
+
+    def before_fork(self) -> None:
+        """Closes what must not be inherited. Nobody uses the storage layer meanwhile."""
+
+    def after_fork_in_child(self) -> None:
+        """Forgets what was inherited, so that it is opened again when needed."""
+
+    def inherited(self) -> list[object]:
+        """What was open when a fork could not be prepared; a child must never touch it."""
+
+
+class _Forking(threading.local):
+    """What the before-hook found, for the after-hooks: all three run in the forking thread."""
+
+    refusal: str | None = None
+    drained = False
+    alone = False
+
+
+class ForkGate:
+    """The process-wide gate; see the module's text. There is one, `GATE`."""
+
+    def __init__(self) -> None:
+        self._gate = SharedGate()
+        self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
+        self._one_fork = threading.Lock()
+        self._refusal: str | None = None
+        self._forking = _Forking()
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def use(self) -> ForkGate:
+        """`with GATE.use():` keeps forks out for the block. Cheap and re-entrant.
+
+        Raises:
+            RuntimeError: this process was forked at a moment that was not quiet.
+        """
+        return self
+
+    def enter(self) -> None:
+        """Begins a use."""
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+        self._gate.enter()
+
+    def leave(self) -> None:
+        """Ends the latest use of this thread."""
+        if self._refusal is None:
+            self._gate.leave()
+
+    @property
+    def refused(self) -> bool:
+        """True in a child that must not touch what it inherited."""
+        return self._refusal is not None
+
+    def register(self, member: Forkable) -> None:
+        """Has a member quiesced at every fork, for as long as it lives."""
+        self._members.add(member)
+
+    # -- the three hooks ---------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """In the parent, before: closes everything, or marks the child to come as refused."""
+        forking = self._forking
+        forking.refusal, forking.drained, forking.alone = self._refusal, False, False
+        if forking.refusal is not None:
+            return
+        if self._gate.in_use_here:
+            forking.refusal = _FORKED_INSIDE
+            return
+        self._one_fork.acquire()
+        forking.alone = True
+        forking.drained = self._gate.drain(QUIET_SECONDS)
+        if not forking.drained:
+            forking.refusal = _FORKED_BUSY
+            return
+        for member in list(self._members):
+            member.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """In the parent, after: lets users in again."""
+        forking = self._forking
+        if forking.drained:
+            self._gate.reopen()
+        if forking.alone:
+            self._one_fork.release()
+
+    def after_fork_in_child(self) -> None:
+        """In the child: starts afresh, or refuses for good."""
+        refusal = self._forking.refusal
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._gate.reset()
+        self._one_fork = threading.Lock()
+        for member in list(self._members):
+            member.after_fork_in_child()
+
+    def _refuse(self, refusal: str) -> None:
+        if self._refusal is not None:
+            return
+        self._refusal = refusal
+        for member in list(self._members):
+            for thing in member.inherited():
+                _leak(thing)
+
+
+_FORKED_INSIDE = (
+    "this process was forked by a thread inside a txnkv operation and cannot use the store; "
+    "fork outside of operations, or start processes with spawn"
+)
+_FORKED_BUSY = (
+    f"this process was forked while txnkv operations of other threads had run for "
+    f"{QUIET_SECONDS:.0f} s and cannot use the store; start processes with spawn"
+)
+
+
+def _leak(thing: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+GATE = ForkGate()
+"""The gate of this process."""
+
+os.register_at_fork(
+    before=GATE.before_fork,
+    after_in_parent=GATE.after_fork_in_parent,
+    after_in_child=GATE.after_fork_in_child,
+)

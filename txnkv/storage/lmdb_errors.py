@@ -1,0 +1,70 @@
+"""What the errors of LMDB and of the disk below it mean to a caller."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import lmdb
+
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    StorageFullError,
+    TxnkvError,
+    UnavailableError,
+)
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+_PROBE_BYTES = 4 << 20
+
+
+def translate(error: BaseException, path: Path) -> TxnkvError | None:
+    """The error of txnkv for one of LMDB or of the system; None when it is not about storage."""
+    if isinstance(error, _CORRUPT):
+        return CorruptionError(f"LMDB environment {path} is damaged: {error}. Restore a backup")
+    if isinstance(error, lmdb.VersionMismatchError):
+        return IncompatibleStoreError(f"LMDB environment {path} is of another LMDB: {error}")
+    code = _errno(error)
+    if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
+        return storage_full(path, code)
+    if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
+        return UnavailableError(f"LMDB environment {path} failed: {error}. Nothing was committed")
+    return None
+
+
+def storage_full(path: Path, code: int) -> StorageFullError:
+    """The error for a disk, quota or file size limit that is reached."""
+    text = os.strerror(code) if code != errno.EIO else "short write"
+    return StorageFullError(
+        f"no room to write {path}: {text}. Nothing of this write was kept, what was acknowledged "
+        "is; free space or raise the limit and try again"
+    )
+
+
+def _errno(error: BaseException) -> int:
+    if isinstance(error, lmdb.MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, lmdb.Error):
+        return int(getattr(error, "code", 0))
+    if isinstance(error, OSError):
+        return error.errno or 0
+    return 0
+
+
+def _is_full(path: Path) -> bool:
+    """Whether an EIO was LMDB's word for a short write, which is how a full disk begins.
+
+    A write is tried where the next page would go: in the same folder, at the same offset, so
+    that free space, quota and file size limit all have their say.
+    """
+    try:
+        end = (path / "data.mdb").stat().st_size
+        with tempfile.TemporaryFile(dir=path) as probe:
+            os.posix_fallocate(probe.fileno(), end, _PROBE_BYTES)
+    except OSError as error:
+        return error.errno in FULL_ERRNOS
+    return False

@@ -1,0 +1,189 @@
+"""Opening and moving the map of an LMDB environment, with all its named databases.
+
+A handle of a named database outlives its transaction only when that commits for real, and
+py-lmdb commits for real in two cases: a write transaction, or the opening of a handle in an
+environment that was opened read-only (measured; ends of other reads abort). A write transaction
+waits for the write lock, behind whatever another process is writing. So that a reader never
+waits for a writer, an environment is opened read-only at first, with the handles of all its
+databases, and again read-write when this process writes for the first time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from txnkv.errors import StoreNotFoundError, UnavailableError
+from txnkv.storage.directory import allocate, make_private_directory, make_private_file
+
+MAX_DATABASES = 8
+MAX_READERS = 4096
+# mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
+_LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
+_SPARE_TRANSACTIONS = 8
+_LEAST_MAP = 1 << 30
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """How environments are opened.
+
+    Attributes:
+        initial_map_size: bytes of address space at first; the file is as long as its content.
+        read_only: never write; where the file system refuses locks, read without them.
+    """
+
+    initial_map_size: int = 64 << 30
+    read_only: bool = False
+
+
+@dataclass
+class OpenLmdb:
+    """LMDB as it is open now, in this process.
+
+    Attributes:
+        env: the `lmdb.Environment`.
+        writable: whether it was opened to write.
+        handles: named databases: the handle, and the serial from which transactions know it.
+    """
+
+    env: Any
+    path: Path
+    writable: bool
+    handles: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls, path: Path, options: EnvironmentOptions, map_size: int, writing: bool
+    ) -> OpenLmdb:
+        """Maps the environment at `path`.
+
+        Raises:
+            StoreNotFoundError: it is missing.
+            lmdb.Error, OSError: LMDB or the system refused.
+        """
+        writing = writing or _is_empty(path)
+        opened = cls(_open_env(path, options, map_size, writing), path, writing)
+        try:
+            opened._open_handles()
+        except BaseException:
+            opened.env.close()
+            raise
+        return opened
+
+    def begin(self, writing: bool) -> Any:
+        """Begins a transaction; slots of dead readers are freed when there is no other."""
+        try:
+            return self.env.begin(write=writing, buffers=True)
+        except lmdb.ReadersFullError:
+            self.env.reader_check()
+        try:
+            return self.env.begin(write=writing, buffers=True)
+        except lmdb.ReadersFullError as error:
+            raise UnavailableError(
+                f"{self.path}: all {self.env.max_readers()} reader slots are taken by live "
+                "readers; end some, or try again"
+            ) from error
+
+    @property
+    def map_size(self) -> int:
+        """Bytes of address space that the map takes."""
+        return int(self.env.info()["map_size"])
+
+    def grow(self, seen: int) -> None:
+        """Doubles the map, unless it is larger than `seen` by now. No transaction is live."""
+        now = self.map_size
+        if now <= seen:
+            self.env.set_mapsize(now * 2)
+
+    def adopt(self) -> None:
+        """Takes over the map size that another process gave. No transaction is live."""
+        self.env.set_mapsize(0)
+
+    def close(self) -> None:
+        """Unmaps the environment. No transaction is live."""
+        self.handles.clear()
+        self.env.close()
+
+    def _open_handles(self) -> None:
+        with self.env.begin() as txn:
+            names = [bytes(name) for name in self.env.dbs(txn)]
+        if not names:
+            return
+        if not self.writable:
+            self.handles = {name: (self.env.open_db(name, create=False), 0) for name in names}
+            return
+        with self.env.begin(write=True) as txn:
+            self.handles = {
+                name: (self.env.open_db(name, txn=txn, create=False), 0) for name in names
+            }
+
+
+def _open_env(path: Path, options: EnvironmentOptions, map_size: int, writing: bool) -> Any:
+    try:
+        return _open_smaller(path, map_size, writing, lock=True)
+    except lmdb.Error as error:
+        # Without locks a writer may reuse pages under a reader. Accepted only where locking is
+        # refused: a read-only client on a file system where it cannot write the lock file.
+        refused = getattr(error, "code", 0) in (errno.EROFS, errno.EACCES, errno.EPERM)
+        if not (options.read_only and refused):
+            raise
+        return _open_smaller(path, map_size, writing, lock=False)
+
+
+def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> Any:
+    while True:
+        try:
+            return lmdb.open(
+                str(path),
+                map_size=map_size,
+                subdir=True,
+                readonly=not writing,
+                create=False,
+                mode=0o600,
+                readahead=False,
+                meminit=False,
+                max_readers=MAX_READERS,
+                max_dbs=MAX_DATABASES,
+                max_spare_txns=_SPARE_TRANSACTIONS,
+                lock=lock,
+            )
+        except lmdb.Error as error:
+            # Address space is short (a limit, or hundreds of environments). A smaller map will
+            # grow when it must.
+            short = isinstance(error, lmdb.MemoryError) or getattr(error, "code", 0) == errno.ENOMEM
+            if not short or map_size <= _LEAST_MAP:
+                raise
+            map_size //= 2
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return (path / "data.mdb").stat().st_size == 0
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"no LMDB environment at {path}; never made, or removed") from None
+
+
+def make_environment_files(path: Path) -> None:
+    """Makes the folder and empty files of an environment; those that are there stay.
+
+    Opening never does this: an environment that was closed as idle and meanwhile removed by
+    another process must not come back as an empty one.
+    """
+    make_private_directory(path)
+    make_private_file(path / "data.mdb")
+    lock_file = path / "lock.mdb"
+    make_private_file(lock_file)
+    # LMDB maps this file and leaves it sparse: a reader that takes a slot on a full disk would
+    # die of SIGBUS. This process has no lock on it yet, so that closing it here drops none.
+    if lock_file.stat().st_size == 0:
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            allocate(descriptor, _LOCK_FILE_BYTES)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,357 @@
+"""What the processes of a store tell each other in memory: no I/O, no daemon.
+
+The change number says whether the status database may have changed. It is one u64, even at
+rest. A writer makes it odd before COMMIT and even again, two higher, before it acknowledges:
+
+    writer    6 -> 7     COMMIT     7 -> 8     acknowledge
+    reader    6          None       8
+
+A reader that sees an odd number has to look. If the writer dies at 7, everybody looks until the
+next writer has gone 7 -> 8; no number is ever at rest twice, so a reader that kept 6 looks at 8.
+Only the holder of the status write lock changes it.
+
+A process slot is held with a lock (`slots`) and says what the process pins; heartbeats are
+words that a transaction's owner writes and a checker reads. Pins are published before anything
+relies on them: a caller pins, then checks that what it pinned was not already given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+from txnkv.errors import ClosedError, UnavailableError
+from txnkv.storage.fork import GATE
+from txnkv.storage.runtime_file import (
+    CHANGE,
+    GENERATION,
+    HEARTBEAT_BASE,
+    HEARTBEATS,
+    SLOT_BASE,
+    SLOT_WORDS,
+    SLOTS_USED,
+    RuntimeFile,
+    opening_lock,
+)
+from txnkv.storage.seam import clock
+from txnkv.storage.slots import SLOTS
+
+NOTHING = (1 << 64) - 1
+"""The word of a slot that pins nothing."""
+
+_PID, _START, _SNAPSHOT, _MANIFEST = 0, 1, 2, 3
+
+
+class Runtime:
+    """The runtime file of a store in this process. Shared by threads; one a process and store."""
+
+    HEARTBEATS = HEARTBEATS
+    SLOTS = SLOTS
+
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
+        self._folder = folder
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._file: RuntimeFile | None = None
+        self._words: memoryview | None = None
+        self._slot: int | None = None
+        self._pins: dict[int, Counter[int]] = {_SNAPSHOT: Counter(), _MANIFEST: Counter()}
+        self._forked = False
+        self._closed = False
+        GATE.register(self)
+
+    @classmethod
+    def open(cls, folder: Path, read_only: bool = False) -> Runtime:
+        """Attaches to the runtime folder of a store, made when it is missing.
+
+        Args:
+            folder: runtime/ of the store.
+            read_only: where the folder cannot be written, go on with memory of this process
+                only: nobody sees its pins, and its change number always says "look".
+
+        Raises:
+            UnavailableError: the file is damaged or of another version while it is in use.
+            StorageFullError: no room for the file.
+        """
+        runtime = cls(folder, read_only)
+        runtime._attach()
+        return runtime
+
+    @property
+    def generation(self) -> int:
+        """A random number drawn when the file was made: another one means all was forgotten."""
+        return self._attached()[GENERATION]
+
+    def is_current(self) -> bool:
+        """False when runtime/ was deleted or replaced under this process."""
+        self._attached()
+        return self._file is not None and self._file.is_current(self._folder)
+
+    def close(self) -> None:
+        """Gives up the slot, the pins and the mapping; every later use raises ClosedError."""
+        with GATE.use(), self._lock:
+            self._closed = True
+            file, self._file = self._file, None
+            if file is not None:
+                self._clear_slot()
+                self._words = None
+                file.detach()
+
+    # -- the change number -------------------------------------------------------------
+
+    def change_number(self) -> int | None:
+        """The number of the last acknowledged change; None while one is under way: look.
+
+        Whoever sees the same number again has missed nothing in between.
+        """
+        words = self._words
+        if words is None:
+            words = self._attached()
+        number = words[CHANGE]
+        return None if number & 1 else number
+
+    def mark_busy(self) -> None:
+        """Before a COMMIT. Only by the holder of the status write lock."""
+        words = self._attached()
+        words[CHANGE] |= 1
+
+    def bump(self) -> None:
+        """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
+        words = self._attached()
+        words[CHANGE] = (words[CHANGE] | 1) + 1
+
+    # -- slots -------------------------------------------------------------------------
+
+    @property
+    def slot(self) -> int:
+        """The slot of this process, taken at first use.
+
+        Raises:
+            UnavailableError: all slots are held by live processes.
+        """
+        slot = self._slot
+        if slot is None:
+            with GATE.use():
+                self._attached()
+                with self._lock:
+                    slot = self._take_slot()
+        return slot
+
+    @property
+    def slot_start(self) -> int:
+        """When this process took its slot, in monotonic microseconds; with `slot`, its name."""
+        return self._attached()[_word(self.slot, _START)]
+
+    def slot_alive(self, slot: int, start: int | None = None) -> bool:
+        """Whether a live process holds the slot; with `start`, whether it is that process still."""
+        words = self._attached()
+        file = self._file
+        assert file is not None
+        if start is not None and words[_word(slot, _START)] != start:
+            return False
+        return slot == self._slot or (file.slots is not None and file.slots.is_held(slot))
+
+    def slot_owner(self, slot: int) -> int:
+        """The pid that the slot's last holder wrote, alive or not; 0 when it was never held."""
+        return self._attached()[_word(slot, _PID)]
+
+    # -- pins --------------------------------------------------------------------------
+
+    def pin_snapshot(self, timestamp: int) -> None:
+        """Publishes that this process reads at `timestamp`. Counted: unpin as often."""
+        self._pin(_SNAPSHOT, timestamp)
+
+    def unpin(self, timestamp: int) -> None:
+        """Takes one pin of a snapshot back.
+
+        Raises:
+            ValueError: it is not pinned here.
+        """
+        self._unpin(_SNAPSHOT, timestamp)
+
+    def pin_manifest(self, version: int) -> None:
+        """Publishes that this process reads by a manifest version. Counted: unpin as often."""
+        self._pin(_MANIFEST, version)
+
+    def unpin_manifest(self, version: int) -> None:
+        """Takes one pin of a manifest version back.
+
+        Raises:
+            ValueError: it is not pinned here.
+        """
+        self._unpin(_MANIFEST, version)
+
+    def least_pin(self) -> int | None:
+        """The least snapshot that a live process pins; None when none does."""
+        return self._least(_SNAPSHOT)
+
+    def least_manifest_pin(self) -> int | None:
+        """The least manifest version that a live process pins; None when none does."""
+        return self._least(_MANIFEST)
+
+    def _pin(self, field: int, value: int) -> None:
+        if not 0 <= value < NOTHING:
+            raise ValueError(f"cannot pin {value}: it does not fit a word")
+        with GATE.use():
+            slot, words = self.slot, self._attached()
+            with self._lock:
+                pins = self._pins[field]
+                pins[value] += 1
+                if value < words[_word(slot, field)]:
+                    words[_word(slot, field)] = value
+
+    def _unpin(self, field: int, value: int) -> None:
+        with GATE.use():
+            words = self._attached()
+            with self._lock:
+                pins = self._pins[field]
+                if not pins[value]:
+                    del pins[value]
+                    # The owner of the pin was inherited from the parent, which holds it.
+                    if self._forked:
+                        return
+                    raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
+                pins[value] -= 1
+                if not pins[value]:
+                    del pins[value]
+                    assert self._slot is not None
+                    words[_word(self._slot, field)] = min(pins, default=NOTHING)
+
+    def _least(self, field: int) -> int | None:
+        words = self._attached()
+        used = words[SLOTS_USED]
+        values = words[SLOT_BASE + field : SLOT_BASE + used * SLOT_WORDS : SLOT_WORDS].tolist()
+        pinned = ((value, slot) for slot, value in enumerate(values) if value != NOTHING)
+        for value, slot in sorted(pinned):
+            if self.slot_alive(slot):
+                return int(value)
+        return None
+
+    # -- heartbeats --------------------------------------------------------------------
+
+    def heartbeat_register(self, index: int, txn_id: int, now: int) -> None:
+        """Gives entry `index` to a transaction, whoever had it.
+
+        Args:
+            index: 0 .. HEARTBEATS - 1.
+            txn_id: local id, 1 .. 2**64 - 1; 0 means nobody.
+            now: monotonic microseconds.
+        """
+        words, at = self._attached(), _heartbeat_word(index)
+        # The time first: a reader of the new id never sees the old one's time with it.
+        words[at] = 0
+        words[at + 1] = now
+        words[at] = txn_id
+
+    def heartbeat(self, index: int, txn_id: int) -> bool:
+        """Says that the transaction lives; False when the entry is another's by now."""
+        words, at = self._attached(), _heartbeat_word(index)
+        if words[at] != txn_id:
+            return False
+        words[at + 1] = clock.monotonic_micros()
+        return words[at] == txn_id
+
+    def heartbeat_read(self, index: int) -> tuple[int, int]:
+        """The transaction's local id and its last heartbeat in monotonic microseconds."""
+        words, at = self._attached(), _heartbeat_word(index)
+        while True:
+            txn_id, beat = words[at], words[at + 1]
+            if words[at] == txn_id:
+                return txn_id, beat
+
+    def heartbeat_clear(self, index: int) -> None:
+        """Gives the entry to nobody."""
+        words, at = self._attached(), _heartbeat_word(index)
+        words[at] = 0
+        words[at + 1] = 0
+
+    # -- fork --------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Nothing: the parent keeps its mapping, its slot and so its liveness."""
+
+    def after_fork_in_child(self) -> None:
+        """Forgets mapping, slot and pins; the inherited descriptor is left open on purpose."""
+        self._lock = threading.Lock()
+        self._words = None
+        self._file = None
+        self._slot = None
+        self._pins = {_SNAPSHOT: Counter(), _MANIFEST: Counter()}
+        self._forked = True
+
+    def inherited(self) -> list[object]:
+        """What a child of an unquiet fork must never touch."""
+        return [self._file]
+
+    # -- attaching ---------------------------------------------------------------------
+
+    def _attached(self) -> memoryview:
+        words = self._words
+        if words is None:
+            self._attach()
+            words = self._words
+            assert words is not None
+        return words
+
+    def _attach(self) -> None:
+        with GATE.use(), self._lock:
+            if self._closed:
+                raise ClosedError(f"runtime {self._folder} is closed; open the store again")
+            if self._words is None:
+                self._file = self._open_file()
+                self._words = self._file.words
+
+    def _open_file(self) -> RuntimeFile:
+        try:
+            return RuntimeFile.attach(self._folder)
+        except OSError as error:
+            if self._read_only and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                return RuntimeFile.alone()
+            raise
+
+    def _take_slot(self) -> int:
+        if self._slot is not None:
+            return self._slot
+        assert self._file is not None
+        if self._file.slots is None:
+            self._fill_slot(0)
+            return 0
+        with opening_lock(self._folder):
+            for slot in range(SLOTS):
+                if self._file.slots.take(slot):
+                    self._fill_slot(slot)
+                    return slot
+        raise UnavailableError(
+            f"all {SLOTS} process slots of {self._folder} are held by live processes; close some"
+        )
+
+    def _fill_slot(self, slot: int) -> None:
+        words = self._words
+        assert words is not None
+        words[_word(slot, _SNAPSHOT)] = NOTHING
+        words[_word(slot, _MANIFEST)] = NOTHING
+        words[_word(slot, _START)] = clock.monotonic_micros()
+        words[_word(slot, _PID)] = os.getpid()
+        words[SLOTS_USED] = max(words[SLOTS_USED], slot + 1)
+        self._slot = slot
+
+    def _clear_slot(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None and self._words is not None:
+            self._words[_word(slot, _SNAPSHOT)] = NOTHING
+            self._words[_word(slot, _MANIFEST)] = NOTHING
+
+
+def _word(slot: int, field: int) -> int:
+    if not 0 <= slot < SLOTS:
+        raise ValueError(f"slot {slot} is not one of 0 .. {SLOTS - 1}")
+    return SLOT_BASE + slot * SLOT_WORDS + field
+
+
+def _heartbeat_word(index: int) -> int:
+    if not 0 <= index < HEARTBEATS:
+        raise ValueError(f"heartbeat {index} is not one of 0 .. {HEARTBEATS - 1}")
+    return HEARTBEAT_BASE + index * 2

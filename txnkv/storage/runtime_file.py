@@ -1,0 +1,171 @@
+"""The layout and the making of runtime/shared, the memory that the processes share.
+
+    0        magic, version, generation, boot, slots used            u64 each, one page
+    128      change number                                           a cache line of its own
+    4096     1024 process slots of 64 bytes
+    69632    65536 heartbeats of 16 bytes
+
+All words are u64 in the machine's order, aligned, read and written whole. The file is volatile:
+one of another boot, another version or another length is replaced, once no process is present
+(`SlotLocks`), by a new one that is written aside and renamed, with a new generation. Its blocks
+are allocated when it is made, since writing to a hole on a full disk is a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from txnkv.errors import UnavailableError
+from txnkv.storage.directory import allocate, make_private_directory
+from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
+from txnkv.storage.seam import boot_id
+from txnkv.storage.slots import SLOTS, SlotLocks
+
+MAGIC = int.from_bytes(b"txnkvrun", "little")
+VERSION = 1
+HEARTBEATS = 65536
+
+# Indices of u64 words.
+GENERATION, SLOTS_USED, CHANGE = 2, 4, 16
+SLOT_BASE, SLOT_WORDS = 512, 8
+HEARTBEAT_BASE = SLOT_BASE + SLOTS * SLOT_WORDS
+WORDS = HEARTBEAT_BASE + HEARTBEATS * 2
+FILE_BYTES = WORDS * 8
+
+
+class RuntimeFile:
+    """The mapped words and the lock file beside them, in this process.
+
+    Attributes:
+        words: u64 words, by index.
+        slots: the lock file; None where nothing can be written, and this process is alone.
+    """
+
+    def __init__(self, words: memoryview, slots: SlotLocks | None, inode: int | None) -> None:
+        self.words = words
+        self.slots = slots
+        self._inode = inode
+
+    @classmethod
+    def attach(cls, folder: Path) -> RuntimeFile:
+        """Maps the file, made or replaced when it must be.
+
+        Raises:
+            UnavailableError: the file is damaged or of another version while processes use it.
+        """
+        make_private_directory(folder)
+        with opening_lock(folder):
+            slots = SlotLocks(folder / "slots")
+            try:
+                shared = folder / "shared"
+                if not _is_valid(shared):
+                    _replace(shared, slots)
+                slots.enter()
+                return _map(shared, slots)
+            except BaseException:
+                slots.close()
+                raise
+
+    @classmethod
+    def alone(cls) -> RuntimeFile:
+        """Memory of this process only, for a store on a file system that cannot be written."""
+        words = memoryview(mmap.mmap(-1, FILE_BYTES)).cast("Q")
+        words[GENERATION] = _new_generation()
+        words[CHANGE] = 1
+        return cls(words, None, None)
+
+    def is_current(self, folder: Path) -> bool:
+        """False when runtime/ was deleted or replaced while this process had it."""
+        if self._inode is None:
+            return True
+        try:
+            return (folder / "shared").stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    def detach(self) -> None:
+        """Gives up the mapping and all locks of this process."""
+        self.words.release()
+        if self.slots is not None:
+            self.slots.close()
+
+
+@contextmanager
+def opening_lock(folder: Path) -> Iterator[None]:
+    """Alone among the processes that attach to the runtime file or take a slot in it."""
+    descriptor = os.open(folder / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_valid(shared: Path) -> bool:
+    try:
+        with shared.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != FILE_BYTES:
+                return False
+            head = memoryview(file.read(32)).cast("Q")
+    except FileNotFoundError:
+        return False
+    return (head[0], head[1], head[3]) == (MAGIC, VERSION, _boot_word()) and head[2] != 0
+
+
+def _replace(shared: Path, slots: SlotLocks) -> None:
+    if not slots.take_all():
+        raise UnavailableError(
+            f"{shared} is damaged or of another version, and other processes use it; close them "
+            "and open the store again"
+        )
+    try:
+        _write_new(shared.with_suffix(".new"))
+        shared.with_suffix(".new").rename(shared)
+    finally:
+        slots.give_all()
+
+
+def _write_new(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        allocate(descriptor, FILE_BYTES)
+        head = b"".join(
+            word.to_bytes(8, sys.byteorder)
+            for word in (MAGIC, VERSION, _new_generation(), _boot_word())
+        )
+        # A change number that begins anywhere is not taken for one of the file before.
+        change = _new_generation() & ~1
+        os.pwrite(descriptor, change.to_bytes(8, sys.byteorder), CHANGE * 8)
+        os.pwrite(descriptor, head, 0)
+    except OSError as error:
+        if error.errno in FULL_ERRNOS:
+            raise storage_full(path, error.errno) from error
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _map(shared: Path, slots: SlotLocks) -> RuntimeFile:
+    descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        words = memoryview(mmap.mmap(descriptor, FILE_BYTES)).cast("Q")
+        return RuntimeFile(words, slots, os.fstat(descriptor).st_ino)
+    finally:
+        os.close(descriptor)
+
+
+def _new_generation() -> int:
+    return int.from_bytes(os.urandom(8), "little") >> 1 | 1
+
+
+def _boot_word() -> int:
+    return int.from_bytes(hashlib.sha256(boot_id().encode()).digest()[:8], "little")

@@ -1,0 +1,129 @@
+"""Connections to the status database: how they are opened, and what their errors mean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import apsw
+
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    NotSupportedError,
+    StorageFullError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.storage.lmdb_errors import FULL_ERRNOS
+from txnkv.storage.seam import InjectedFault
+
+LEAST_SQLITE = (3, 51, 3)
+PAGE_BYTES = 4096
+BUSY_MILLISECONDS = 5000
+_CACHE_KIBIBYTES = 8192
+
+
+def check_sqlite_version(version: str | None = None) -> None:
+    """Refuses an SQLite in which two connections that write or checkpoint at once may corrupt.
+
+    Raises:
+        IncompatibleStoreError: SQLite is older than 3.51.3.
+    """
+    found = version or apsw.sqlite_lib_version()
+    if tuple(int(part) for part in found.split(".")[:3]) < LEAST_SQLITE:
+        raise IncompatibleStoreError(
+            f"SQLite {found} can corrupt a WAL that several connections use; txnkv needs "
+            f"{'.'.join(map(str, LEAST_SQLITE))} or later. Install a newer apsw"
+        )
+
+
+def open_writer(path: Path) -> apsw.Connection:
+    """A connection that may write, to a database file that is there."""
+    connection = _open_read_write(path)
+    connection.pragma("page_size", PAGE_BYTES)
+    if connection.pragma("journal_mode", "wal") != "wal":
+        raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
+    return connection
+
+
+def open_reader(path: Path, *, read_only: bool) -> apsw.Connection:
+    """A connection that reads, and may checkpoint unless it is `read_only`."""
+    connection = _open_read_only(path) if read_only else _open_read_write(path)
+    connection.pragma("query_only", 1)
+    return connection
+
+
+def _open_read_write(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    _configure(connection)
+    # Checkpoints are the leader's. Without this the last connection to close would make one,
+    # and every fork closes all connections.
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.pragma("synchronous", "full")
+    connection.pragma("wal_autocheckpoint", 0)
+    return connection
+
+
+def _open_read_only(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        _configure(connection)
+        connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+        return connection
+    except (apsw.CantOpenError, apsw.ReadOnlyError):
+        connection.close(True)
+    # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
+    # the database alone is the whole truth, and it cannot change under us.
+    wal = path.with_name(path.name + "-wal")
+    if wal.exists() and wal.stat().st_size > 0:
+        raise UnavailableError(
+            f"{path} has a WAL that cannot be read on a read-only file system; open the store "
+            "once where it can be written"
+        )
+    uri = f"{path.as_uri()}?immutable=1"
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(uri, flags=flags)
+    _configure(connection)
+    return connection
+
+
+def _configure(connection: apsw.Connection) -> None:
+    connection.set_busy_timeout(BUSY_MILLISECONDS)
+    connection.pragma("mmap_size", 0)
+    connection.pragma("foreign_keys", 1)
+    connection.pragma("cache_size", -_CACHE_KIBIBYTES)
+
+
+def end_transaction(connection: apsw.Connection) -> None:
+    """Rolls back what is open; SQLite may have done so by itself after a failure."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def translate(
+    error: BaseException, path: Path, connection: apsw.Connection | None
+) -> TxnkvError | None:
+    """The error of txnkv for one of SQLite; None when it is about the statement, not the store."""
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return CorruptionError(f"{path} is damaged: {error}. Restore a backup")
+    if isinstance(error, apsw.ReadOnlyError):
+        return NotSupportedError(f"{path} cannot be written: {error}. Was the store opened so?")
+    if isinstance(error, apsw.FullError):
+        return _full(path, str(error))
+    if isinstance(error, apsw.IOError) and connection is not None:
+        code = connection.system_errno
+        if code in FULL_ERRNOS:
+            return _full(path, os.strerror(code))
+    if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
+        return UnavailableError(f"{path} failed: {error}. This transaction is not visible")
+    if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
+        return UnavailableError(f"{path} is busy: {error}. Nothing was changed, try again")
+    return None
+
+
+def _full(path: Path, text: str) -> StorageFullError:
+    return StorageFullError(
+        f"no room to write {path}: {text}. Nothing of this transaction was kept, what was "
+        "acknowledged is; free space or raise the limit and try again"
+    )

@@ -1,0 +1,417 @@
+"""The status database: SQLite in WAL mode, shared by all processes of a store.
+
+Reads are short: a deferred transaction inside a `with` block, on a pooled connection. None
+outlives its block, or checkpoints could not finish.
+
+Writers queue. SQLite makes a second writer poll with growing sleeps, and of four processes one
+then waited for seconds. So a writer first takes a lock of its process, then a flock on a file
+beside the database, on which the kernel keeps order; BEGIN IMMEDIATE then finds no other.
+
+    process lock -> flock -> BEGIN IMMEDIATE -> ... -> change number busy -> COMMIT
+        -> change number bumped -> flock free -> process lock free -> acknowledged
+
+The change number is busy before the COMMIT can be seen and bumped before it is acknowledged, so
+a reader that finds the number it knows has missed nothing (`runtime`). A writer killed in
+between leaves it busy, which means "look"; its flock goes with it.
+
+Lock order: LMDB's write lock before this one, never the other way round.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import apsw
+
+from txnkv.errors import ClosedError, NotSupportedError, StoreNotFoundError, TxnkvError
+from txnkv.storage.directory import make_private_file, sync_directory
+from txnkv.storage.fork import GATE
+from txnkv.storage.runtime import Runtime
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.sqlite_connection import (
+    BUSY_MILLISECONDS,
+    PAGE_BYTES,
+    check_sqlite_version,
+    end_transaction,
+    open_reader,
+    open_writer,
+    translate,
+)
+from txnkv.storage.write_queue import WriteQueue
+
+_LOG = logging.getLogger("txnkv")
+
+WAL_LIMIT_BYTES = 64 << 20
+_FRAME_HEADER_BYTES = 24
+_IDLE_READERS = 16
+_TRUNCATE_MILLISECONDS = 200
+
+declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
+declare_fault_point("status.after_commit", "COMMIT is durable, the change number not bumped")
+
+
+class StatusDatabase:
+    """The status database in this process. Shared by threads; one a process and store."""
+
+    def __init__(
+        self,
+        path: Path,
+        lock_path: Path,
+        runtime: Runtime,
+        script: str,
+        *,
+        initialise: Callable[[apsw.Cursor], None] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Opens the database, and makes it when it is empty.
+
+        Args:
+            path: the database file.
+            lock_path: the file on which writers queue.
+            runtime: where changes are announced.
+            script: SQL that makes the schema, run once in the life of the database.
+            initialise: fills the new schema, in the same transaction.
+            read_only: write nothing; the database is there then.
+
+        Raises:
+            IncompatibleStoreError: SQLite is too old.
+            StoreNotFoundError: the database is missing and is not to be written.
+            CorruptionError: the file is no database or is damaged.
+        """
+        check_sqlite_version()
+        self.path = path
+        self._runtime = runtime
+        self._read_only = read_only
+        self._closed = False
+        self._readers: list[apsw.Connection] = []
+        self._writer: apsw.Connection | None = None
+        self._queue = WriteQueue(lock_path)
+        self._checkpointing = threading.Lock()
+        self._wal_bytes = 0
+        self._checkpoint_at = WAL_LIMIT_BYTES
+        GATE.register(self)
+        with GATE.use():
+            self._make(script, initialise)
+
+    # -- transactions ------------------------------------------------------------------
+
+    def read(self) -> ReadTransaction:
+        """`with db.read() as cursor:` one consistent view; use all rows inside the block.
+
+        Raises:
+            UnavailableError: the database is busy or the disk failed.
+            CorruptionError: the database is damaged.
+            ClosedError: the store was closed.
+        """
+        return ReadTransaction(self)
+
+    def write(self) -> WriteTransaction:
+        """`with db.write() as cursor:` commits at the end, durably; rolls back on an exception.
+
+        When the block ends without an error, the commit is on the disk and visible to all.
+
+        Raises:
+            RuntimeError: this thread is in a write already.
+            StorageFullError: no room; the transaction was rolled back.
+            UnavailableError: the disk failed. The transaction is not visible; should COMMIT
+                itself have failed, it may still come to light when the machine stops before
+                the next write, so ask for its state afterwards.
+            NotSupportedError: the store is open to read only.
+        """
+        return WriteTransaction(self)
+
+    def change_number(self) -> int | None:
+        """The runtime's change number: the same number again means nothing was missed."""
+        return self._runtime.change_number()
+
+    # -- looking after -----------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Moves the WAL into the database and cuts it. Where others are in the way, less of it.
+
+        Raises:
+            StorageFullError: no room in the database file; the WAL stays and all is readable.
+            UnavailableError: the disk failed.
+        """
+        if self._read_only or not self._checkpointing.acquire(blocking=False):
+            return
+        try:
+            with GATE.use():
+                connection = self.borrow()
+                try:
+                    self._checkpoint(connection)
+                except apsw.Error as error:
+                    raise translate(error, self.path, connection) or error from error
+                finally:
+                    self.give_back(connection)
+        finally:
+            self._checkpointing.release()
+
+    def backup_to(self, path: Path) -> None:
+        """Copies a consistent state into a new database file.
+
+        Copying the file from inside a process that has it open drops SQLite's locks; this does
+        not.
+        """
+        make_private_file(path)
+        with GATE.use():
+            source = self.borrow()
+            target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+            try:
+                with target.backup("main", source, "main") as backup:
+                    backup.step(-1)
+            except apsw.Error as error:
+                raise translate(error, path, target) or error from error
+            finally:
+                target.close()
+                self.give_back(source)
+
+    @property
+    def wal_bytes(self) -> int:
+        """Bytes that wait in the WAL, as of the last commit of this process."""
+        return self._wal_bytes
+
+    def close(self) -> None:
+        """Closes all connections; every later use raises ClosedError."""
+        with GATE.use():
+            self._queue.acquire()
+            try:
+                self._closed = True
+                self._close_connections()
+            finally:
+                self._queue.release()
+                self._queue.close()
+
+    # -- connections -------------------------------------------------------------------
+
+    def borrow(self) -> apsw.Connection:
+        """A connection to read with, which nobody else uses until it is given back."""
+        try:
+            return self._readers.pop()
+        except IndexError:
+            if self._closed:
+                raise ClosedError(f"{self.path} is closed; open the store again") from None
+        return open_reader(self.path, read_only=self._read_only)
+
+    def give_back(self, connection: apsw.Connection) -> None:
+        """Puts a connection back, outside of any transaction."""
+        if self._closed or len(self._readers) >= _IDLE_READERS or connection.in_transaction:
+            connection.close(True)
+        else:
+            self._readers.append(connection)
+
+    def _writing_connection(self) -> apsw.Connection:
+        if self._closed:
+            raise ClosedError(f"{self.path} is closed; open the store again")
+        if self._writer is None:
+            self._writer = open_writer(self.path)
+            self._writer.set_wal_hook(self._note_wal)
+        return self._writer
+
+    def _note_wal(self, _connection: object, _name: str, pages: int) -> int:
+        self._wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
+        return apsw.SQLITE_OK
+
+    def _close_connections(self) -> None:
+        readers, self._readers = self._readers, []
+        for connection in readers:
+            connection.close(True)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close(True)
+
+    # -- the course of a write ---------------------------------------------------------
+
+    def begin_write(self) -> apsw.Cursor:
+        """Queues and begins; `write()` is the way to it."""
+        if self._read_only:
+            raise NotSupportedError(f"write to {self.path}: the store is open to read only")
+        GATE.enter()
+        try:
+            self._queue.acquire()
+            try:
+                return self._begin_immediate()
+            except BaseException:
+                self._queue.release()
+                raise
+        except BaseException:
+            GATE.leave()
+            raise
+
+    def end_write(self, cursor: apsw.Cursor, error: BaseException | None) -> None:
+        """Commits, or rolls back after an error; then lets the next writer go on."""
+        if GATE.refused:
+            return
+        try:
+            cursor.close(True)
+            if error is None:
+                self._commit()
+            else:
+                self._roll_back()
+                self._raise_translated(error)
+        finally:
+            self._queue.release()
+            GATE.leave()
+        if error is None and self._wal_bytes > self._checkpoint_at:
+            self._relieve()
+
+    def _begin_immediate(self) -> apsw.Cursor:
+        connection = None
+        try:
+            connection = self._writing_connection()
+            cursor = connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            return cursor
+        except apsw.Error as error:
+            raise translate(error, self.path, connection) or error from error
+
+    def _commit(self) -> None:
+        assert self._writer is not None
+        self._runtime.mark_busy()
+        try:
+            try:
+                fault_point("status.before_commit")
+                self._writer.execute("COMMIT")
+            except (apsw.Error, OSError) as error:
+                translated = translate(error, self.path, self._writer)
+                self._roll_back()
+                raise translated or error from error
+            fault_point("status.after_commit")
+        finally:
+            # Also after a failure: the number has to come to rest, and an even number that was
+            # seen before must not come back.
+            self._runtime.bump()
+
+    def _roll_back(self) -> None:
+        assert self._writer is not None
+        try:
+            end_transaction(self._writer)
+        except apsw.Error:
+            # Closing rolls back too, and the next write gets a sound connection.
+            writer, self._writer = self._writer, None
+            writer.close(True)
+
+    def _raise_translated(self, error: BaseException) -> None:
+        translated = translate(error, self.path, self._writer)
+        if translated is not None:
+            raise translated from error
+
+    # -- the WAL -----------------------------------------------------------------------
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        try:
+            # Passive beside the writers, so that little is left to do while they wait.
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.set_busy_timeout(_TRUNCATE_MILLISECONDS)
+            self._queue.acquire()
+            try:
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._wal_bytes = 0
+            finally:
+                self._queue.release()
+        except apsw.BusyError:
+            pass  # a reader or another checkpointer; the leader comes again
+        finally:
+            connection.set_busy_timeout(BUSY_MILLISECONDS)
+
+    def _relieve(self) -> None:
+        before = self._wal_bytes
+        try:
+            self.checkpoint()
+        except TxnkvError as error:
+            # The commit is done; that the WAL could not be cut is no failure of it.
+            _LOG.warning("checkpoint of %s failed: %s", self.path, error)
+        self._checkpoint_at = max(WAL_LIMIT_BYTES, 2 * before if self._wal_bytes else 0)
+
+    # -- making ------------------------------------------------------------------------
+
+    def _make(self, script: str, initialise: Callable[[apsw.Cursor], None] | None) -> None:
+        if self._read_only:
+            if not self.path.exists():
+                raise StoreNotFoundError(f"{self.path} is missing; open the store once to write")
+            return
+        if not self.path.exists():
+            make_private_file(self.path)
+            sync_directory(self.path.parent)
+        with self.write() as cursor:
+            if cursor.execute("PRAGMA user_version").get == 0:
+                cursor.execute(script)
+                if initialise is not None:
+                    initialise(cursor)
+                cursor.execute("PRAGMA user_version = 1")
+
+    # -- fork --------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Closes all connections and the lock file; see `txnkv.storage.fork`."""
+        self._close_connections()
+        self._queue.close()
+
+    def after_fork_in_child(self) -> None:
+        """Makes new locks; connections open when they are needed."""
+        self._queue.forget_after_fork()
+        self._checkpointing = threading.Lock()
+
+    def inherited(self) -> list[object]:
+        """What a child of an unquiet fork must never touch."""
+        return [self._readers, *self._readers, self._writer]
+
+
+class ReadTransaction:
+    """A read as a `with` block."""
+
+    __slots__ = ("_connection", "_cursor", "_database")
+
+    def __init__(self, database: StatusDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> apsw.Cursor:
+        GATE.enter()
+        try:
+            self._connection = self._database.borrow()
+            self._cursor = self._connection.cursor()
+            self._cursor.execute("BEGIN")
+        except BaseException as error:
+            GATE.leave()
+            translated = translate(error, self._database.path, None)
+            if translated is not None:
+                raise translated from error
+            raise
+        return self._cursor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if GATE.refused:
+            return
+        try:
+            translated = error and translate(error, self._database.path, self._connection)
+            self._cursor.close(True)
+            end_transaction(self._connection)
+        finally:
+            self._database.give_back(self._connection)
+            GATE.leave()
+        if translated is not None:
+            raise translated from error
+
+
+class WriteTransaction:
+    """A write as a `with` block."""
+
+    __slots__ = ("_cursor", "_database")
+
+    def __init__(self, database: StatusDatabase) -> None:
+        self._database = database
+
+    def __enter__(self) -> apsw.Cursor:
+        self._cursor = self._database.begin_write()
+        return self._cursor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._database.end_write(self._cursor, error)

@@ -1,0 +1,190 @@
+"""A store in this process: its directory, environments, status database and runtime file.
+
+Opening a store that this process has open gives the same object again, and counts: LMDB, SQLite
+and the slot locks each must be opened once a process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from txnkv.errors import ClosedError
+from txnkv.storage.directory import StoreDirectory
+from txnkv.storage.environments import Environments
+from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.runtime import Runtime
+from txnkv.storage.status_db import StatusDatabase
+
+
+class Store:
+    """One open store, shared by all who opened it in this process.
+
+    Attributes:
+        directory: its paths and its identity.
+        gate: the process-wide fork gate; all parts of the store use it inside.
+    """
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        schema_sql: str,
+        initialise: Callable[[apsw.Cursor], None] | None,
+    ) -> None:
+        self.directory = directory
+        self.gate: ForkGate = GATE
+        self._users = 1
+        self._runtime = Runtime.open(directory.runtime_path, directory.read_only)
+        try:
+            self._status = StatusDatabase(
+                directory.status_path,
+                directory.status_lock_path,
+                self._runtime,
+                schema_sql,
+                initialise=initialise,
+                read_only=directory.read_only,
+            )
+        except BaseException:
+            self._runtime.close()
+            raise
+        self._environments = Environments(directory)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        create: bool = True,
+        read_only: bool = False,
+        *,
+        schema_sql: str = "",
+        initialise: Callable[[apsw.Cursor], None] | None = None,
+    ) -> Store:
+        """Opens the store at `path`; each `open` is matched by one `close`.
+
+        Args:
+            path: the directory of the store.
+            create: make the store when it is missing.
+            read_only: write nothing. A store that this process has open to write is shared as
+                it is; one that it has open to read only cannot be opened to write meanwhile.
+            schema_sql: SQL that makes the schema of the status database, run once in its life.
+            initialise: fills the new schema, in the same transaction.
+
+        Raises:
+            StoreNotFoundError: there is none and it was not to be made.
+            IncompatibleStoreError: the format or SQLite is not one that this version takes.
+            UnavailableError: the runtime file cannot be used now.
+            ValueError: this process has the store open to read only, and `read_only` is false.
+        """
+        with GATE.use():
+            return _STORES.open(Path(path), create, read_only, schema_sql, initialise)
+
+    @property
+    def store_id(self) -> str:
+        """32 hexadecimal digits that no other store has."""
+        return self.directory.store_id
+
+    @property
+    def environments(self) -> Environments:
+        """The LMDB environments."""
+        self._check_open()
+        return self._environments
+
+    @property
+    def status(self) -> StatusDatabase:
+        """The status database."""
+        self._check_open()
+        return self._status
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime file."""
+        self._check_open()
+        return self._runtime
+
+    @property
+    def closed(self) -> bool:
+        """True once every `open` was matched by a `close`."""
+        return self._users == 0
+
+    def close(self) -> None:
+        """Gives one `open` back; the last one closes all parts, after their transactions ended."""
+        with GATE.use():
+            _STORES.close(self)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._users == 0:
+            raise ClosedError(f"store {self.directory.path} is closed; open it again")
+
+    def share(self) -> Store:
+        """Counts one user more; called with the table of stores locked."""
+        self._users += 1
+        return self
+
+    def give_up(self) -> bool:
+        """Counts one user less, and closes at none; called with the table of stores locked."""
+        self._users = max(self._users - 1, 0)
+        if self._users == 0:
+            self._environments.close_all()
+            self._status.close()
+            self._runtime.close()
+        return self._users == 0
+
+
+class _Stores:
+    """The stores of this process by real path."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._open: dict[Path, Store] = {}
+        GATE.register(self)
+
+    def open(
+        self,
+        path: Path,
+        create: bool,
+        read_only: bool,
+        schema_sql: str,
+        initialise: Callable[[apsw.Cursor], None] | None,
+    ) -> Store:
+        with self._lock:
+            store = self._open.get(path.resolve())
+            if store is not None:
+                if store.directory.read_only and not read_only:
+                    raise ValueError(
+                        f"store {path} is open to read only in this process; close it, then open "
+                        "it to write"
+                    )
+                return store.share()
+            directory = StoreDirectory.open(path, create, read_only)
+            store = Store(directory, schema_sql, initialise)
+            self._open[directory.path] = store
+            return store
+
+    def close(self, store: Store) -> None:
+        with self._lock:
+            if not store.closed and store.give_up():
+                self._open.pop(store.directory.path, None)
+
+    def before_fork(self) -> None:
+        """Nothing: the parts of a store are quiesced one by one."""
+
+    def after_fork_in_child(self) -> None:
+        """A new lock: a thread that is not in this process may have held the old one."""
+        self._lock = threading.RLock()
+
+    def inherited(self) -> list[object]:
+        """The stores, so that none is destroyed."""
+        return list(self._open.values())
+
+
+_STORES = _Stores()
