@@ -21,7 +21,7 @@ static bool header_sane(const block_header_t *header, size_t len) {
     if (header->version != BLOCK_VERSION || header->reserved != 0) return false;
     if (header->flags != 0 && !has_validity) return false;
     if (header->kind < BLOCK_FIXED || header->kind > BLOCK_OPAQUE) return false;
-    if (header->kind != BLOCK_FIXED && header->width != 0) return false;
+    if ((header->kind == BLOCK_FIXED) != (header->width != 0)) return false;
     if (header->null_count > header->rows) return false;
     if (header->kind != BLOCK_OPAQUE && has_validity != (header->null_count != 0)) return false;
     if (header->kind == BLOCK_OPAQUE && has_validity) return false;

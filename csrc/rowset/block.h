@@ -30,7 +30,7 @@ typedef struct {
     uint16_t flags;
     uint32_t rows;
     uint32_t null_count;
-    uint32_t width; /* BLOCK_FIXED only, else 0 */
+    uint32_t width; /* of BLOCK_FIXED 1 or more, else 0 */
     uint32_t reserved;
     uint64_t body_len; /* without the padding at its end */
 } block_header_t;

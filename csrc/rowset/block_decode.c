@@ -92,7 +92,7 @@ static inline void gather_fixed(const block_t *block, block_rows_t rows, uint8_t
 
 static void decode_fixed(const block_t *block, block_rows_t rows, uint8_t *out) {
     const size_t width = block->width;
-    if (rows.n == 0 || width == 0) return;
+    if (rows.n == 0) return;
     if (rows.rows == NULL) {
         memcpy(out, block->data + rows.lo * width, rows.n * width);
         return;

@@ -27,6 +27,7 @@ static uint32_t value_len(const block_column_t *column, uint64_t row) {
 
 static void check_column(const block_column_t *column) {
     const uint64_t end = column->offset + column->length;
+    CHECK((column->kind == BLOCK_FIXED) == (column->width != 0));
     if (column->length == 0) return;
     CHECK(column->validity == NULL || column->validity_len >= bits_bytes(end));
     switch (column->kind) {
@@ -138,7 +139,7 @@ static inline void gather_fixed(const block_column_t *column, block_rows_t rows,
 
 static void write_fixed(const block_column_t *column, block_rows_t rows, uint8_t *out) {
     const size_t width = column->width;
-    if (rows.n == 0 || width == 0) return;
+    if (rows.n == 0) return;
     if (rows.rows == NULL) {
         memcpy(out, column->values + (column->offset + rows.lo) * width, rows.n * width);
         return;

@@ -1,0 +1,96 @@
+/* Every decoder on any bytes: a status or an answer, never a read outside. Run by libFuzzer
+ * (`make fuzz`), and by test_damage on mutations of real blocks and keys. */
+#include "tests/fuzz_core.h"
+
+#include <stdlib.h>
+
+#include "codec/crc32c.h"
+#include "codec/key.h"
+#include "codec/keys_inline.h"
+#include "common/bits.h"
+#include "rowset/block.h"
+#include "rowset/bloom.h"
+#include "rowset/zone.h"
+
+static void decode(const block_t *block, block_rows_t rows) {
+    uint64_t size;
+    uint32_t nulls;
+    if (block_decode_size(block, rows, &size) != STATUS_OK) return;
+    uint8_t *values = malloc(size + 1), *validity = malloc(bits_bytes(rows.n) + 1);
+    uint32_t *offsets = malloc(4 * ((size_t)rows.n + 1));
+    if (values != NULL && validity != NULL && offsets != NULL) {
+        block_decode(block, rows, validity, offsets, values, size, &nulls);
+    }
+    free(values);
+    free(validity);
+    free(offsets);
+}
+
+static void decode_key_column(const keys_t *keys, const key_type_t *types, uint32_t n_types,
+                              uint32_t column) {
+    uint64_t size;
+    if (types[column] != KEY_BYTES) {
+        const size_t len = (size_t)keys->n * key_type_width(types[column]);
+        uint8_t *out = malloc(len + 1);
+        if (out != NULL) key_decode_fixed(keys, types, n_types, column, 0, keys->n, out, len);
+        free(out);
+        return;
+    }
+    uint32_t *offsets = malloc(4 * ((size_t)keys->n + 1));
+    if (offsets == NULL) return;
+    if (key_decode_offsets(keys, types, n_types, column, 0, keys->n, offsets, &size) ==
+        STATUS_OK) {
+        uint8_t *out = malloc(size + 1);
+        if (out != NULL) {
+            key_decode_bytes(keys, types, n_types, column, 0, keys->n, offsets, out, size);
+        }
+        free(out);
+    }
+    free(offsets);
+}
+
+void fuzz_keys(const keys_t *keys) {
+    static const key_type_t types[] = {KEY_I32, KEY_BYTES, KEY_BOOL, KEY_BYTES, KEY_F64};
+    static const uint32_t n_types = sizeof types / sizeof types[0];
+    for (uint32_t c = 0; c < n_types; c++) decode_key_column(keys, types, n_types, c);
+    decode_key_column(keys, types, 2, 1);
+}
+
+int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
+    block_t block;
+    zone_t zone;
+    keys_t keys;
+    if (block_parse(data, len, &block) != STATUS_OK) return 0;
+    const uint32_t list[] = {0, UINT32_MAX, block.rows / 2, block.rows == 0 ? 0 : block.rows - 1};
+    const block_rows_t all = {NULL, 0, block.rows}, half = {NULL, block.rows / 2, block.rows / 2},
+                       some = {list, 0, 4}, outside = {NULL, block.rows, 1};
+    if (block.rows < (1u << 20)) {
+        decode(&block, all);
+        decode(&block, half);
+        decode(&block, some);
+        decode(&block, outside);
+        for (int type = KEY_BOOL; type <= KEY_BYTES; type++) {
+            zone_compute(&block, (key_type_t)type, &zone);
+        }
+    }
+    if (block.kind == BLOCK_OPAQUE && block.data_len != 0 && block.data_len % 32 == 0) {
+        bloom_probe(block.data, block.data_len, data, len);
+    }
+    if (block_verify(data, len, seed) != STATUS_OK) return 0;
+    if (block_keys(data, len, &keys) == STATUS_OK) fuzz_keys(&keys);
+    return 1;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
+    fuzz_block(data, len, 0);
+    uint8_t *copy = malloc(len + 1);
+    if (copy != NULL && len >= 4) { /* as if the checksum were right */
+        copy_bytes(copy, data, len);
+        store_le32(copy, crc32c(0, copy + 4, len - 4));
+        fuzz_block(copy, len, 0);
+    }
+    free(copy);
+    return 0;
+}

@@ -1,0 +1,10 @@
+#ifndef TXNKV_TESTS_FUZZ_CORE_H
+#define TXNKV_TESTS_FUZZ_CORE_H
+
+#include "codec/keys.h"
+
+/* Decodes in every way; 1 when block_verify accepts it. */
+int fuzz_block(const uint8_t *data, size_t len, uint32_t seed);
+void fuzz_keys(const keys_t *keys);
+
+#endif

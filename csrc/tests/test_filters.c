@@ -1,0 +1,81 @@
+#include "codec/keys_inline.h"
+#include "common/bits.h"
+#include "rowset/bloom.h"
+#include "rowset/visible.h"
+#include "tests/harness.h"
+
+void test_bloom(void) {
+    EXPECT(bloom_size(0) == 32 && bloom_size(1) == 32 && bloom_size(26) == 64);
+    for (int shape = 0; shape < KEYS_SHAPES; shape++) {
+        const keys_t keys = keys_random((shape_t)shape, 5000, false);
+        const keys_t others = keys_random((shape_t)shape, 5000, false);
+        const size_t len = bloom_size(keys.n);
+        uint8_t *filter = exact(len), *bits = exact(bits_bytes(5000));
+        uint32_t count;
+        bloom_build(&keys, filter, len);
+        bloom_probe_batch(filter, len, &keys, bits, &count);
+        EXPECT(count == 5000 && bits_count(bits, 0, 5000) == 5000);
+        bloom_probe_batch(filter, len, &others, bits, &count);
+        EXPECT(count < (shape == KEYS_VARIABLE ? 1500 : 150)); /* short strings repeat */
+        for (uint32_t i = 0; i < 5000; i++) {
+            const slice_t key = keys_at(&others, i);
+            EXPECT((unsigned)bloom_probe(filter, len, key.data, key.len) == bits_get(bits, i));
+        }
+        free(filter);
+        free(bits);
+        keys_drop(keys);
+        keys_drop(others);
+    }
+}
+
+static uint64_t random_stamp(uint64_t own) {
+    const uint64_t top = UINT64_C(1) << 63;
+    switch (random_below(6)) {
+        case 0: return own;
+        case 1: return top | random_below(4);
+        case 2: return top - 1;
+        default: return random_below(100);
+    }
+}
+
+static bool seen(uint64_t stamp, uint64_t snapshot, uint64_t own) {
+    if (stamp >> 63 == 0) return stamp <= snapshot;
+    return stamp == own;
+}
+
+static void check_visible(uint32_t n, bool deletes, uint64_t own) {
+    uint8_t *in = exact(8 * (size_t)n + 1), *out = exact(8 * (size_t)n + 1); /* unaligned by 1 */
+    uint8_t *bits = exact(bits_bytes(n)), *plain = exact(bits_bytes(n));
+    const uint64_t snapshot = random_below(100);
+    uint32_t visible, undecided, plain_visible, plain_undecided, want = 0, asked = 0;
+    for (size_t i = 0; i < n; i++) {
+        store_le64(in + 1 + 8 * i, random_stamp(own));
+        store_le64(out + 1 + 8 * i, random_stamp(own));
+    }
+    const uint8_t *del = deletes ? out + 1 : NULL;
+    visible_bitmap(in + 1, del, n, snapshot, own, bits, &visible, &undecided);
+    visible_bitmap_portable(in + 1, del, n, snapshot, own, plain, &plain_visible,
+                            &plain_undecided);
+    EXPECT(compare_bytes(bits, plain, bits_bytes(n)) == 0);
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t a = load_le64(in + 1 + 8 * i), b = load_le64(out + 1 + 8 * i);
+        const bool row = seen(a, snapshot, own) && !(deletes && seen(b, snapshot, own));
+        EXPECT(bits_get(bits, i) == row);
+        want += row;
+        asked += (a >> 63 != 0 && a != own) || (deletes && b >> 63 != 0 && b != own);
+    }
+    EXPECT(visible == want && undecided == asked);
+    EXPECT(plain_visible == want && plain_undecided == asked);
+    free(in);
+    free(out);
+    free(bits);
+    free(plain);
+}
+
+void test_visible(void) {
+    const uint64_t own = (UINT64_C(1) << 63) + 2;
+    for (uint32_t n = 0; n < 200; n++) {
+        check_visible(n, n % 2 == 0, n % 3 == 0 ? 0 : own);
+        check_visible(n, n % 2 != 0, own);
+    }
+}
