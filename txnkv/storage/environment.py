@@ -30,33 +30,21 @@ from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
 from txnkv.storage.fork import GATE
 from txnkv.storage.gate import SharedGate
 from txnkv.storage.lmdb_errors import translate
+from txnkv.storage.lmdb_handles import Handles, Scope
 from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb
 from txnkv.storage.seam import declare_fault_point, fault_point
 
 T = TypeVar("T")
 
-_HANDLE_SECONDS = 10.0
+_PANIC_SECONDS = 10.0
 _TICKS = itertools.count(1)
 
 declare_fault_point("lmdb.before_commit", "an LMDB write transaction is complete, not committed")
 declare_fault_point("lmdb.after_commit", "an LMDB write transaction is durable, not acknowledged")
 
 
-class _Scope:
-    """One transaction of one thread, and the handles that it opened itself."""
-
-    __slots__ = ("opened", "outer", "serial", "txn", "writing")
-
-    def __init__(self, serial: int, outer: _Scope | None, writing: bool) -> None:
-        self.txn: Any = None
-        self.serial = serial
-        self.outer = outer
-        self.writing = writing
-        self.opened: dict[bytes, Any] = {}
-
-
 class _Live(threading.local):
-    scope: _Scope | None = None
+    scope: Scope | None = None
 
 
 class Environment:
@@ -76,13 +64,12 @@ class Environment:
         self._lmdb: OpenLmdb | None = None
         self._retired = False
         self._stale = False
-        self._serial = 0
+        self._handles = Handles(path)
         self._make_locks()
 
     def _make_locks(self) -> None:
         self._gate = SharedGate()
         self._opening = threading.Lock()
-        self._handle_lock = threading.Lock()
         self._live = _Live()
 
     # -- transactions ------------------------------------------------------------------
@@ -118,7 +105,8 @@ class Environment:
         with GATE.use():
             while True:
                 try:
-                    return self._write_once(fn)
+                    result = self._write_once(fn)
+                    break
                 except lmdb.MapFullError:
                     self._move_map(lambda open_: open_.grow(self._map_size))
                 except lmdb.MapResizedError:
@@ -127,6 +115,8 @@ class Environment:
                     self.close()
                 except (lmdb.Error, OSError) as error:
                     self._fail(error)
+            fault_point("lmdb.after_commit")
+            return result
 
     def db(self, name: bytes, **flags: bool) -> Any:
         """The handle of a named database, good for the transaction this thread is in.
@@ -140,17 +130,15 @@ class Environment:
                 is opening one and does not end; begin again.
         """
         scope = self._live.scope
-        if scope is None:
-            return self._db_outside(name, flags)
-        open_ = self._lmdb
-        if open_ is not None and (known := open_.handles.get(name)) is not None:
-            if known[1] <= scope.serial:
-                return known[0]
-            raise UnavailableError(
-                f"database {name!r} of {self.path} was made after this transaction began; begin "
-                "the transaction again"
-            )
-        return scope.opened.get(name) or self._open_inside(scope, name, flags)
+        if scope is not None:
+            assert self._lmdb is not None
+            return self._handles.inside(self._lmdb, scope, name, flags)
+        with GATE.use():
+            with self._gate.use():
+                known = self._opened().handles.get(name)
+            if known is None:
+                return self.write(lambda _: self.db(name, **flags))
+            return known[0]
 
     # -- looking after -----------------------------------------------------------------
 
@@ -234,6 +222,7 @@ class Environment:
     def forget_after_fork(self) -> None:
         """Makes new locks: threads that are not in this process may have held the old ones."""
         self._make_locks()
+        self._handles.forget_after_fork()
 
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""
@@ -242,7 +231,7 @@ class Environment:
 
     # -- beginning and ending ----------------------------------------------------------
 
-    def begin_read(self) -> _Scope:
+    def begin_read(self) -> Scope:
         """Begins a read; `ReadScope` is the way to it."""
         GATE.enter()
         try:
@@ -257,7 +246,7 @@ class Environment:
             GATE.leave()
             raise
 
-    def end_read(self, scope: _Scope) -> None:
+    def end_read(self, scope: Scope) -> None:
         """Ends a read."""
         if GATE.refused:
             return
@@ -271,13 +260,13 @@ class Environment:
                 self.close(timeout=0)
             GATE.leave()
 
-    def _begin(self, *, writing: bool) -> _Scope:
+    def _begin(self, *, writing: bool) -> Scope:
         live = self._live
         self._gate.enter()
         try:
             # The serial is read before the transaction begins: a handle that comes in between
             # is then taken for unusable, never the other way round.
-            scope = _Scope(self._serial, live.scope, writing)
+            scope = Scope(self._handles.serial, live.scope, writing)
             open_ = self._opened(writing)
             if writing and not open_.writable:
                 raise _OpenedToRead
@@ -289,11 +278,10 @@ class Environment:
         live.scope = scope
         return scope
 
-    def _end(self, scope: _Scope) -> None:
+    def _end(self, scope: Scope) -> None:
         self._live.scope = scope.outer
-        if scope.opened:
-            self._stale = self._stale or not scope.writing
-            self._handle_lock.release()
+        if self._handles.end(scope):
+            self._stale = True
         self._gate.leave()
 
     def _write_once(self, fn: Callable[[Any], T]) -> T:
@@ -307,11 +295,11 @@ class Environment:
                 if not GATE.refused:
                     scope.txn.abort()
                 raise
-            self._keep_handles(scope)
+            assert self._lmdb is not None
+            self._handles.keep(self._lmdb, scope)
         finally:
             if not GATE.refused:
                 self._end(scope)
-        fault_point("lmdb.after_commit")
         return result
 
     def _refuse_write(self) -> None:
@@ -364,62 +352,11 @@ class Environment:
     def _fail(self, error: Exception) -> NoReturn:
         if isinstance(error, lmdb.PanicError):
             # LMDB refuses this environment until it is opened again.
-            self.close(timeout=_HANDLE_SECONDS)
+            self.close(timeout=_PANIC_SECONDS)
         translated = translate(error, self.path)
         if translated is None:
             raise error
         raise translated from error
-
-    # -- named databases ---------------------------------------------------------------
-
-    def _db_outside(self, name: bytes, flags: dict[str, bool]) -> Any:
-        with GATE.use():
-            with self._gate.use():
-                known = self._opened().handles.get(name)
-            if known is not None:
-                return known[0]
-            self.write(lambda _: self.db(name, **flags))
-            return self._db_outside(name, flags)
-
-    def _open_inside(self, scope: _Scope, name: bytes, flags: dict[str, bool]) -> Any:
-        # LMDB gives the next free slot to a new handle and takes it back when the transaction
-        # ends badly (py-lmdb ends reads so). Two that open at once would share a slot, so the
-        # lock is held from the first opening to the end of the transaction. The wait is bounded
-        # because its holder may be waiting for this thread through another environment.
-        if not scope.opened:
-            self._take_handle_lock(scope, name)
-        try:
-            assert self._lmdb is not None
-            handle = self._lmdb.env.open_db(name, txn=scope.txn, create=scope.writing, **flags)
-            scope.opened[name] = handle
-        except lmdb.NotFoundError:
-            raise KeyError(f"no database {name!r} in {self.path}") from None
-        finally:
-            if not scope.opened:
-                self._handle_lock.release()
-        return handle
-
-    def _take_handle_lock(self, scope: _Scope, name: bytes) -> None:
-        if not self._handle_lock.acquire(timeout=self._handle_patience(scope)):
-            raise UnavailableError(
-                f"database {name!r} of {self.path} cannot be opened: another transaction is "
-                "opening one and has not ended; begin the transaction again"
-            )
-
-    def _handle_patience(self, scope: _Scope) -> float:
-        outer = scope.outer
-        while outer is not None:
-            if outer.opened:
-                return 0.0
-            outer = outer.outer
-        return _HANDLE_SECONDS
-
-    def _keep_handles(self, scope: _Scope) -> None:
-        if scope.opened and self._lmdb is not None:
-            serial = self._serial + 1
-            for name, handle in scope.opened.items():
-                self._lmdb.handles[name] = (handle, serial)
-            self._serial = serial
 
 
 class ReadScope:
@@ -429,7 +366,7 @@ class ReadScope:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._scope: _Scope | None = None
+        self._scope: Scope | None = None
 
     def __enter__(self) -> Any:
         self._scope = self._environment.begin_read()

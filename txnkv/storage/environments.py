@@ -168,10 +168,12 @@ class Environments:
         The files stay: `StoreDirectory.remove_tablet_dir` removes them.
         """
         with GATE.use():
-            with self._lock:
-                environment = self._held.pop(name, None)
+            environment = self._held.get(name)
             if environment is not None:
                 _TABLE.drop(environment)
+                with self._lock:
+                    if self._held.get(name) is environment:
+                        del self._held[name]
 
     def close_all(self) -> None:
         """Closes all, once their transactions have ended. `get` raises ClosedError from now on."""

@@ -119,7 +119,10 @@ class ForkGate:
             forking.refusal = _FORKED_BUSY
             return
         for member in list(self._members):
-            member.before_fork()
+            try:
+                member.before_fork()
+            except Exception as error:
+                forking.refusal = f"{_FORKED_UNCLOSED}: {error}"
 
     def after_fork_in_parent(self) -> None:
         """In the parent, after: lets users in again."""
@@ -152,6 +155,10 @@ class ForkGate:
 _FORKED_INSIDE = (
     "this process was forked by a thread inside a txnkv operation and cannot use the store; "
     "fork outside of operations, or start processes with spawn"
+)
+_FORKED_UNCLOSED = (
+    "this process was forked when txnkv could not close its files and cannot use the store; "
+    "start processes with spawn"
 )
 _FORKED_BUSY = (
     f"this process was forked while txnkv operations of other threads had run for "

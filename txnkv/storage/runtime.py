@@ -87,8 +87,7 @@ class Runtime:
 
     def is_current(self) -> bool:
         """False when runtime/ was deleted or replaced under this process."""
-        self._attached()
-        return self._file is not None and self._file.is_current(self._folder)
+        return self._attached_file().is_current(self._folder)
 
     def close(self) -> None:
         """Gives up the slot, the pins and the mapping; every later use raises ClosedError."""
@@ -115,13 +114,13 @@ class Runtime:
 
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
-        words = self._attached()
-        words[CHANGE] |= 1
+        file = self._attached_file()
+        file.store(CHANGE, file.load(CHANGE) | 1)
 
     def bump(self) -> None:
         """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
-        words = self._attached()
-        words[CHANGE] = (words[CHANGE] | 1) + 1
+        file = self._attached_file()
+        file.store(CHANGE, (file.load(CHANGE) | 1) + 1)
 
     # -- slots -------------------------------------------------------------------------
 
@@ -147,10 +146,8 @@ class Runtime:
 
     def slot_alive(self, slot: int, start: int | None = None) -> bool:
         """Whether a live process holds the slot; with `start`, whether it is that process still."""
-        words = self._attached()
-        file = self._file
-        assert file is not None
-        if start is not None and words[_word(slot, _START)] != start:
+        file = self._attached_file()
+        if start is not None and file.load(_word(slot, _START)) != start:
             return False
         return slot == self._slot or (file.slots is not None and file.slots.is_held(slot))
 
@@ -196,16 +193,16 @@ class Runtime:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         with GATE.use():
-            slot, words = self.slot, self._attached()
+            slot, file = self.slot, self._attached_file()
             with self._lock:
                 pins = self._pins[field]
                 pins[value] += 1
-                if value < words[_word(slot, field)]:
-                    words[_word(slot, field)] = value
+                if value < file.load(_word(slot, field)):
+                    file.store(_word(slot, field), value)
 
     def _unpin(self, field: int, value: int) -> None:
         with GATE.use():
-            words = self._attached()
+            file = self._attached_file()
             with self._lock:
                 pins = self._pins[field]
                 if not pins[value]:
@@ -218,7 +215,7 @@ class Runtime:
                 if not pins[value]:
                     del pins[value]
                     assert self._slot is not None
-                    words[_word(self._slot, field)] = min(pins, default=NOTHING)
+                    file.store(_word(self._slot, field), min(pins, default=NOTHING))
 
     def _least(self, field: int) -> int | None:
         words = self._attached()
@@ -240,33 +237,33 @@ class Runtime:
             txn_id: local id, 1 .. 2**64 - 1; 0 means nobody.
             now: monotonic microseconds.
         """
-        words, at = self._attached(), _heartbeat_word(index)
+        file, at = self._attached_file(), _heartbeat_word(index)
         # The time first: a reader of the new id never sees the old one's time with it.
-        words[at] = 0
-        words[at + 1] = now
-        words[at] = txn_id
+        file.store(at, 0)
+        file.store(at + 1, now)
+        file.store(at, txn_id)
 
-    def heartbeat(self, index: int, txn_id: int) -> bool:
-        """Says that the transaction lives; False when the entry is another's by now."""
-        words, at = self._attached(), _heartbeat_word(index)
-        if words[at] != txn_id:
+    def heartbeat(self, index: int, txn_id: int, now: int | None = None) -> bool:
+        """Says that the transaction lives, at `now`; False when the entry is another's by now."""
+        file, at = self._attached_file(), _heartbeat_word(index)
+        if file.load(at) != txn_id:
             return False
-        words[at + 1] = clock.monotonic_micros()
-        return words[at] == txn_id
+        file.store(at + 1, clock.monotonic_micros() if now is None else now)
+        return file.load(at) == txn_id
 
     def heartbeat_read(self, index: int) -> tuple[int, int]:
         """The transaction's local id and its last heartbeat in monotonic microseconds."""
-        words, at = self._attached(), _heartbeat_word(index)
+        file, at = self._attached_file(), _heartbeat_word(index)
         while True:
-            txn_id, beat = words[at], words[at + 1]
-            if words[at] == txn_id:
+            txn_id, beat = file.load(at), file.load(at + 1)
+            if file.load(at) == txn_id:
                 return txn_id, beat
 
     def heartbeat_clear(self, index: int) -> None:
         """Gives the entry to nobody."""
-        words, at = self._attached(), _heartbeat_word(index)
-        words[at] = 0
-        words[at + 1] = 0
+        file, at = self._attached_file(), _heartbeat_word(index)
+        file.store(at, 0)
+        file.store(at + 1, 0)
 
     # -- fork --------------------------------------------------------------------------
 
@@ -295,6 +292,11 @@ class Runtime:
             words = self._words
             assert words is not None
         return words
+
+    def _attached_file(self) -> RuntimeFile:
+        self._attached()
+        assert self._file is not None
+        return self._file
 
     def _attach(self) -> None:
         with GATE.use(), self._lock:
@@ -329,13 +331,13 @@ class Runtime:
         )
 
     def _fill_slot(self, slot: int) -> None:
-        words = self._words
-        assert words is not None
-        words[_word(slot, _SNAPSHOT)] = NOTHING
-        words[_word(slot, _MANIFEST)] = NOTHING
-        words[_word(slot, _START)] = clock.monotonic_micros()
-        words[_word(slot, _PID)] = os.getpid()
-        words[SLOTS_USED] = max(words[SLOTS_USED], slot + 1)
+        file = self._file
+        assert file is not None
+        file.store(_word(slot, _SNAPSHOT), NOTHING)
+        file.store(_word(slot, _MANIFEST), NOTHING)
+        file.store(_word(slot, _START), clock.monotonic_micros())
+        file.store(_word(slot, _PID), os.getpid())
+        file.store(SLOTS_USED, max(file.load(SLOTS_USED), slot + 1))
         self._slot = slot
 
     def _clear_slot(self) -> None:

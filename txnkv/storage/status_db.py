@@ -30,6 +30,7 @@ import apsw
 from txnkv.errors import ClosedError, NotSupportedError, StoreNotFoundError, TxnkvError
 from txnkv.storage.directory import make_private_file, sync_directory
 from txnkv.storage.fork import GATE
+from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.sqlite_connection import (
@@ -37,7 +38,6 @@ from txnkv.storage.sqlite_connection import (
     PAGE_BYTES,
     check_sqlite_version,
     end_transaction,
-    open_reader,
     open_writer,
     translate,
 )
@@ -47,7 +47,6 @@ _LOG = logging.getLogger("txnkv")
 
 WAL_LIMIT_BYTES = 64 << 20
 _FRAME_HEADER_BYTES = 24
-_IDLE_READERS = 16
 _TRUNCATE_MILLISECONDS = 200
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
@@ -87,7 +86,7 @@ class StatusDatabase:
         self._runtime = runtime
         self._read_only = read_only
         self._closed = False
-        self._readers: list[apsw.Connection] = []
+        self._readers = ReaderPool(path, read_only)
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
         self._checkpointing = threading.Lock()
@@ -107,7 +106,7 @@ class StatusDatabase:
             CorruptionError: the database is damaged.
             ClosedError: the store was closed.
         """
-        return ReadTransaction(self)
+        return ReadTransaction(self._readers)
 
     def write(self) -> WriteTransaction:
         """`with db.write() as cursor:` commits at the end, durably; rolls back on an exception.
@@ -141,13 +140,13 @@ class StatusDatabase:
             return
         try:
             with GATE.use():
-                connection = self.borrow()
+                connection = self._readers.borrow()
                 try:
                     self._checkpoint(connection)
                 except apsw.Error as error:
                     raise translate(error, self.path, connection) or error from error
                 finally:
-                    self.give_back(connection)
+                    self._readers.give_back(connection)
         finally:
             self._checkpointing.release()
 
@@ -159,7 +158,7 @@ class StatusDatabase:
         """
         make_private_file(path)
         with GATE.use():
-            source = self.borrow()
+            source = self._readers.borrow()
             target = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
             try:
                 with target.backup("main", source, "main") as backup:
@@ -168,7 +167,7 @@ class StatusDatabase:
                 raise translate(error, path, target) or error from error
             finally:
                 target.close()
-                self.give_back(source)
+                self._readers.give_back(source)
 
     @property
     def wal_bytes(self) -> int:
@@ -181,28 +180,13 @@ class StatusDatabase:
             self._queue.acquire()
             try:
                 self._closed = True
+                self._readers.retire()
                 self._close_connections()
             finally:
                 self._queue.release()
                 self._queue.close()
 
     # -- connections -------------------------------------------------------------------
-
-    def borrow(self) -> apsw.Connection:
-        """A connection to read with, which nobody else uses until it is given back."""
-        try:
-            return self._readers.pop()
-        except IndexError:
-            if self._closed:
-                raise ClosedError(f"{self.path} is closed; open the store again") from None
-        return open_reader(self.path, read_only=self._read_only)
-
-    def give_back(self, connection: apsw.Connection) -> None:
-        """Puts a connection back, outside of any transaction."""
-        if self._closed or len(self._readers) >= _IDLE_READERS or connection.in_transaction:
-            connection.close(True)
-        else:
-            self._readers.append(connection)
 
     def _writing_connection(self) -> apsw.Connection:
         if self._closed:
@@ -217,9 +201,7 @@ class StatusDatabase:
         return apsw.SQLITE_OK
 
     def _close_connections(self) -> None:
-        readers, self._readers = self._readers, []
-        for connection in readers:
-            connection.close(True)
+        self._readers.close()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(True)
@@ -358,45 +340,7 @@ class StatusDatabase:
 
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""
-        return [self._readers, *self._readers, self._writer]
-
-
-class ReadTransaction:
-    """A read as a `with` block."""
-
-    __slots__ = ("_connection", "_cursor", "_database")
-
-    def __init__(self, database: StatusDatabase) -> None:
-        self._database = database
-
-    def __enter__(self) -> apsw.Cursor:
-        GATE.enter()
-        try:
-            self._connection = self._database.borrow()
-            self._cursor = self._connection.cursor()
-            self._cursor.execute("BEGIN")
-        except BaseException as error:
-            GATE.leave()
-            translated = translate(error, self._database.path, None)
-            if translated is not None:
-                raise translated from error
-            raise
-        return self._cursor
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if GATE.refused:
-            return
-        try:
-            translated = error and translate(error, self._database.path, self._connection)
-            self._cursor.close(True)
-            end_transaction(self._connection)
-        finally:
-            self._database.give_back(self._connection)
-            GATE.leave()
-        if translated is not None:
-            raise translated from error
+        return [*self._readers.inherited(), self._writer]
 
 
 class WriteTransaction:
