@@ -48,7 +48,7 @@ class TxnNotFoundError(TxnkvError):
     """No transaction has this id, or it ended so long ago that it was forgotten."""
 
 
-class TransactionTimedOutError(TxnkvError, TimeoutError):
+class TransactionTimedOutError(InvalidTxnStateError, TimeoutError):
     """The transaction passed its timeout, or went without heartbeats, and was aborted."""
 
 

@@ -1,0 +1,66 @@
+"""txnkv: exactly-once tables, embedded in a Python process.
+
+    client = txnkv.connect("data/shop")
+    orders = client.create_table(
+        "orders", txnkv.Schema({"id": "int64", "total": "float64?"}, primary_key=["id"])
+    )
+    with client.transaction() as txn:
+        txn.insert(orders, {"id": 1, "total": 9.5})
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from txnkv.client import Client, connect
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import (
+    AckConflictError,
+    AlreadyPresentError,
+    AuthenticationError,
+    ClosedError,
+    CommitOutcomeUnknownError,
+    CorruptionError,
+    HistoryExpiredError,
+    IncompatibleStoreError,
+    InvalidTokenError,
+    InvalidTxnStateError,
+    NotFoundError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RowError,
+    RowErrors,
+    SchemaError,
+    StorageFullError,
+    StoreNotFoundError,
+    TableExistsError,
+    TableNotFoundError,
+    TopicExistsError,
+    TopicNotFoundError,
+    TransactionConflictError,
+    TransactionLockedError,
+    TransactionTimedOutError,
+    TxnkvError,
+    TxnNotFoundError,
+    UnavailableError,
+)
+from txnkv.inspection import CheckReport
+from txnkv.scan import Scan, ScanToken
+from txnkv.session import Session, WriteResult
+from txnkv.table import Snapshot, Table
+from txnkv.tables.partitioning import hash_partition, range_partition
+from txnkv.tables.schema import Column, Schema
+from txnkv.token import TxnToken
+from txnkv.transaction import Transaction, TxnInfo
+
+try:
+    __version__ = version("txnkv")
+except PackageNotFoundError:
+    __version__ = "0+unknown"
+
+__all__ = [name for name in dir() if not name.startswith("_") and name[0].isupper()] + [
+    "connect",
+    "hash_partition",
+    "range_partition",
+]

@@ -1,0 +1,393 @@
+"""The client: where everything begins."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from txnkv import instance as instances
+from txnkv.context import TxnContext
+from txnkv.coordinator import status_table
+from txnkv.coordinator.coordinator import KEEPALIVE_TIME
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import (
+    ClosedError,
+    CommitOutcomeUnknownError,
+    NotSupportedError,
+    TableExistsError,
+    TableNotFoundError,
+    TxnkvError,
+)
+from txnkv.inspection import CheckReport, check_store, store_stats
+from txnkv.instance import Instance
+from txnkv.session import Session
+from txnkv.table import At, Snapshot, Table
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.partitioning import PartitionBy, Partitioning
+from txnkv.tables.schema import Schema
+from txnkv.transaction import Transaction, TxnInfo
+
+T = TypeVar("T")
+
+_ISOLATIONS: Final = ("snapshot", "serializable")
+_LOCKINGS: Final = ("optimistic", "partition")
+
+
+def connect(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    history: float = 900.0,
+    cache_bytes: int | None = None,
+    keepalive_time: float = KEEPALIVE_TIME,
+) -> Client:
+    """Open a store; it is made when it is missing.
+
+    Args:
+        path: the store's directory.
+        create: make it when there is none.
+        read_only: refuse to write.
+        history: seconds for which ended transactions are remembered.
+        cache_bytes: bytes of SQLite's page cache and the like; None for the default.
+        keepalive_time: seconds without heartbeat after which a transaction begun by this
+            client is aborted.
+
+    Raises:
+        StoreNotFoundError: there is none, and `create` is false or `read_only` is true.
+        IncompatibleStoreError: the store is of a newer format, or the path is no store.
+    """
+    if isinstance(path, str) and "://" in path:
+        raise NotSupportedError(
+            f"{path!r}: this version opens stores on this machine alone; give a directory"
+        )
+    if history < 0 or keepalive_time <= 0:
+        raise ValueError("history and keepalive_time are seconds, above 0")
+    return Client(instances.acquire(path, create and not read_only, read_only, history), keepalive_time)
+
+
+class Client:
+    """A connection to a store. Shared by threads; a context manager."""
+
+    def __init__(self, instance: Instance, keepalive_time: float) -> None:
+        self.instance = instance
+        self._keepalive_time = keepalive_time
+        self._closed = False
+
+    def close(self) -> None:
+        """Close. The last client of a store in this process closes the store. Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            instances.release(self.instance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> str:
+        """The store's directory."""
+        return str(self.instance.store.directory.path)
+
+    # -- catalog -----------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partition_by: PartitionBy = None,
+        exists_ok: bool = False,
+    ) -> Table:
+        """Make a table. Takes effect at once, outside of transactions.
+
+        Args:
+            name: a new one.
+            schema: columns and primary key.
+            partition_by: `hash_partition`, `range_partition`, or a list of them; by default
+                the table is one tablet.
+            exists_ok: return the table of this name when there is one with this schema.
+
+        Raises:
+            TableExistsError: the name is taken (with exists_ok: by a table of another schema).
+            SchemaError: the partitioning does not fit the schema.
+        """
+        self._require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a table's name is a non-empty string, not {name!r}")
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
+        partitioning = Partitioning.of(schema, partition_by)
+        try:
+            return Table(self, self.instance.engine.create(name, schema, partitioning))
+        except TableExistsError:
+            found = self.instance.engine.find(name) if exists_ok else None
+            if found is None or found.schema != schema:
+                raise
+            return Table(self, found)
+
+    def table(self, name: str) -> Table:
+        """The table of this name.
+
+        Raises:
+            TableNotFoundError: there is none.
+        """
+        self.require_open()
+        return Table(self, self.instance.engine.get(name))
+
+    def tables(self) -> list[str]:
+        """The names of all tables, sorted."""
+        self.require_open()
+        return self.instance.engine.names()
+
+    def drop_table(self, name: str | Table, missing_ok: bool = False) -> None:
+        """Drop a table at once; open transactions that touched it are aborted.
+
+        Raises:
+            TableNotFoundError: there is none, and `missing_ok` is false.
+        """
+        self._require_writable()
+        text = name if isinstance(name, str) else name.name
+        if not self.instance.engine.drop(text) and not missing_ok:
+            raise TableNotFoundError(f"there is no table {text!r} to drop")
+
+    def resolve(self, table: str | Table) -> Table:
+        """A table handle of a name or a handle."""
+        return table if isinstance(table, Table) else self.table(table)
+
+    def table_info(self, table: str | Table) -> TableInfo:
+        """The catalog entry of a name or a handle, of a table that is not dropped."""
+        if isinstance(table, str):
+            return self.table(table).info
+        if not isinstance(table, Table):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        self.instance.engine.require_live(table.info)
+        return table.info
+
+    # -- transactions ------------------------------------------------------------------
+
+    def new_transaction(
+        self,
+        timeout: float | None = 60.0,
+        isolation: str = "snapshot",
+        locking: str = "optimistic",
+        keepalive: bool = True,
+    ) -> Transaction:
+        """Begin a transaction.
+
+        Args:
+            timeout: seconds from now after which it is aborted; None for no such bound, only
+                that of its heartbeats (for jobs).
+            isolation: "snapshot"; "serializable" comes with a later version.
+            locking: "optimistic": nobody waits, who commits first wins; "partition": it
+                locks each tablet that it writes to, and older transactions wait for it.
+            keepalive: send heartbeats while this handle lives.
+        """
+        return self._begin(timeout, isolation, locking, keepalive, None)
+
+    def _begin(
+        self,
+        timeout: float | None,
+        isolation: str,
+        locking: str,
+        keepalive: bool,
+        begin_ts: Timestamp | None,
+    ) -> Transaction:
+        self._require_writable()
+        if isolation not in _ISOLATIONS:
+            raise ValueError(f"isolation is one of {', '.join(_ISOLATIONS)}, not {isolation!r}")
+        if isolation == "serializable":
+            raise NotSupportedError("serializable is not there yet: this version has 'snapshot'")
+        if locking not in _LOCKINGS:
+            raise ValueError(f"locking is one of {', '.join(_LOCKINGS)}, not {locking!r}")
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+        row = self.instance.coordinator.begin(
+            timeout=timeout,
+            isolation=isolation,
+            locking=locking,
+            keepalive=self._keepalive_time,
+            begin_ts=begin_ts,
+        )
+        context = TxnContext(self.instance, row, stored=False)
+        return Transaction(self, context, joined=False, keepalive=keepalive)
+
+    def transaction(self, **options: Any) -> Transaction:
+        """`with client.transaction() as txn:` commits at the end, rolls back on an exception.
+
+        Takes the options of `new_transaction`.
+        """
+        return self.new_transaction(**options)
+
+    def run(self, fn: Callable[[Transaction], T], attempts: int = 10, **options: Any) -> T:
+        """Call `fn(txn)` and commit; again, after a growing pause, on whatever is retriable.
+
+        A retry keeps the age of the first attempt, so that wait-die cannot starve it.
+
+        Args:
+            fn: does the work with the transaction that it gets; may run several times.
+            attempts: how often at most.
+            **options: of `new_transaction`.
+
+        Raises:
+            TxnkvError: the last attempt's, or one that is not retriable.
+        """
+        if attempts < 1:
+            raise ValueError(f"attempts is at least 1, not {attempts}")
+        begin_ts: Timestamp | None = None
+        settings = {
+            "timeout": 60.0, "isolation": "snapshot", "locking": "optimistic", "keepalive": True
+        } | options
+        for attempt in range(1, attempts + 1):
+            txn = self._begin(**settings, begin_ts=begin_ts)
+            begin_ts = txn.begin
+            try:
+                with txn:
+                    result = fn(txn)
+                return result
+            except CommitOutcomeUnknownError as error:
+                if self._outcome(error.txn_id) is TxnState.COMMITTED:
+                    return result
+                if attempt == attempts:
+                    raise
+            except TxnkvError as error:
+                if not error.retriable or attempt == attempts:
+                    raise
+            time.sleep(min(0.002 * 2**attempt, 0.5) * random.uniform(0.5, 1.5))
+        raise AssertionError("unreachable")
+
+    def _outcome(self, txn_id: int) -> TxnState:
+        """How a transaction ended whose commit broke off; it is driven to its end."""
+        local = TxnId(txn_id).local
+        row = self.instance.coordinator.orchestrator.finish(local)
+        return row.state
+
+    def new_session(self, flush_mode: str = "manual") -> Session:
+        """A session outside of any transaction: each flush is one of its own."""
+        self._require_writable()
+        return Session(self, None, flush_mode)
+
+    def transaction_state(self, id: int) -> TxnState:
+        """The state of a transaction.
+
+        Raises:
+            TxnNotFoundError: no transaction has this id, it never wrote anything, or it ended
+                so long ago that it was forgotten.
+        """
+        self.require_open()
+        return self.instance.coordinator.get(self._local(id)).state
+
+    def transactions(self) -> list[TxnInfo]:
+        """All transactions in the status table: those that have not ended, and recent ones."""
+        self.require_open()
+        with self.instance.store.status.read() as cur:
+            rows = status_table.select(cur)
+            participants = {
+                row.txn_id: sum(map(len, status_table.participants(cur, row.txn_id).values()))
+                for row in rows
+            }
+        return [
+            TxnInfo(
+                self.instance.coordinator.txn_id(row.txn_id),
+                row.state,
+                row.begin_ts,
+                row.commit_ts if row.state is not TxnState.ABORTED else None,
+                None if row.timeout is None else row.timeout / 1e6,
+                row.isolation,
+                row.locking,
+                participants[row.txn_id],
+                row.reason,
+            )
+            for row in rows
+        ]
+
+    def abort_transaction(self, id: int) -> None:
+        """Abort a transaction of any process. Twice is fine.
+
+        Raises:
+            TxnNotFoundError: no transaction has this id.
+            InvalidTxnStateError: it is committed.
+        """
+        self._require_writable()
+        self.instance.coordinator.abort(self._local(id), "aborted by hand")
+
+    def keep_transaction_alive(self, id: int) -> None:
+        """Send one heartbeat for an open transaction of any process.
+
+        Raises:
+            TxnNotFoundError: no transaction has this id.
+            InvalidTxnStateError: it is being committed, or has ended.
+        """
+        self._require_writable()
+        self.instance.coordinator.keep_alive(self._local(id))
+
+    def _local(self, id: int) -> int:
+        number = TxnId(id)
+        return number.local if number.tcid in (0, self.instance.coordinator.tcid) else -1
+
+    # -- reading -----------------------------------------------------------------------
+
+    def snapshot(self, at: Timestamp | datetime | None = None) -> Snapshot:
+        """The store at one instant: the latest, or at a timestamp or aware datetime.
+
+        Raises:
+            ValueError: `at` is in the future, or a naive datetime.
+        """
+        self.require_open()
+        return Snapshot(self, self.timestamp_of(at))
+
+    def timestamp_of(self, at: At) -> Timestamp:
+        """The timestamp that `at` names; the latest snapshot for None."""
+        coordinator = self.instance.coordinator
+        if at is None:
+            return coordinator.latest()
+        if isinstance(at, Snapshot):
+            at.require_open()
+            return at.timestamp
+        if isinstance(at, datetime):
+            return coordinator.snapshot_at(Timestamp.from_datetime(at))
+        return coordinator.snapshot_at(Timestamp(at))
+
+    # -- looking after -----------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about the store: tables with rows, bytes and row sets; transactions; files."""
+        self.require_open()
+        return store_stats(self.instance)
+
+    def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+        """Read everything and compare it with what it should be.
+
+        Args:
+            progress: called with (row sets done, row sets in all).
+        """
+        self.require_open()
+        return check_store(self.instance, progress)
+
+    def require_open(self) -> None:
+        """Refuse a closed client.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        if self._closed:
+            raise ClosedError(f"the client of {self.path} was closed; connect again")
+
+    def _require_writable(self) -> None:
+        self.require_open()
+        if self.instance.read_only:
+            raise NotSupportedError(
+                f"the store {self.path} was opened with read_only=True: connect without it to write"
+            )

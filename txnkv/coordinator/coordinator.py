@@ -1,0 +1,297 @@
+"""The coordinator of a store in this process: begin, look up, keep alive, lock, end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import apsw
+
+from txnkv.coordinator import id_ranges, jobs, liveness, locks, status_table
+from txnkv.coordinator.clock import latest_snapshot, raise_clock
+from txnkv.coordinator.id_ranges import IdRanges
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.locks import LockAnswer, Verdict
+from txnkv.coordinator.maintenance import Maintenance
+from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import (
+    InvalidTxnStateError,
+    TransactionLockedError,
+    TransactionTimedOutError,
+)
+from txnkv.storage.seam import boot_id, clock
+from txnkv.storage.store import Store
+
+KEEPALIVE_TIME: Final = 30.0
+_LOCK_WAIT: Final = 5.0
+
+
+def initialise(cur: apsw.Cursor) -> None:
+    """The first rows of a new status.db."""
+    tcid = int.from_bytes(os.urandom(2), "big") | 1
+    cur.execute(
+        "INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32))
+    )
+    cur.execute("INSERT INTO clock VALUES (1, 0, 0, 1, 0)")
+
+
+class Coordinator:
+    """Transactions of one store.
+
+    Args:
+        store: the open store.
+        history: seconds for which ended transactions are remembered.
+    """
+
+    def __init__(self, store: Store, history: float) -> None:
+        self.store = store
+        self.orchestrator = Orchestrator(store)
+        self.ids = IdRanges(store)
+        self.heartbeats = liveness.Heartbeater(store)
+        self.maintenance = Maintenance(store, self.orchestrator, history)
+        self._snapshot: tuple[int, Timestamp] | None = None
+        with store.status.read() as cur:
+            self.tcid, self.token_key = cur.execute("SELECT tcid, token_key FROM store").fetchone()
+
+    # -- snapshots ---------------------------------------------------------------------
+
+    def latest(self) -> Timestamp:
+        """The latest snapshot: every commit at or below it is visible, none will be added."""
+        number = self.store.status.change_number()
+        known = self._snapshot
+        if number is not None and known is not None and known[0] == number:
+            return known[1]
+        with self.store.status.read() as cur:
+            latest = latest_snapshot(cur)
+        if number is not None:
+            self._snapshot = (number, latest)
+        return latest
+
+    def snapshot_at(self, when: Timestamp) -> Timestamp:
+        """A snapshot at `when`, which no later commit can change.
+
+        Raises:
+            ValueError: `when` is in the future.
+        """
+        if when <= self.latest():
+            return when
+        now = clock.now_micros()
+        if when.micros > now:
+            raise ValueError(
+                f"snapshot {when.datetime.isoformat()} is in the future, it is now "
+                f"{Timestamp.from_micros(now).datetime.isoformat()}: name a time that has passed"
+            )
+        with self.store.status.write() as cur:
+            raise_clock(cur, when)
+        return when
+
+    # -- begin -------------------------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        timeout: float | None,
+        isolation: str,
+        locking: str,
+        keepalive: float,
+        begin_ts: Timestamp | None = None,
+    ) -> TxnRow:
+        """A new transaction. No I/O beyond a range of ids now and then.
+
+        Returns:
+            The row as `write_open` will store it when somebody else needs it.
+        """
+        snapshot = self.latest()
+        now = max(Timestamp.from_micros(clock.now_micros()), snapshot)
+        micros = None if timeout is None else int(timeout * 1e6)
+        return TxnRow(
+            txn_id=self.ids.begin(),
+            state=TxnState.OPEN,
+            begin_ts=now if begin_ts is None else begin_ts,
+            snapshot_ts=snapshot,
+            last_update_ts=now,
+            commit_ts=None,
+            timeout=micros,
+            deadline=None if micros is None else clock.monotonic_micros() + micros,
+            boot=boot_id(),
+            keepalive=int(keepalive * 1e6),
+            heartbeat_slot=None,
+            isolation=isolation,
+            locking=locking,
+            owner_slot=self.store.runtime.slot,
+            owner_start=self.store.runtime.slot_start,
+            reason=None,
+            error=None,
+        )
+
+    def write_open(self, row: TxnRow) -> TxnRow:
+        """Store the OPEN row, with an entry in the heartbeat table.
+
+        Raises:
+            TransactionTimedOutError: its timeout passed before it wrote anything.
+        """
+        now = clock.monotonic_micros()
+        if row.deadline is not None and now > row.deadline:
+            self.ids.ended(row.txn_id)
+            raise TransactionTimedOutError(
+                f"transaction {row.txn_id} passed its timeout of {(row.timeout or 0) / 1e6:g} s "
+                "before it wrote anything: begin a new one, with a longer timeout"
+            )
+        with self.store.status.write() as cur:
+            row = replace(row, heartbeat_slot=liveness.free_slot(cur, self.store))
+            assert row.heartbeat_slot is not None
+            self.store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, now)
+            status_table.insert(cur, row)
+            self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
+            self.ids.record(cur)
+        self.maintenance.set_pace(row.keepalive / 4e6)
+        self.maintenance.start()
+        return row
+
+    # -- look up and keep alive --------------------------------------------------------
+
+    def get(self, txn_id: int) -> TxnRow:
+        """The status row.
+
+        Raises:
+            TxnNotFoundError: no such transaction.
+        """
+        with self.store.status.read() as cur:
+            return status_table.get(cur, txn_id)
+
+    def highest_id(self) -> int:
+        """The highest id that may have been given out."""
+        with self.store.status.read() as cur:
+            (following,) = cur.execute("SELECT next_txn_id FROM clock").fetchone()
+        return int(following) - 1
+
+    def low_water_mark(self) -> int:
+        with self.store.status.read() as cur:
+            return id_ranges.low_water_mark(cur)
+
+    def keep_alive(self, txn_id: int) -> None:
+        """Beat once for an OPEN transaction.
+
+        Raises:
+            TxnNotFoundError: no such transaction.
+            InvalidTxnStateError: it is being committed, or has ended.
+        """
+        row = self.get(txn_id)
+        if row.state is not TxnState.OPEN:
+            phase = (
+                "is in commit phase"
+                if row.state in (TxnState.COMMIT_IN_PROGRESS, TxnState.FINALIZE_IN_PROGRESS)
+                else f"is not available for further commits: {row.describe_state()}"
+            )
+            raise InvalidTxnStateError(f"cannot keep alive: transaction {txn_id} {phase}")
+        if row.heartbeat_slot is not None:
+            self.store.runtime.heartbeat(
+                row.heartbeat_slot, txn_id, clock.monotonic_micros()
+            )
+
+    def txn_id(self, local: int) -> TxnId:
+        return TxnId.of(self.tcid, local)
+
+    # -- locks -------------------------------------------------------------------------
+
+    def admit(self, row: TxnRow, kind: str, ids: Iterable[int], *, transactional: bool) -> None:
+        """Before a write to participants: take their locks, or meet those of others.
+
+        Waits while an older transaction may wait (wait-die), up to its deadline.
+
+        Raises:
+            TransactionLockedError: a lock stood in the way. With `transactional`, a younger
+                transaction was aborted; an older one that ran out of time stays OPEN.
+            InvalidTxnStateError: the transaction is not OPEN.
+        """
+        wanted = list(ids)
+        pause = 0.002
+        give_up = time.monotonic() + _LOCK_WAIT
+        if row.deadline is not None:
+            give_up = min(give_up, row.deadline / 1e6)
+        while True:
+            answer = self._ask(row, kind, wanted, transactional)
+            if answer.verdict is Verdict.GRANTED:
+                return
+            holder = f"{kind} {wanted} is locked by transaction {answer.holder}"
+            if answer.verdict is Verdict.DIE:
+                if transactional:
+                    self.abort(
+                        row.txn_id, f"{holder}, which is older", TransactionLockedError
+                    )
+                    raise TransactionLockedError(
+                        f"{holder}, which is older: transaction {row.txn_id} was aborted "
+                        "(wait-die). Run it again"
+                    )
+                raise TransactionLockedError(
+                    f"{holder}; a write outside of a transaction does not wait. Try it again later"
+                )
+            if time.monotonic() > give_up:
+                raise TransactionLockedError(
+                    f"{holder}, which is younger, and did not end within {_LOCK_WAIT:g} s. "
+                    f"Transaction {row.txn_id} is still open: try the write again"
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    def _ask(
+        self, row: TxnRow, kind: str, ids: list[int], transactional: bool
+    ) -> LockAnswer:
+        if row.locking != "partition":
+            with self.store.status.read() as cur:
+                return locks.meet(cur, row if transactional else None, kind, ids)
+        with self.store.status.read() as cur:
+            if all(locks.holder_of(cur, kind, id) == row.txn_id for id in ids):
+                return LockAnswer(Verdict.GRANTED)
+        with self.store.status.write() as cur:
+            status_table.get_open(cur, row.txn_id, "lock a partition")
+            return locks.request(cur, row, kind, ids)
+
+    # -- end ---------------------------------------------------------------------------
+
+    def abort(
+        self, txn_id: int, reason: str, error: type[TransactionLockedError] | None = None
+    ) -> TxnRow:
+        """Abort a transaction and wait until every participant has done so. Twice is fine.
+
+        Raises:
+            TxnNotFoundError: no such transaction.
+            InvalidTxnStateError: it is committed.
+        """
+        self.orchestrator.start_abort(txn_id, reason, error)
+        return self.orchestrator.finish(txn_id)
+
+    def start_job(self, txn_id: int, job_id: str) -> None:
+        with self.store.status.write() as cur:
+            jobs.start(cur, txn_id, job_id)
+
+    def recover(self) -> None:
+        """At open: resume what dead processes left, when nobody else leads."""
+        with self.store.status.read() as cur:
+            rows = status_table.live(cur)
+        if not rows:
+            return
+        for row in rows:
+            if row.state is TxnState.OPEN:
+                liveness.refresh_missing(self.store, row)
+                self.maintenance.set_pace(row.keepalive / 4e6)
+        self.maintenance.round()
+        self.maintenance.start()
+
+    def close(self) -> None:
+        self.heartbeats.close()
+        self.maintenance.close()
+        self.ids.close()
+
+    def after_fork_in_child(self) -> None:
+        """Threads, ids and the lease belong to the parent."""
+        self.ids = IdRanges(self.store)
+        self.heartbeats.forget_thread()
+        self.maintenance.forget_thread()
+        self._snapshot = None

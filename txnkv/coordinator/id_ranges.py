@@ -1,0 +1,109 @@
+"""Transaction ids in reserved ranges, and the low water mark.
+
+A process takes ids a range at a time, so that begin costs no I/O. Each range has a row
+with its least live id; the low water mark is the least over those and over the
+transactions that have not ended. Whatever is staged under a lower id is garbage.
+
+    range 1..1024 of process A, least live 7     transactions not ended: 9, 1030
+    range 1025..2048 of process B, least live 1030
+    low water mark = 7
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import apsw
+
+from txnkv.storage.store import Store
+
+RANGE: Final = 1024
+
+
+class IdRanges:
+    """The ids that this process gives out."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._next = 0
+        self._end = 0
+        self._live: set[int] = set()
+        self._firsts: dict[int, int] = {}
+
+    def begin(self) -> int:
+        """An id never given before, live until `ended` is called."""
+        with self._lock:
+            if self._next == self._end:
+                self._reserve()
+            txn_id = self._next
+            self._next += 1
+            self._live.add(txn_id)
+            return txn_id
+
+    def ended(self, txn_id: int) -> None:
+        with self._lock:
+            self._live.discard(txn_id)
+
+    def record(self, cur: apsw.Cursor) -> None:
+        """Bring the least live ids of this process's ranges up to date, in a write that is
+        done anyway, and drop the ranges that are used up.
+        """
+        with self._lock:
+            for first, last in list(self._firsts.items()):
+                least = min((id for id in self._live if first <= id <= last), default=None)
+                if least is None and self._end == last + 1 and self._next < self._end:
+                    least = self._next
+                if least is None:
+                    cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))
+                    del self._firsts[first]
+                else:
+                    cur.execute(
+                        "UPDATE id_ranges SET least_live = ? WHERE first = ? AND least_live < ?",
+                        (least, first, least),
+                    )
+
+    def close(self) -> None:
+        """Give back this process's ranges."""
+        with self._lock:
+            firsts, self._firsts = self._firsts, {}
+            self._live.clear()
+            self._next = self._end = 0
+        if firsts:
+            with self._store.status.write() as cur:
+                cur.executemany(
+                    "DELETE FROM id_ranges WHERE first = ?", [(first,) for first in firsts]
+                )
+
+    def _reserve(self) -> None:
+        runtime = self._store.runtime
+        with self._store.status.write() as cur:
+            (first,) = cur.execute("SELECT next_txn_id FROM clock").fetchone()
+            cur.execute("UPDATE clock SET next_txn_id = ?", (first + RANGE,))
+            cur.execute(
+                "INSERT INTO id_ranges (first, last, least_live, owner_slot, owner_start) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (first, first + RANGE - 1, first, runtime.slot, runtime.slot_start),
+            )
+        self._next, self._end = first, first + RANGE
+        self._firsts[first] = first + RANGE - 1
+
+
+def low_water_mark(cur: apsw.Cursor) -> int:
+    """The least id that may still stage anything."""
+    (mark,) = cur.execute(
+        "SELECT min(least) FROM (SELECT min(txn_id) AS least FROM transactions "
+        "WHERE state NOT IN (2, 4) UNION ALL SELECT min(least_live) FROM id_ranges "
+        "UNION ALL SELECT next_txn_id FROM clock)"
+    ).fetchone()
+    return int(mark)
+
+
+def drop_dead(cur: apsw.Cursor, store: Store) -> None:
+    """Forget the ranges of processes that are gone."""
+    for first, slot, start in cur.execute(
+        "SELECT first, owner_slot, owner_start FROM id_ranges"
+    ).fetchall():
+        if not store.runtime.slot_alive(slot, start):
+            cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))

@@ -1,0 +1,166 @@
+"""Heartbeats, and the abort of transactions that nobody keeps alive.
+
+A heartbeat is a store into the runtime file, no I/O. An OPEN transaction is aborted when
+it had none for its keepalive time, or is past its own timeout; no other transaction is.
+Heartbeats do not outlive the runtime file: after a restart of the machine, or when nobody
+had the store open, each OPEN transaction gets a fresh heartbeat from who opens the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import Protocol
+
+import apsw
+
+from txnkv.coordinator import status_table
+from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import (
+    InvalidTxnStateError,
+    TransactionTimedOutError,
+    TxnNotFoundError,
+    UnavailableError,
+)
+from txnkv.storage.seam import boot_id, clock
+from txnkv.storage.store import Store
+
+_log = logging.getLogger("txnkv")
+
+
+def free_slot(cur: apsw.Cursor, store: Store) -> int:
+    """An entry of the heartbeat table that no transaction has.
+
+    Raises:
+        UnavailableError: as many transactions are open as the table has entries.
+    """
+    (slot,) = cur.execute(
+        "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM transactions WHERE heartbeat_slot = 0) THEN 0 "
+        "ELSE (SELECT min(t.heartbeat_slot) + 1 FROM transactions t WHERE t.heartbeat_slot "
+        "IS NOT NULL AND NOT EXISTS (SELECT 1 FROM transactions n "
+        "WHERE n.heartbeat_slot = t.heartbeat_slot + 1)) END"
+    ).fetchone()
+    if slot >= store.runtime.HEARTBEATS:
+        raise UnavailableError(
+            f"{slot} transactions are open at once, as many as the store has heartbeats for: "
+            "end some of them (`txnkv txn list`), then try again"
+        )
+    return int(slot)
+
+
+def expired(row: TxnRow, store: Store) -> str | None:
+    """Why an OPEN transaction must be aborted, or None."""
+    now = clock.monotonic_micros()
+    if row.boot != boot_id():
+        begun = row.begin_ts.micros
+        late = row.timeout is not None and clock.now_micros() > begun + row.timeout
+        return "passed its timeout" if late else None
+    if row.deadline is not None and now > row.deadline:
+        return f"passed its timeout of {(row.timeout or 0) / 1e6:g} s"
+    if row.heartbeat_slot is None:
+        return None
+    txn_id, last = store.runtime.heartbeat_read(row.heartbeat_slot)
+    if txn_id == row.txn_id and now - last > row.keepalive:
+        return f"had no heartbeat for {row.keepalive / 1e6:g} s"
+    return None
+
+
+def refresh_missing(store: Store, row: TxnRow) -> None:
+    """Give a fresh heartbeat to an OPEN transaction that the runtime file does not know."""
+    if row.heartbeat_slot is None:
+        return
+    txn_id, _ = store.runtime.heartbeat_read(row.heartbeat_slot)
+    if txn_id != row.txn_id:
+        store.runtime.heartbeat_register(
+            row.heartbeat_slot, row.txn_id, clock.monotonic_micros()
+        )
+
+
+def abort_expired(store: Store, orchestrator: Orchestrator) -> int:
+    """Abort the OPEN transactions that expired. Returns how many."""
+    with store.status.read() as cur:
+        rows = status_table.select(cur, [TxnState.OPEN])
+    count = 0
+    for row in rows:
+        refresh_missing(store, row)
+        reason = expired(row, store)
+        if reason is None:
+            continue
+        try:
+            orchestrator.start_abort(
+                row.txn_id, reason, TransactionTimedOutError, only_open=True
+            )
+            orchestrator.finish(row.txn_id)
+        except (InvalidTxnStateError, TxnNotFoundError):
+            continue  # its owner was quicker
+        _log.warning("aborted transaction %d: it %s", row.txn_id, reason)
+        count += 1
+    return count
+
+
+class Beating(Protocol):
+    """What the heartbeater keeps alive."""
+
+    txn_id: int
+    heartbeat_slot: int | None
+    keepalive: int
+
+
+class Heartbeater:
+    """One thread a process and store that beats for every registered transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._beating: weakref.WeakSet[Beating] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, handle: Beating) -> None:
+        with self._lock:
+            self._beating.add(handle)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="txnkv-heartbeat", daemon=True
+                )
+                self._thread.start()
+            self._wake.notify()
+
+    def remove(self, handle: Beating) -> None:
+        with self._lock:
+            self._beating.discard(handle)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def forget_thread(self) -> None:
+        """In a forked child: the thread and what it beat for belong to the parent."""
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._thread = None
+        self._beating = weakref.WeakSet()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                handles = list(self._beating)
+                pause = min((handle.keepalive for handle in handles), default=4_000_000) / 4e6
+            now = clock.monotonic_micros()
+            for handle in handles:
+                if handle.heartbeat_slot is not None:
+                    self._store.runtime.heartbeat(handle.heartbeat_slot, handle.txn_id, now)
+            del handles
+            with self._lock:
+                if not self._closed:
+                    self._wake.wait(timeout=pause)

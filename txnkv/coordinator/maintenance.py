@@ -1,0 +1,165 @@
+"""The background work of a store, done by whichever process holds the lease.
+
+Resuming what dead processes left, aborting what nobody keeps alive, forgetting what ended
+long ago, checkpoints. One thread a process and store; it starts with the first write, stops
+with close, and a forked child begins without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from txnkv.coordinator import id_ranges, liveness, status_table
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.lease import Lease, LeaseLostError
+from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import ClosedError, TxnkvError
+from txnkv.storage.seam import clock
+from txnkv.storage.store import Store
+
+_log = logging.getLogger("txnkv")
+
+TAKE_OVER_AFTER: Final = 5 * 1_000_000
+_CHECKPOINT_EVERY: Final = 10 * 1_000_000
+
+Sweep = Callable[[Lease], None]
+
+
+class Maintenance:
+    """Background work of one store in this process.
+
+    Args:
+        store: the store.
+        orchestrator: drives transactions.
+        history: seconds for which the status rows of ended transactions are kept.
+        poll: seconds between two rounds.
+    """
+
+    def __init__(
+        self, store: Store, orchestrator: Orchestrator, history: float, poll: float = 1.0
+    ) -> None:
+        self.lease = Lease(store)
+        self._store = store
+        self._orchestrator = orchestrator
+        self._history = history
+        self._poll = poll
+        self._sweeps: list[Sweep] = []
+        self._stop = threading.Event()
+        self._start_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._checkpointed = 0
+
+    def add_sweep(self, sweep: Sweep) -> None:
+        """Add work of a layer above; called in each round of the leader."""
+        self._sweeps.append(sweep)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._start_lock:
+            if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(
+                target=self._run, name="txnkv-maintenance", daemon=True
+            )
+            self._thread.start()
+
+    def set_pace(self, seconds: float) -> None:
+        """Look at least this often."""
+        self._poll = min(self._poll, max(seconds, 0.02))
+
+    def close(self) -> None:
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout=30)
+        self.lease.release()
+
+    def forget_thread(self) -> None:
+        """In a forked child: the thread and the lease belong to the parent."""
+        self._thread = None
+        self._start_lock = threading.Lock()
+        self._stop = threading.Event()
+        self.lease = Lease(self._store)
+
+    def round(self, *, resume_all: bool = False) -> bool:
+        """One round of the leader's work.
+
+        Args:
+            resume_all: take over every transaction in a middle state at once, also those
+                that a live process may still be driving.
+
+        Returns:
+            False when another process leads.
+        """
+        if not self.lease.acquire():
+            return False
+        try:
+            self._resume(resume_all)
+            liveness.abort_expired(self._store, self._orchestrator)
+            self._forget()
+            for sweep in self._sweeps:
+                sweep(self.lease)
+        except LeaseLostError:
+            return False
+        now = clock.monotonic_micros()
+        if now - self._checkpointed > _CHECKPOINT_EVERY:
+            self._checkpointed = now
+            self._store.status.checkpoint()
+        return True
+
+    def _run(self) -> None:
+        stop = self._stop
+        while not stop.wait(self._poll):
+            try:
+                self.round()
+            except ClosedError:
+                return
+            except TxnkvError as error:
+                _log.warning("background work failed, it will be tried again: %s", error)
+            except Exception:
+                _log.exception("background work failed, it will be tried again")
+
+    def _resume(self, resume_all: bool) -> None:
+        with self._store.status.read() as cur:
+            rows = [row for row in status_table.live(cur) if row.state is not TxnState.OPEN]
+        for row in rows:
+            if not (resume_all or self._abandoned(row)):
+                continue
+            with self._store.status.write() as cur:
+                self.lease.confirm(cur)
+            ended = self._orchestrator.finish(row.txn_id)
+            _log.info("resumed transaction %d: %s", row.txn_id, ended.describe_state())
+
+    def _abandoned(self, row: TxnRow) -> bool:
+        if not self._store.runtime.slot_alive(row.owner_slot, row.owner_start):
+            return True
+        return clock.now_micros() - row.last_update_ts.micros > TAKE_OVER_AFTER
+
+    def _forget(self) -> None:
+        """Collect the rows of transactions that ended before the history began."""
+        horizon = clock.now_micros() - int(self._history * 1e6)
+        pin = self._store.runtime.least_pin()
+        before = Timestamp.from_micros(max(horizon, 0))
+        if pin is not None:
+            before = min(before, Timestamp(pin))
+        with self._store.status.read() as cur:
+            found = cur.execute(
+                "SELECT 1 FROM transactions WHERE state IN (2, 4) AND last_update_ts < ? LIMIT 1",
+                (before,),
+            ).fetchone()
+            ranges = cur.execute("SELECT count(*) FROM id_ranges").fetchone()[0]
+        if found is None and ranges == 0:
+            return
+        with self._store.status.write() as cur:
+            self.lease.confirm(cur)
+            cur.execute(
+                "DELETE FROM transactions WHERE state IN (2, 4) AND last_update_ts < ?", (before,)
+            )
+            id_ranges.drop_dead(cur, self._store)

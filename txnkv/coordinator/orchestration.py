@@ -1,0 +1,256 @@
+"""Driving a transaction to its end.
+
+The commit point is one SQLite transaction: it checks that the state is still
+COMMIT_IN_PROGRESS, lets every participant validate what came in last, takes the commit
+timestamp and writes FINALIZE_IN_PROGRESS with it. Before that the transaction can still
+abort; after that it is committed, whatever dies.
+
+    client            status.db                          participants
+    commit() ------>  OPEN -> COMMIT_IN_PROGRESS
+                                                         begin_commit: validate, unlocked
+                      [validate the rest,
+                       COMMIT_IN_PROGRESS ->
+                       FINALIZE_IN_PROGRESS + ts]        <- the commit point
+                                                         finalize_commit: plain stamps
+                      FINALIZE_IN_PROGRESS -> COMMITTED
+
+Each step is a compare-and-set and each handler call may be repeated, so any number of
+processes may drive one transaction at once: the client that called commit(), and a leader
+that resumes what a dead process left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import apsw
+
+from txnkv.coordinator import jobs, locks, status_table
+from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.participant import ParticipantHandler
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import (
+    InvalidTxnStateError,
+    TransactionConflictError,
+    TransactionLockedError,
+    TransactionTimedOutError,
+    TxnkvError,
+)
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.store import Store
+
+declare_fault_point("commit.started", "the state is COMMIT_IN_PROGRESS")
+declare_fault_point("commit.validated", "validated unlocked, before the commit point")
+declare_fault_point("commit.in_point", "the commit point is written, not yet committed")
+declare_fault_point("commit.decided", "the commit point is durable, nothing is finalized")
+declare_fault_point("commit.finalized", "participants are finalized, the state is not")
+declare_fault_point("commit.ended", "the state is COMMITTED")
+declare_fault_point("abort.started", "the state is ABORT_IN_PROGRESS")
+declare_fault_point("abort.swept", "staged data is gone, the state is ABORT_IN_PROGRESS")
+declare_fault_point("abort.ended", "the state is ABORTED")
+
+_ERRORS: Mapping[str, type[TxnkvError]] = {
+    error.__name__: error
+    for error in (TransactionConflictError, TransactionLockedError, TransactionTimedOutError)
+}
+
+
+def ending_error(row: TxnRow, what: str) -> TxnkvError:
+    """The error for who wanted to commit a transaction that was aborted."""
+    kind = _ERRORS.get(row.error or "", InvalidTxnStateError)
+    return kind(
+        f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
+        "Begin a new transaction"
+    )
+
+
+class Orchestrator:
+    """The moves of transactions, over the handlers of their participants."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._handlers: dict[str, ParticipantHandler] = {}
+
+    def add_handler(self, handler: ParticipantHandler) -> None:
+        self._handlers[handler.kind] = handler
+
+    def start_commit(self, txn_id: int) -> TxnRow:
+        """OPEN -> COMMIT_IN_PROGRESS, or COMMITTED where there are no participants.
+
+        Returns:
+            The row after the move; that of a transaction already committing, unchanged.
+
+        Raises:
+            RowErrors: workers staged the same key. The transaction stays OPEN.
+            InvalidTxnStateError: it is aborted, or a job still runs under it.
+            TransactionTimedOutError: it passed its timeout; it is aborted.
+        """
+        while True:
+            with self._store.status.read() as cur:
+                row = status_table.get(cur, txn_id)
+                parts = status_table.participants(cur, txn_id)
+            if row.state.committing:
+                return row
+            if row.state is not TxnState.OPEN:
+                raise ending_error(row, "commit")
+            if self._past_deadline(row):
+                row = self.start_abort(txn_id, "timed out", TransactionTimedOutError)
+                raise ending_error(self.finish(row.txn_id), "commit")
+            checked = {
+                kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()
+            }
+            with self._store.status.write() as cur:
+                if not all(
+                    self._handlers[kind].checked_all(cur, row, checked.get(kind, 0))
+                    for kind in status_table.participants(cur, txn_id)
+                ):
+                    continue
+                jobs.refuse_running(cur, txn_id)
+                target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
+                moved = status_table.move(cur, txn_id, TxnState.OPEN, target)
+                row = status_table.get(cur, txn_id)
+                if moved and not parts:
+                    locks.release(cur, txn_id)
+            if moved:
+                fault_point("commit.started")
+                return row
+
+    def start_abort(
+        self,
+        txn_id: int,
+        reason: str,
+        error: type[TxnkvError] | None = None,
+        *,
+        only_open: bool = False,
+    ) -> TxnRow:
+        """Move to ABORT_IN_PROGRESS; an abort already begun is left as it is.
+
+        Raises:
+            InvalidTxnStateError: it is committed, or past its commit point.
+        """
+        with self._store.status.write() as cur:
+            row = self.start_abort_in(cur, txn_id, reason, error, only_open=only_open)
+        fault_point("abort.started")
+        return row
+
+    @staticmethod
+    def start_abort_in(
+        cur: apsw.Cursor,
+        txn_id: int,
+        reason: str,
+        error: type[TxnkvError] | None = None,
+        *,
+        only_open: bool = False,
+    ) -> TxnRow:
+        row = status_table.get(cur, txn_id)
+        if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
+            return row
+        if row.state.decided or (only_open and row.state is not TxnState.OPEN):
+            raise InvalidTxnStateError(
+                f"cannot abort: transaction {txn_id} is {row.state.name}"
+                + (": it has its commit timestamp" if row.state.decided else "")
+            )
+        status_table.move(
+            cur,
+            txn_id,
+            row.state,
+            TxnState.ABORT_IN_PROGRESS,
+            reason=reason,
+            error=None if error is None else error.__name__,
+        )
+        return status_table.get(cur, txn_id)
+
+    def finish(self, txn_id: int) -> TxnRow:
+        """Drive a transaction that is no longer OPEN to COMMITTED or ABORTED."""
+        while True:
+            with self._store.status.read() as cur:
+                row = status_table.get(cur, txn_id)
+                parts = status_table.participants(cur, txn_id)
+            if row.state is TxnState.OPEN:
+                raise InvalidTxnStateError(f"transaction {txn_id} is still open")
+            if row.state.ended:
+                return row
+            if row.state is TxnState.COMMIT_IN_PROGRESS:
+                self.decide(row, parts)
+            elif row.state is TxnState.FINALIZE_IN_PROGRESS:
+                self._finalize(row, parts)
+            else:
+                self._abort(row, parts)
+
+    def decide(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
+        """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS."""
+        try:
+            while True:
+                validated = {
+                    kind: self._handlers[kind].begin_commit(row, ids)
+                    for kind, ids in parts.items()
+                }
+                fault_point("commit.validated")
+                with self._store.status.write() as cur:
+                    if status_table.get(cur, row.txn_id).state is not TxnState.COMMIT_IN_PROGRESS:
+                        return
+                    if not all(
+                        self._handlers[kind].validate(cur, row, ids, validated[kind])
+                        for kind, ids in parts.items()
+                    ):
+                        continue
+                    self._write_commit_point(cur, row, parts)
+                    fault_point("commit.in_point")
+                fault_point("commit.decided")
+                return
+        except (TransactionConflictError, TransactionLockedError) as error:
+            with self._store.status.write() as cur:
+                status_table.move(
+                    cur,
+                    row.txn_id,
+                    TxnState.COMMIT_IN_PROGRESS,
+                    TxnState.ABORT_IN_PROGRESS,
+                    reason=str(error),
+                    error=type(error).__name__,
+                )
+
+    @staticmethod
+    def _write_commit_point(
+        cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
+    ) -> None:
+        for kind in parts:
+            status_table.set_participants(
+                cur, row.txn_id, kind, TxnState.COMMIT_IN_PROGRESS, next_timestamp(cur)
+            )
+        commit_ts = next_timestamp(cur)
+        status_table.move(
+            cur,
+            row.txn_id,
+            TxnState.COMMIT_IN_PROGRESS,
+            TxnState.FINALIZE_IN_PROGRESS,
+            commit_ts=commit_ts,
+        )
+        cur.execute("UPDATE clock SET last_commit = ?", (commit_ts,))
+
+    def _finalize(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
+        for kind, ids in parts.items():
+            self._handlers[kind].finalize_commit(row, ids)
+        fault_point("commit.finalized")
+        self._end(row, parts, TxnState.COMMITTED)
+        fault_point("commit.ended")
+
+    def _abort(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
+        for kind, ids in parts.items():
+            self._handlers[kind].abort(row, ids)
+        fault_point("abort.swept")
+        self._end(row, parts, TxnState.ABORTED)
+        fault_point("abort.ended")
+
+    def _end(self, row: TxnRow, parts: Mapping[str, list[int]], state: TxnState) -> None:
+        with self._store.status.write() as cur:
+            for kind in parts:
+                status_table.set_participants(cur, row.txn_id, kind, state)
+            locks.release(cur, row.txn_id)
+            status_table.move(
+                cur, row.txn_id, row.state, state, commit_ts=row.commit_ts
+            )
+
+    @staticmethod
+    def _past_deadline(row: TxnRow) -> bool:
+        return row.deadline is not None and clock.monotonic_micros() > row.deadline

@@ -1,0 +1,63 @@
+"""What the coordinator asks of those who hold a transaction's data.
+
+One handler serves all participants of a kind (all tablets, say); the coordinator knows
+nothing else of them. Every call may come again after a crash, from another process.
+
+    check            OPEN            errors in the rows; the transaction stays OPEN
+    begin_commit     COMMIT_IN_...   may it commit? answers a timestamp above its operations
+    validate         same            what came in since begin_commit, inside the transaction
+                                     that writes the commit point
+    finalize_commit  FINALIZE_IN_... staged data gets its plain timestamp
+    abort            ABORT_IN_...    staged data goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import apsw
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.status_table import TxnRow
+
+
+class ParticipantHandler(Protocol):
+    @property
+    def kind(self) -> str:
+        """As it stands in the participants table."""
+
+    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
+        """Find row errors that no writer could see alone. Answers what `checked_all` compares.
+
+        Raises:
+            RowErrors: two workers staged the same key. The transaction stays OPEN.
+        """
+
+    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
+        """Nothing was staged since `check` answered `checked`."""
+
+    def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
+        """Validate against what committed since the snapshot, unlocked.
+
+        Returns:
+            The timestamp up to which was validated.
+
+        Raises:
+            TransactionConflictError, TransactionLockedError: it must abort.
+        """
+
+    def validate(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
+    ) -> bool:
+        """Validate what committed after `validated`. False when that is too much to do here.
+
+        Raises:
+            TransactionConflictError, TransactionLockedError: it must abort.
+        """
+
+    def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Give the staged data its commit timestamp. `row.commit_ts` is set."""
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Remove the staged data, and let nothing late be staged."""

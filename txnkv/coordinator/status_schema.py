@@ -1,0 +1,73 @@
+"""The tables of status.db that belong to the coordinator."""
+
+SCHEMA = """
+CREATE TABLE store (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    tcid        INTEGER NOT NULL,
+    token_key   BLOB    NOT NULL
+);
+CREATE TABLE clock (
+    id              INTEGER PRIMARY KEY CHECK (id = 1),
+    last_timestamp  INTEGER NOT NULL,   -- no timestamp at or below is given again
+    last_commit     INTEGER NOT NULL,   -- the latest snapshot
+    next_txn_id     INTEGER NOT NULL,
+    stage_sequence  INTEGER NOT NULL
+);
+CREATE TABLE transactions (
+    txn_id          INTEGER PRIMARY KEY,
+    state           INTEGER NOT NULL,
+    begin_ts        INTEGER NOT NULL,   -- age, for wait-die
+    snapshot_ts     INTEGER NOT NULL,
+    last_update_ts  INTEGER NOT NULL,
+    commit_ts       INTEGER,
+    timeout         INTEGER,            -- microseconds from begin, NULL = heartbeats alone
+    deadline        INTEGER,            -- monotonic microseconds, in the boot named below
+    boot            TEXT    NOT NULL,
+    keepalive       INTEGER NOT NULL,   -- microseconds without heartbeat until it is aborted
+    heartbeat_slot  INTEGER,            -- entry of the runtime file, while OPEN
+    isolation       TEXT    NOT NULL,
+    locking         TEXT    NOT NULL,
+    owner_slot      INTEGER NOT NULL,   -- the process that drives its end: its slot of the
+    owner_start     INTEGER NOT NULL,   -- runtime file, and when it took it
+    reason          TEXT,               -- why it was aborted
+    error           TEXT                -- class name of the error that its owner is given
+);
+CREATE INDEX transactions_live ON transactions (state) WHERE state NOT IN (2, 4);
+CREATE UNIQUE INDEX heartbeat_slots ON transactions (heartbeat_slot)
+    WHERE heartbeat_slot IS NOT NULL;
+CREATE TABLE participants (
+    txn_id           INTEGER NOT NULL REFERENCES transactions ON DELETE CASCADE,
+    kind             TEXT    NOT NULL,
+    id               INTEGER NOT NULL,
+    state            INTEGER NOT NULL,
+    begin_commit_ts  INTEGER,
+    PRIMARY KEY (txn_id, kind, id)
+) WITHOUT ROWID;
+CREATE TABLE jobs (
+    id      TEXT PRIMARY KEY,
+    txn_id  INTEGER NOT NULL REFERENCES transactions ON DELETE CASCADE,
+    state   TEXT NOT NULL               -- running, committed or aborted
+) WITHOUT ROWID;
+CREATE INDEX jobs_of_transaction ON jobs (txn_id);
+CREATE TABLE locks (
+    kind        TEXT    NOT NULL,
+    id          INTEGER NOT NULL,
+    txn_id      INTEGER NOT NULL REFERENCES transactions ON DELETE CASCADE,
+    granted_ts  INTEGER NOT NULL,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+CREATE TABLE id_ranges (
+    first       INTEGER PRIMARY KEY,
+    last        INTEGER NOT NULL,
+    least_live  INTEGER NOT NULL,
+    owner_slot  INTEGER NOT NULL,
+    owner_start INTEGER NOT NULL
+);
+CREATE TABLE lease (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    term        INTEGER NOT NULL,
+    owner_slot  INTEGER,                -- slot of the runtime file, and when it was taken
+    owner_start INTEGER NOT NULL,
+    renewed     INTEGER NOT NULL        -- monotonic microseconds
+);
+"""

@@ -1,0 +1,228 @@
+"""The transaction status table: rows, and the compare-and-set moves between states.
+
+Every function takes the cursor of a status.db transaction that its caller opened, so that
+a step of the protocol is one SQLite transaction whatever it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import apsw
+
+from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.states import MOVES, TxnState
+from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
+
+_COLUMNS = (
+    "txn_id, state, begin_ts, snapshot_ts, last_update_ts, commit_ts, timeout, deadline, boot, "
+    "keepalive, heartbeat_slot, isolation, locking, owner_slot, owner_start, reason, error"
+)
+
+
+@dataclass(frozen=True)
+class TxnRow:
+    """One row of the status table. Durations are microseconds, stamps hybrid time."""
+
+    txn_id: int
+    state: TxnState
+    begin_ts: Timestamp
+    snapshot_ts: Timestamp
+    last_update_ts: Timestamp
+    commit_ts: Timestamp | None
+    timeout: int | None
+    deadline: int | None
+    boot: str
+    keepalive: int
+    heartbeat_slot: int | None
+    isolation: str
+    locking: str
+    owner_slot: int
+    owner_start: int
+    reason: str | None
+    error: str | None
+
+    def age(self) -> tuple[int, int]:
+        """Wait-die order: less is older."""
+        return (self.begin_ts, self.txn_id)
+
+    def describe_state(self) -> str:
+        return self.state.name + (f" ({self.reason})" if self.reason else "")
+
+
+def _row(values: tuple[object, ...]) -> TxnRow:
+    fields: list[object] = list(values)
+    fields[1] = TxnState(fields[1])
+    for stamp in (2, 3, 4, 5):
+        if fields[stamp] is not None:
+            fields[stamp] = Timestamp(fields[stamp])  # type: ignore[arg-type]
+    return TxnRow(*fields)  # type: ignore[arg-type]
+
+
+def insert(cur: apsw.Cursor, row: TxnRow) -> None:
+    """Write the OPEN row of a transaction. Writing it twice is harmless."""
+    cur.execute(
+        f"INSERT OR IGNORE INTO transactions ({_COLUMNS}) VALUES ({', '.join('?' * 17)})",
+        (
+            row.txn_id,
+            int(row.state),
+            row.begin_ts,
+            row.snapshot_ts,
+            row.last_update_ts,
+            row.commit_ts,
+            row.timeout,
+            row.deadline,
+            row.boot,
+            row.keepalive,
+            row.heartbeat_slot,
+            row.isolation,
+            row.locking,
+            row.owner_slot,
+            row.owner_start,
+            row.reason,
+            row.error,
+        ),
+    )
+
+
+def find(cur: apsw.Cursor, txn_id: int) -> TxnRow | None:
+    values = cur.execute(
+        f"SELECT {_COLUMNS} FROM transactions WHERE txn_id = ?", (txn_id,)
+    ).fetchone()
+    return None if values is None else _row(values)
+
+
+def get(cur: apsw.Cursor, txn_id: int) -> TxnRow:
+    """The row of a transaction.
+
+    Raises:
+        TxnNotFoundError: there is no such row.
+    """
+    row = find(cur, txn_id)
+    if row is None:
+        (highest,) = cur.execute("SELECT next_txn_id - 1 FROM clock").fetchone()
+        raise TxnNotFoundError(
+            f"transaction {txn_id} was not found; the highest id given so far is {highest}. "
+            "It never wrote anything, or ended and was forgotten: begin a new one"
+        )
+    return row
+
+
+def get_open(cur: apsw.Cursor, txn_id: int, what: str) -> TxnRow:
+    """The row of a transaction that must be OPEN for `what`.
+
+    Raises:
+        TxnNotFoundError: there is no such transaction.
+        InvalidTxnStateError: it is not OPEN.
+    """
+    row = get(cur, txn_id)
+    if row.state is not TxnState.OPEN:
+        raise not_open(row, what)
+    return row
+
+
+def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
+    return InvalidTxnStateError(
+        f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
+        "Begin a new transaction"
+    )
+
+
+def select(cur: apsw.Cursor, states: Iterable[TxnState] | None = None) -> list[TxnRow]:
+    if states is None:
+        found = cur.execute(f"SELECT {_COLUMNS} FROM transactions ORDER BY txn_id")
+    else:
+        wanted = ", ".join(str(int(state)) for state in states)
+        found = cur.execute(
+            f"SELECT {_COLUMNS} FROM transactions WHERE state IN ({wanted}) ORDER BY txn_id"
+        )
+    return [_row(values) for values in found]
+
+
+def live(cur: apsw.Cursor) -> list[TxnRow]:
+    """Every transaction that has not ended."""
+    found = cur.execute(
+        f"SELECT {_COLUMNS} FROM transactions WHERE state NOT IN (2, 4) ORDER BY txn_id"
+    )
+    return [_row(values) for values in found]
+
+
+def move(
+    cur: apsw.Cursor,
+    txn_id: int,
+    expected: TxnState,
+    new: TxnState,
+    *,
+    commit_ts: Timestamp | None = None,
+    reason: str | None = None,
+    error: str | None = None,
+) -> bool:
+    """Compare-and-set of the state. False when the state was not `expected`."""
+    if new not in MOVES[expected]:
+        raise ValueError(f"no transaction moves from {expected.name} to {new.name}")
+    cur.execute(
+        "UPDATE transactions SET state = ?, last_update_ts = ?, heartbeat_slot = NULL, "
+        "commit_ts = coalesce(?, commit_ts), reason = coalesce(?, reason), "
+        "error = coalesce(?, error) WHERE txn_id = ? AND state = ?",
+        (
+            int(new),
+            commit_ts if commit_ts is not None else next_timestamp(cur),
+            commit_ts,
+            reason,
+            error,
+            txn_id,
+            int(expected),
+        ),
+    )
+    return cur.connection.changes() == 1
+
+
+# -- participants ----------------------------------------------------------------------
+
+
+def register_participant(cur: apsw.Cursor, txn_id: int, kind: str, ids: Iterable[int]) -> None:
+    """Record participants of an OPEN transaction before their first staged row."""
+    cur.executemany(
+        "INSERT OR IGNORE INTO participants (txn_id, kind, id, state) VALUES (?, ?, ?, ?)",
+        [(txn_id, kind, id, int(TxnState.OPEN)) for id in ids],
+    )
+
+
+def participants(cur: apsw.Cursor, txn_id: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for kind, id in cur.execute(
+        "SELECT kind, id FROM participants WHERE txn_id = ? ORDER BY kind, id", (txn_id,)
+    ):
+        found.setdefault(kind, []).append(id)
+    return found
+
+
+def transactions_of(cur: apsw.Cursor, kind: str, ids: Iterable[int]) -> list[int]:
+    """Transactions not yet ended that have one of these participants."""
+    found: set[int] = set()
+    for id in ids:
+        found.update(
+            txn_id
+            for (txn_id,) in cur.execute(
+                "SELECT p.txn_id FROM participants p JOIN transactions t USING (txn_id) "
+                "WHERE p.kind = ? AND p.id = ? AND t.state NOT IN (2, 4)",
+                (kind, id),
+            )
+        )
+    return sorted(found)
+
+
+def set_participants(
+    cur: apsw.Cursor,
+    txn_id: int,
+    kind: str,
+    state: TxnState,
+    begin_commit_ts: Timestamp | None = None,
+) -> None:
+    cur.execute(
+        "UPDATE participants SET state = ?, begin_commit_ts = coalesce(begin_commit_ts, ?) "
+        "WHERE txn_id = ? AND kind = ?",
+        (int(state), begin_commit_ts, txn_id, kind),
+    )

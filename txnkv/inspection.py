@@ -1,0 +1,205 @@
+"""Looking on: numbers about a store, and a check of everything in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from txnkv import core
+from txnkv.coordinator.clock import latest_snapshot
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import CorruptionError, TxnkvError
+from txnkv.instance import Instance
+from txnkv.tables import catalog, manifest
+from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.view import ReadView
+
+
+def store_stats(instance: Instance) -> dict[str, Any]:
+    """Numbers about a store; sizes in bytes."""
+    engine, store = instance.engine, instance.store
+    with store.status.read() as cur:
+        latest = latest_snapshot(cur)
+        states = dict(cur.execute("SELECT state, count(*) FROM transactions GROUP BY state"))
+        names = catalog.names(cur)
+        staged = cur.execute(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets WHERE state < ?",
+            (manifest.COMMITTED,),
+        ).fetchone()
+        lease = cur.execute("SELECT term, owner_slot, owner_start FROM lease").fetchone()
+    tables = {}
+    view = ReadView(latest)
+    for name in names:
+        info = engine.get(name)
+        row_sets = [seen for t in engine.tablets(info) for seen in view.row_sets(engine, t)]
+        tables[name] = {
+            "rows": sum(seen.rows for seen in row_sets),
+            "bytes": sum(seen.bytes for seen in row_sets),
+            "tablets": len(info.tablets),
+            "row_sets": len(row_sets),
+        }
+    root = Path(store.directory.path)
+    return {
+        "path": str(root),
+        "store_id": store.store_id,
+        "snapshot": int(latest),
+        "tables": tables,
+        "transactions": {TxnState(state).name: count for state, count in states.items()},
+        "staged_row_sets": staged[0],
+        "staged_bytes": staged[1],
+        "files_bytes": sum(_size(file) for file in root.rglob("*")),
+        "leader_term": None if lease is None else lease[0],
+        "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
+        "open_environments": store.environments.open_count,
+    }
+
+
+def _leader_pid(instance: Instance, slot: int | None, start: int) -> int | None:
+    runtime = instance.store.runtime
+    if slot is None or not runtime.slot_alive(slot, start):
+        return None
+    return runtime.slot_owner(slot)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_blocks * 512 if file.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+@dataclass
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        problems: one line each; empty when the store is whole.
+    """
+
+    row_sets: int = 0
+    blocks: int = 0
+    rows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def check_store(
+    instance: Instance, progress: Callable[[int, int], None] | None = None
+) -> CheckReport:
+    """Read every block of every committed or staged row set, and the status database."""
+    report = CheckReport()
+    engine, store = instance.engine, instance.store
+    with store.status.read() as cur:
+        _check_status(cur, report)
+        ids = [id for (id,) in cur.execute("SELECT id FROM tablets ORDER BY id")]
+    work: list[tuple[Tablet, RowSetInfo]] = []
+    for id in ids:
+        tablet = engine.tablet(id)
+        if tablet is None:
+            continue
+        with store.status.read() as cur:
+            infos = manifest.readable(cur, id)
+            known = manifest.known_ids(cur, id)
+        work += [(tablet, info) for info in infos]
+        report.problems += _unknown_row_sets(tablet, known)
+    for done, (tablet, info) in enumerate(work):
+        if progress is not None:
+            progress(done, len(work))
+        report.problems += _check_row_set(tablet, info, report)
+    if progress is not None:
+        progress(len(work), len(work))
+    return report
+
+
+def _check_status(cur: Any, report: CheckReport) -> None:
+    for (line,) in cur.execute("PRAGMA integrity_check"):
+        if line != "ok":
+            report.problems.append(f"status.db: {line}")
+    for table, row, parent, _ in cur.execute("PRAGMA foreign_key_check").fetchall():
+        report.problems.append(f"status.db: row {row} of {table} refers to no row of {parent}")
+    questions = {
+        "a row set belongs to no transaction and is not committed": (
+            "SELECT id FROM row_sets WHERE state < 2 AND (txn_id IS NULL OR txn_id NOT IN "
+            "(SELECT txn_id FROM transactions WHERE state NOT IN (2, 4)))"
+        ),
+        "a committed row set has no stamp": "SELECT id FROM row_sets WHERE state = 2 AND stamp IS NULL",
+        "a committed row set has a stamp above the last commit": (
+            "SELECT id FROM row_sets WHERE state = 2 AND stamp > (SELECT last_commit FROM clock)"
+        ),
+        "a lock is held by a transaction that ended": (
+            "SELECT locks.id FROM locks JOIN transactions USING (txn_id) WHERE state IN (2, 4)"
+        ),
+        "a transaction is committed above the clock": (
+            "SELECT txn_id FROM transactions WHERE commit_ts > (SELECT last_timestamp FROM clock)"
+        ),
+        "two transactions have one commit timestamp": (
+            "SELECT max(txn_id) FROM transactions WHERE state IN (4, 6) AND commit_ts IS NOT NULL "
+            "GROUP BY commit_ts HAVING count(*) > 1"
+        ),
+    }
+    for what, question in questions.items():
+        for (id,) in cur.execute(question):
+            report.problems.append(f"status.db: {what}: {id}")
+
+
+def _unknown_row_sets(tablet: Tablet, known: set[int]) -> Iterator[str]:
+    """Row sets with blocks in LMDB that status.db knows nothing of."""
+    try:
+        environment = tablet.environment(create=False)
+        with environment.read() as txn:
+            found = set(_row_set_ids(txn, tablet))
+    except (TxnkvError, KeyError):
+        return
+    for id in sorted(found - known):
+        yield f"{tablet.label}: the blocks of row set {id} belong to nothing"
+
+
+def _row_set_ids(txn: lmdb.Transaction, tablet: Tablet) -> Iterator[int]:
+    with txn.cursor(db=tablet.blocks_db) as cursor:
+        found = cursor.first()
+        while found:
+            id = int.from_bytes(bytes(cursor.key())[:8], "big")
+            yield id
+            found = cursor.set_range((id + 1).to_bytes(8, "big"))
+
+
+def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Iterator[str]:
+    name = f"{tablet.label}, row set {info.id}"
+    row_set = tablet.row_set(info)
+    last = b""
+    try:
+        with tablet.environment().read() as txn:
+            header = row_set.header(txn)
+            if header.rows != info.rows:
+                yield f"{name}: its header has {header.rows} rows, status.db {info.rows}"
+        for number, block in enumerate(header.blocks):
+            with tablet.environment().read() as txn:
+                sections = [KEYS, BLOOM, *(COLUMNS + column for column in header.columns)]
+                for section in sections:
+                    data = row_set.block(txn, section, number, again=True)
+                    if section != BLOOM and core.block_rows(data) != block.rows:
+                        yield f"{name}, block {number}: rows are missing in section {section}"
+                keys = row_set.keys(txn, number)
+                if core.sort_keys(keys) is not None or (number and keys.key(0) <= last):
+                    yield f"{name}, block {number}: its keys are not ascending"
+                if (keys.key(0), keys.key(keys.n - 1)) != (block.first, block.last):
+                    yield f"{name}, block {number}: its keys are not those of the header"
+                last = keys.key(keys.n - 1)
+                if core.bloom_probe(row_set.block(txn, BLOOM, number), keys).count != keys.n:
+                    yield f"{name}, block {number}: its Bloom filter denies a key"
+            report.blocks += len(sections)
+            report.rows += block.rows
+        if header.blocks and (header.blocks[0].first, last) != (info.min_key, info.max_key):
+            yield f"{name}: its key range is not that of status.db"
+    except CorruptionError as error:
+        yield str(error)
+    report.row_sets += 1

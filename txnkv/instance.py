@@ -1,0 +1,104 @@
+"""What all clients of one store share in a process: store, coordinator, tables."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from txnkv.coordinator import coordinator as coordination
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.status_schema import SCHEMA as STATUS_SCHEMA
+from txnkv.storage.store import Store
+from txnkv.tables.catalog_schema import SCHEMA as CATALOG_SCHEMA
+from txnkv.tables.engine import TableEngine
+
+_lock = threading.RLock()
+_instances: dict[tuple[str, bool], Instance] = {}
+
+
+class Instance:
+    """The engine of one store in this process, counted by its clients."""
+
+    def __init__(self, store: Store, read_only: bool, history: float) -> None:
+        self.store = store
+        self.read_only = read_only
+        self.coordinator = Coordinator(store, history)
+        self.engine = TableEngine(self.coordinator)
+        self.clients = 0
+        self._pid = os.getpid()
+        self._pool: ThreadPoolExecutor | None = None
+        if not read_only:
+            self.coordinator.recover()
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for commits and flushes in the background."""
+        with _lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(4, thread_name_prefix="txnkv-background")
+            return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        if not self.read_only:
+            self.coordinator.close()
+        self.store.close()
+
+    def after_fork_in_child(self) -> None:
+        self._pool = None
+        self.coordinator.after_fork_in_child()
+
+
+def acquire(
+    path: str | os.PathLike[str], create: bool, read_only: bool, history: float
+) -> Instance:
+    """The shared instance of a store, opened when it is not yet."""
+    key = (str(Path(path).resolve()), read_only)
+    with _lock:
+        found = _instances.get(key)
+        if found is None:
+            store = Store.open(
+                path,
+                create=create,
+                read_only=read_only,
+                schema_sql=STATUS_SCHEMA + CATALOG_SCHEMA,
+                initialise=coordination.initialise,
+            )
+            found = _instances[key] = Instance(store, read_only, history)
+        found.clients += 1
+        return found
+
+
+def release(instance: Instance) -> None:
+    """Give back a reference; the last one closes the store."""
+    with _lock:
+        instance.clients -= 1
+        if instance.clients > 0:
+            return
+        for key, known in list(_instances.items()):
+            if known is instance:
+                del _instances[key]
+    instance.close()
+
+
+def _close_all() -> None:
+    with _lock:
+        left = list(_instances.values())
+        _instances.clear()
+    for instance in left:
+        instance.close()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    for instance in _instances.values():
+        instance.after_fork_in_child()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,179 @@
+"""Scans as a user holds them, and the tokens by which other processes read parts of one."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import ClosedError
+from txnkv.storage.runtime import Runtime
+from txnkv.tables import reading
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.reading import TOKEN_ROWS, Request, TokenParts
+from txnkv.tables.scan import Plan
+from txnkv.tables.view import ReadView
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+
+_THREADS: Final = 2
+
+
+@dataclass(frozen=True)
+class ScanToken:
+    """A part of a scan, to be opened by any process. Picklable.
+
+    Attributes:
+        parts: which blocks, at which snapshot.
+    """
+
+    parts: TokenParts
+
+    @property
+    def rows(self) -> int:
+        """About how many rows it covers, before predicates."""
+        return self.parts.rows
+
+    def open(self, client: Client) -> Scan:
+        """The part as a scan.
+
+        Raises:
+            InvalidTokenError: the token is of another store.
+            TableNotFoundError: the table was dropped since.
+        """
+        asked, plan = reading.reopen(client.instance.engine, self.parts)
+        return Scan(client, asked, Timestamp(self.parts.snapshot), lambda: plan)
+
+
+class Scan:
+    """Rows of one table. Lazy, repeatable, pinned to a snapshot at its first read.
+
+    Belongs to one thread at a time.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        asked: Request,
+        snapshot: Timestamp | None,
+        bind: Callable[[], Plan],
+    ) -> None:
+        self._client = client
+        self._asked = asked
+        self._snapshot = snapshot
+        self._bind = bind
+        self._view: ReadView | None = None
+        self._plan: Plan | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def over(
+        cls,
+        client: Client,
+        table: TableInfo,
+        view: Callable[[], ReadView],
+        columns: Sequence[str] | None,
+        where: Any,
+        ordered: bool,
+        limit: int | None,
+    ) -> Scan:
+        """A scan of what `view` gives at the first read.
+
+        Raises:
+            SchemaError: a column or operator is unknown, or a constant does not fit.
+        """
+        asked = reading.request(table, columns, where, ordered, limit)
+
+        def bind() -> Plan:
+            seen = view()
+            scan._view = seen
+            scan._pin(seen.snapshot)
+            return reading.plan(client.instance.engine, asked, seen)
+
+        scan = cls(client, asked, None, bind)
+        return scan
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the batches."""
+        return self._asked.schema
+
+    @property
+    def snapshot(self) -> Timestamp:
+        """The snapshot that it reads."""
+        self._planned()
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as record batches of up to 64 Ki rows."""
+        self._client.require_open()
+        return self._planned().batches()
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        self._client.require_open()
+        batches = list(self._planned().batches(threads=_THREADS))
+        if not self._asked.columns:
+            return pa.Table.from_batches(batches) if batches else pa.table({})
+        return pa.Table.from_batches(batches, self.schema)
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas data frame; needs pandas."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The rows as a polars data frame; needs polars."""
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.to_batches():
+            yield from batch.to_pylist()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def tokens(self, rows: int = TOKEN_ROWS) -> list[ScanToken]:
+        """Parts that together are this scan, for other processes.
+
+        Args:
+            rows: about how many rows a part covers. An ordered scan is cut by tablet, each
+                part ordered in itself; a limit holds for each part.
+        """
+        plan = self._planned()
+        assert self._view is not None, "a scan opened from a token is not cut again"
+        return [
+            ScanToken(parts)
+            for parts in reading.split(
+                self._client.instance.engine, self._asked, self._view, plan, max(1, rows)
+            )
+        ]
+
+    def _planned(self) -> Plan:
+        with self._lock:
+            if self._plan is None:
+                self._plan = self._bind()
+            return self._plan
+
+    def _pin(self, snapshot: Timestamp) -> None:
+        self._snapshot = snapshot
+        runtime = self._client.instance.store.runtime
+        runtime.pin_snapshot(snapshot)
+        weakref.finalize(self, unpin, runtime, snapshot).atexit = False
+
+
+def unpin(runtime: Runtime, snapshot: Timestamp) -> None:
+    """Give back a pin, unless the store was closed meanwhile."""
+    try:
+        runtime.unpin(snapshot)
+    except ClosedError:
+        pass

@@ -1,0 +1,189 @@
+"""Tables and snapshots as a user holds them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyarrow as pa
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import ClosedError
+from txnkv.scan import Scan, unpin
+from txnkv.tables import catalog, lookup, reading
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.schema import Schema
+from txnkv.tables.view import ReadView
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+
+_ROW_IDS: Final = 1000
+
+
+class Snapshot:
+    """The store at one instant. A context manager; keeps history from being collected.
+
+    Args:
+        client: of the store.
+        timestamp: everything that committed at or below it is seen.
+    """
+
+    def __init__(self, client: Client, timestamp: Timestamp) -> None:
+        self._client = client
+        self._timestamp = timestamp
+        runtime = client.instance.store.runtime
+        runtime.pin_snapshot(timestamp)
+        self._unpin = weakref.finalize(self, unpin, runtime, timestamp)
+        self._unpin.atexit = False
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Everything that committed at or below it is seen."""
+        return self._timestamp
+
+    def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
+        """The row with this key, or None."""
+        return self._client.resolve(table).get(key, snapshot=self)
+
+    def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
+        """The rows with these keys, in their order; a row of nulls where there is none."""
+        return self._client.resolve(table).get_many(keys, snapshot=self)
+
+    def scan(
+        self,
+        table: str | Table,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        ordered: bool = False,
+        limit: int | None = None,
+    ) -> Scan:
+        """A scan of a table at this snapshot; see `Table.scan`."""
+        return self._client.resolve(table).scan(columns, where, self, ordered, limit)
+
+    def require_open(self) -> None:
+        """Refuse a closed snapshot.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        if not self._unpin.alive:
+            raise ClosedError(f"snapshot {int(self._timestamp)} was closed; take a new one")
+
+    def close(self) -> None:
+        """Give the snapshot up. Twice is fine."""
+        self._unpin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+At = Snapshot | Timestamp | datetime | None
+
+
+class Table:
+    """A table. Shared by threads."""
+
+    def __init__(self, client: Client, info: TableInfo) -> None:
+        self._client = client
+        self.info = info
+        self._lock = threading.Lock()
+        self._row_ids: range = range(0)
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def schema(self) -> Schema:
+        return self.info.schema
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r}>"
+
+    def get(self, key: Any, snapshot: At = None) -> dict[str, Any] | None:
+        """The row with this key, or None.
+
+        Args:
+            key: a scalar, or a tuple for a composite key.
+            snapshot: where to read; the latest by default.
+
+        Raises:
+            SchemaError: the key does not fit the table.
+            TableNotFoundError: the table was dropped.
+        """
+        return lookup.get(self._engine(), self.info, self._view(snapshot), key)
+
+    def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
+        """The rows with these keys, in their order; a row of nulls where there is none."""
+        return lookup.get_many(self._engine(), self.info, self._view(snapshot), keys)
+
+    def count(self, where: Any = None, snapshot: At = None) -> int:
+        """How many rows there are, or how many satisfy `where`."""
+        asked = reading.request(self.info, [], where, False, None)
+        return reading.count(self._engine(), asked, self._view(snapshot))
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        snapshot: At = None,
+        ordered: bool = False,
+        limit: int | None = None,
+    ) -> Scan:
+        """Read rows.
+
+        Args:
+            columns: names; all by default.
+            where: a list of (column, op, value) joined by AND, with op one of = != < <= > >=
+                in, or (column, "is null"), (column, "is not null"); or a pyarrow.compute
+                expression.
+            snapshot: where to read; by default the latest at the first read.
+            ordered: by primary key.
+            limit: at most so many rows.
+
+        Raises:
+            SchemaError: a column or operator is unknown, or a constant does not fit.
+        """
+        client = self._client
+        client.require_open()
+        if isinstance(snapshot, Snapshot):
+            snapshot.require_open()
+        return Scan.over(
+            client, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
+        )
+
+    def next_id(self) -> int:
+        """An id that no other call in any process gets, known before commit; gaps happen."""
+        with self._lock:
+            if not self._row_ids:
+                with self._engine().store.status.write() as cur:
+                    first = catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
+                self._row_ids = range(first, first + _ROW_IDS)
+            found = self._row_ids[0]
+            self._row_ids = self._row_ids[1:]
+            return found
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.scan().__arrow_c_stream__(requested_schema)
+
+    def _engine(self) -> Any:
+        self._client.require_open()
+        engine = self._client.instance.engine
+        engine.require_live(self.info)
+        return engine
+
+    def _view(self, at: At) -> ReadView:
+        return ReadView(self._client.timestamp_of(at))

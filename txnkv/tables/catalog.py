@@ -1,0 +1,140 @@
+"""The catalog of tables in status.db. Changes take effect at once, outside of transactions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import apsw
+
+from txnkv.errors import TableExistsError, TableNotFoundError
+from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.schema import Schema
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table as the catalog has it.
+
+    Attributes:
+        tablets: ids by tablet number.
+    """
+
+    id: int
+    name: str
+    schema: Schema
+    partitioning: Partitioning
+    tablets: tuple[int, ...]
+
+
+def create(
+    cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioning
+) -> TableInfo:
+    """Add a table with its tablets.
+
+    Raises:
+        TableExistsError: the name is taken.
+    """
+    if find(cur, name) is not None:
+        raise TableExistsError(
+            f"there is a table {name!r} already: take another name, or pass exists_ok=True"
+        )
+    cur.execute(
+        "INSERT INTO tables (name, schema, partitioning) VALUES (?, ?, ?)",
+        (name, schema.to_json(), partitioning.to_json()),
+    )
+    table_id = cur.connection.last_insert_rowid()
+    cur.executemany(
+        "INSERT INTO tablets (table_id, number) VALUES (?, ?)",
+        [(table_id, number) for number in range(partitioning.tablets)],
+    )
+    return get(cur, name)
+
+
+def find(cur: apsw.Cursor, name: str) -> TableInfo | None:
+    found = cur.execute(
+        "SELECT id, name, schema, partitioning FROM tables WHERE name = ? AND dropped_ts IS NULL",
+        (name,),
+    ).fetchone()
+    return None if found is None else _info(cur, *found)
+
+
+def by_tablet(cur: apsw.Cursor, tablet_id: int) -> TableInfo | None:
+    """The table of a tablet, also when it is dropped but not yet purged."""
+    found = cur.execute(
+        "SELECT tables.id, name, schema, partitioning FROM tables JOIN tablets "
+        "ON table_id = tables.id WHERE tablets.id = ?",
+        (tablet_id,),
+    ).fetchone()
+    return None if found is None else _info(cur, *found)
+
+
+def _info(
+    cur: apsw.Cursor, table_id: int, name: str, schema_text: str, partitioning_text: str
+) -> TableInfo:
+    schema = Schema.from_json(schema_text)
+    tablets = tuple(
+        id
+        for (id,) in cur.execute(
+            "SELECT id FROM tablets WHERE table_id = ? ORDER BY number", (table_id,)
+        )
+    )
+    return TableInfo(
+        table_id, name, schema, Partitioning.from_json(schema, partitioning_text), tablets
+    )
+
+
+def get(cur: apsw.Cursor, name: str) -> TableInfo:
+    """The table of this name.
+
+    Raises:
+        TableNotFoundError: there is none.
+    """
+    found = find(cur, name)
+    if found is None:
+        others = ", ".join(names(cur)) or "none"
+        raise TableNotFoundError(
+            f"there is no table {name!r}; the tables are: {others}. "
+            "Make it with client.create_table(...)"
+        )
+    return found
+
+
+def names(cur: apsw.Cursor) -> list[str]:
+    return [
+        name
+        for (name,) in cur.execute(
+            "SELECT name FROM tables WHERE dropped_ts IS NULL ORDER BY name"
+        )
+    ]
+
+
+def live_tables(cur: apsw.Cursor) -> frozenset[int]:
+    """Ids of the tables that are not dropped."""
+    return frozenset(id for (id,) in cur.execute("SELECT id FROM tables WHERE dropped_ts IS NULL"))
+
+
+def require_live(cur: apsw.Cursor, table: TableInfo) -> None:
+    """Refuse a table that was dropped.
+
+    Raises:
+        TableNotFoundError: it was.
+    """
+    if table.id not in live_tables(cur):
+        raise dropped(table)
+
+
+def dropped(table: TableInfo) -> TableNotFoundError:
+    return TableNotFoundError(
+        f"table {table.name!r} was dropped: this handle is of no use any more. If the name was "
+        "given again, ask client.table(...) for a new handle"
+    )
+
+
+def reserve_row_ids(cur: apsw.Cursor, table: TableInfo, count: int) -> int:
+    """The first of `count` ids that nobody else gets."""
+    require_live(cur, table)
+    (following,) = cur.execute(
+        "UPDATE tables SET next_row_id = next_row_id + ? WHERE id = ? RETURNING next_row_id",
+        (count, table.id),
+    ).fetchone()
+    return int(following) - count

@@ -1,0 +1,178 @@
+"""The tables of one store in this process: catalog, tablets, sweeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from txnkv.coordinator import status_table
+from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import InvalidTxnStateError
+from txnkv.tables import catalog, fence, manifest
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.manifest import KIND, RowSetInfo
+from txnkv.tables.participant import TabletParticipants
+from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.schema import Schema
+from txnkv.tables.tablet import Tablet
+
+
+class TableEngine:
+    """Tables over a store and its coordinator. Shared by threads."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.store = coordinator.store
+        self._lock = threading.Lock()
+        self._tablets: dict[int, Tablet] = {}
+        self._known: tuple[int, frozenset[int]] | None = None
+        self._term_written: int | None = None
+        coordinator.orchestrator.add_handler(TabletParticipants(self))
+        coordinator.maintenance.add_sweep(self.sweep)
+
+    # -- catalog -----------------------------------------------------------------------
+
+    def create(self, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
+        with self.store.status.write() as cur:
+            return catalog.create(cur, name, schema, partitioning)
+
+    def find(self, name: str) -> TableInfo | None:
+        with self.store.status.read() as cur:
+            return catalog.find(cur, name)
+
+    def get(self, name: str) -> TableInfo:
+        with self.store.status.read() as cur:
+            return catalog.get(cur, name)
+
+    def names(self) -> list[str]:
+        with self.store.status.read() as cur:
+            return catalog.names(cur)
+
+    def require_live(self, table: TableInfo) -> None:
+        """Refuse a table that was dropped; costs nothing while the store does not change.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+        """
+        number = self.store.status.change_number()
+        known = self._known
+        if number is None or known is None or known[0] != number:
+            with self.store.status.read() as cur:
+                live = catalog.live_tables(cur)
+            if number is not None:
+                self._known = (number, live)
+        else:
+            live = known[1]
+        if table.id not in live:
+            raise catalog.dropped(table)
+
+    def drop(self, name: str) -> bool:
+        """Drop a table; open transactions that touched it are aborted.
+
+        Returns:
+            False when there is no such table.
+        """
+        with self.store.status.write() as cur:
+            table = catalog.find(cur, name)
+            if table is None:
+                return False
+            cur.execute(
+                "UPDATE tables SET dropped_ts = ? WHERE id = ?", (next_timestamp(cur), table.id)
+            )
+            touched = status_table.transactions_of(cur, KIND, table.tablets)
+        orchestrator = self.coordinator.orchestrator
+        for txn_id in touched:
+            try:
+                orchestrator.start_abort(txn_id, f"table {name!r} was dropped")
+            except InvalidTxnStateError:
+                pass  # it has its commit timestamp
+            orchestrator.finish(txn_id)
+        self.purge()
+        return True
+
+    # -- tablets -----------------------------------------------------------------------
+
+    def tablets(self, table: TableInfo) -> list[Tablet]:
+        with self._lock:
+            found = []
+            for number, id in enumerate(table.tablets):
+                if id not in self._tablets:
+                    self._tablets[id] = Tablet(self.store, table, number)
+                found.append(self._tablets[id])
+            return found
+
+    def tablet(self, id: int) -> Tablet | None:
+        """A tablet by its id; None when its table was dropped and purged."""
+        known = self._tablets.get(id)
+        if known is not None:
+            return known
+        with self.store.status.read() as cur:
+            table = catalog.by_tablet(cur, id)
+        if table is None:
+            return None
+        return next(tablet for tablet in self.tablets(table) if tablet.id == id)
+
+    def discard(self, written: Sequence[RowSetInfo]) -> None:
+        """Remove row sets that could not be staged."""
+        for info in written:
+            tablet = self.tablet(info.tablet_id)
+            if tablet is not None:
+                tablet.environment().write(
+                    lambda txn, tablet=tablet, id=info.id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
+                )
+        with self.store.status.write() as cur:
+            manifest.forget(cur, [info.id for info in written])
+
+    # -- background --------------------------------------------------------------------
+
+    def sweep(self, lease: Lease) -> None:
+        """The leader's work on tables: announce the term, purge what was dropped."""
+        if lease.term is not None and lease.term != self._term_written:
+            self._announce(lease.term)
+        self.purge()
+
+    def purge(self) -> None:
+        """Remove the files of dropped tables that no snapshot can read any more."""
+        pin = self.store.runtime.least_pin()
+        with self.store.status.read() as cur:
+            (floor,) = cur.execute(
+                "SELECT min(snapshot_ts) FROM transactions WHERE state = ?", (int(TxnState.OPEN),)
+            ).fetchone()
+            least = min((ts for ts in (pin, floor) if ts is not None), default=None)
+            gone = cur.execute(
+                "SELECT id FROM tables WHERE dropped_ts IS NOT NULL AND (? IS NULL OR dropped_ts < ?)",
+                (least, least),
+            ).fetchall()
+            doomed = {
+                table_id: [
+                    id
+                    for (id,) in cur.execute(
+                        "SELECT id FROM tablets WHERE table_id = ?", (table_id,)
+                    )
+                ]
+                for (table_id,) in gone
+            }
+        for table_id, tablet_ids in doomed.items():
+            for id in tablet_ids:
+                self.store.environments.drop(f"tablets/{id}")
+                self._tablets.pop(id, None)
+            with self.store.status.write() as cur:
+                cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _announce(self, term: int) -> None:
+        """Write the term into every environment, so that an earlier leader is refused."""
+        with self.store.status.read() as cur:
+            ids = [id for (id,) in cur.execute("SELECT id FROM tablets")]
+        for id in ids:
+            tablet = self.tablet(id)
+            if tablet is None or not self.store.directory.tablet_dir(id).exists():
+                continue
+            environment = tablet.environment()
+            environment.write(
+                lambda txn, tablet=tablet: fence.check_term(txn, tablet.fence_db, term)  # type: ignore[misc]
+            )
+        self._term_written = term

@@ -1,0 +1,275 @@
+"""Rows in: whatever holds Arrow data, or single rows, becomes batches in the table's schema."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv.errors import SchemaError
+from txnkv.tables import types
+from txnkv.tables.schema import Schema
+
+CHUNK_ROWS: Final = 1 << 21
+CHUNK_BYTES: Final = 64 << 20
+
+
+def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The batches of an object with Arrow data.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return data.schema, iter([data])
+    if isinstance(data, pa.Table):
+        return data.schema, iter(data.to_batches())
+    if isinstance(data, pa.RecordBatchReader):
+        return data.schema, data
+    if hasattr(data, "__arrow_c_stream__"):
+        reader = pa.RecordBatchReader.from_stream(data)
+        return reader.schema, reader
+    if hasattr(data, "__arrow_c_array__"):
+        batch = pa.record_batch(data)
+        return batch.schema, iter([batch])
+    raise TypeError(
+        f"write takes Arrow data (pyarrow, pandas, polars, or an object with __arrow_c_stream__), "
+        f"not {type(data).__name__}; single rows go through insert()"
+    )
+
+
+class Normaliser:
+    """Brings batches of one Arrow schema into the schema of a table.
+
+    Raises:
+        SchemaError: a column is unknown, missing without a default, or of another kind.
+    """
+
+    def __init__(self, schema: Schema, given: pa.Schema) -> None:
+        self._schema = schema
+        names = given.names
+        if len(set(names)) != len(names):
+            raise SchemaError(f"the data has a column twice: {', '.join(names)}")
+        unknown = [name for name in names if name not in schema.columns]
+        if unknown:
+            raise SchemaError(
+                f"the data has columns that the table does not have: {', '.join(unknown)}; "
+                f"the table has {', '.join(schema.columns)}"
+            )
+        for name, column in schema.columns.items():
+            if name not in names and not column.nullable and column.default is None:
+                raise SchemaError(
+                    f"the data has no column {name!r}, which is not nullable and has no default; "
+                    f"it has {', '.join(names)}"
+                )
+        self._same = given.equals(schema.arrow)
+        for field in given:
+            types.cast(pa.chunked_array([], field.type), schema.columns[field.name].type, field.name)
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """One batch, cast without loss.
+
+        Raises:
+            SchemaError: a value does not fit, or a null stands where none may.
+        """
+        columns = []
+        for name, column in self._schema.columns.items():
+            position = batch.schema.get_field_index(name)
+            if position < 0:
+                columns.append(_default(column.default, column.type, batch.num_rows))
+                continue
+            array = batch.column(position)
+            if array.type != column.type:
+                cast = types.cast(pa.chunked_array([array]), column.type, name)
+                array = cast.combine_chunks()
+                if isinstance(array, pa.ChunkedArray):
+                    array = pa.concat_arrays(array.chunks)
+            if not column.nullable and array.null_count:
+                raise SchemaError(
+                    f"column {name!r} is not nullable, and {array.null_count} of the "
+                    f"{len(array)} values given are null"
+                )
+            columns.append(array)
+        return pa.record_batch(columns, schema=self._schema.arrow)
+
+
+def _default(value: Any, kind: pa.DataType, n: int) -> pa.Array:
+    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
+
+
+def chunks(schema: Schema, data: Any) -> Iterator[pa.RecordBatch]:
+    """`data` in the table's schema, in pieces of up to 2 Mi rows and about 64 MiB.
+
+    Raises:
+        TypeError: `data` has no Arrow data in it.
+        SchemaError: it does not fit the table.
+    """
+    given, batches = open_stream(data)
+    normaliser = Normaliser(schema, given)
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for given_batch in batches:
+        for batch in _cut(given_batch):
+            if batch.num_rows == 0:
+                continue
+            normal = normaliser.batch(batch)
+            nbytes = normal.nbytes
+            if waiting and (rows + normal.num_rows > CHUNK_ROWS or size + nbytes > CHUNK_BYTES):
+                yield _joined(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(normal)
+            rows += normal.num_rows
+            size += nbytes
+    if waiting:
+        yield _joined(waiting)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of a large batch, without copying."""
+    if batch.num_rows == 0:
+        return
+    width = max(batch.nbytes / batch.num_rows, 1.0)
+    step = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / width)))
+    for lo in range(0, batch.num_rows, step):
+        yield batch.slice(lo, step)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+# -- single rows -----------------------------------------------------------------------
+
+
+def row_values(schema: Schema, row: Any) -> tuple[Any, ...]:
+    """One row, in schema order: from a dict, a tuple in schema order, or a dataclass.
+
+    Raises:
+        SchemaError: a column is unknown, or missing without a default.
+        TypeError: `row` is none of these.
+    """
+    if isinstance(row, Mapping):
+        return _from_mapping(schema, row)
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return _from_mapping(
+            schema, {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+        )
+    if isinstance(row, (tuple, list)):
+        if len(row) != len(schema.columns):
+            raise SchemaError(
+                f"a row has {len(schema.columns)} values ({', '.join(schema.columns)}), "
+                f"this one has {len(row)}"
+            )
+        for value, (name, column) in zip(row, schema.columns.items(), strict=True):
+            if value is None and not column.nullable:
+                raise SchemaError(f"column {name!r} is not nullable: give it a value")
+        return tuple(row)
+    raise TypeError(
+        f"a row is a dict, a tuple in schema order or a dataclass, not {type(row).__name__}; "
+        "whole tables go through write()"
+    )
+
+
+def _from_mapping(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    unknown = [name for name in row if name not in schema.columns]
+    if unknown:
+        raise SchemaError(
+            f"there is no column {', '.join(map(repr, unknown))}; "
+            f"there are {', '.join(schema.columns)}"
+        )
+    values = []
+    for name, column in schema.columns.items():
+        value = row[name] if name in row else column.default
+        if value is None and not column.nullable:
+            raise SchemaError(f"column {name!r} is not nullable and has no default: give it a value")
+        values.append(value)
+    return tuple(values)
+
+
+def rows_to_batch(schema: Schema, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows of `row_values` as one batch.
+
+    Raises:
+        SchemaError: a value does not fit its column.
+    """
+    columns = []
+    for values, (name, column) in zip(
+        zip(*rows, strict=True), schema.columns.items(), strict=True
+    ):
+        columns.append(column_array(name, column.type, values))
+    return pa.record_batch(columns, schema=schema.arrow)
+
+
+def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Python values as a column, when they fit without loss.
+
+    Raises:
+        SchemaError: one does not.
+    """
+    try:
+        found = pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        raise SchemaError(f"column {name!r} is {kind}: {error}") from None
+    if pa.types.is_integer(kind) or pa.types.is_string(kind):
+        _refuse_silent_conversions(name, kind, values)
+    return found
+
+
+def _refuse_silent_conversions(name: str, kind: pa.DataType, values: Sequence[Any]) -> None:
+    """pyarrow takes True for 1 and bytes for str without a word."""
+    wrong: type = bool if pa.types.is_integer(kind) else bytes
+    for value in values:
+        if isinstance(value, wrong):
+            raise SchemaError(f"column {name!r} is {kind}: {value!r} is a {wrong.__name__}")
+
+
+def _exact_types(kind: pa.DataType) -> tuple[type, ...]:
+    if pa.types.is_integer(kind):
+        return (int,)
+    if pa.types.is_floating(kind):
+        return (float,)
+    if pa.types.is_string(kind):
+        return (str,)
+    if pa.types.is_binary(kind):
+        return (bytes,)
+    if pa.types.is_boolean(kind):
+        return (bool,)
+    return ()
+
+
+class RowChecker:
+    """Checks single rows at the call, so that a wrong value is refused where it was given."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._columns = [
+            (name, column.type, _exact_types(column.type), _bounds(column.type))
+            for name, column in schema.columns.items()
+        ]
+
+    def row(self, row: Any) -> tuple[Any, ...]:
+        """The values in schema order.
+
+        Raises:
+            SchemaError: a column is unknown or missing, or a value does not fit.
+            TypeError: `row` is no row.
+        """
+        values = row_values(self._schema, row)
+        for value, (name, kind, exact, bounds) in zip(values, self._columns, strict=True):
+            if value is None:
+                continue
+            if type(value) in exact and (bounds is None or bounds[0] <= value <= bounds[1]):
+                continue
+            column_array(name, kind, [value])
+        return values
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int] | None:
+    if not pa.types.is_integer(kind):
+        return None
+    bits = kind.bit_width
+    if pa.types.is_unsigned_integer(kind):
+        return 0, (1 << bits) - 1
+    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1

@@ -1,0 +1,217 @@
+"""How the rows of a table spread over its tablets.
+
+A table is cut by hash, by range, or by both. Tablets are numbered range first:
+
+    hash_partition("id", 2) and range_partition("day", [d1, d2])
+
+                     day < d1    d1 <= day < d2    d2 <= day
+    hash bucket 0       0              2               4
+    hash bucket 1       1              3               5
+
+Partition columns belong to the primary key, so that equal keys meet in one tablet. The
+hash is `hash64` of the columns' key encoding, which is part of the on-disk format.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv import core
+from txnkv.errors import SchemaError
+from txnkv.tables.schema import Schema
+
+MAX_TABLETS = 1024
+
+
+@dataclass(frozen=True)
+class HashPartition:
+    columns: tuple[str, ...]
+    buckets: int
+
+
+@dataclass(frozen=True)
+class RangePartition:
+    columns: tuple[str, ...]
+    bounds: tuple[tuple[Any, ...], ...]
+
+
+PartitionBy = HashPartition | RangePartition | Sequence[HashPartition | RangePartition] | None
+
+
+def hash_partition(columns: str | Sequence[str], buckets: int) -> HashPartition:
+    """Spread rows evenly over `buckets` tablets by a hash of key columns."""
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names:
+        raise ValueError("hash_partition needs at least one column")
+    if not isinstance(buckets, int) or not 1 <= buckets <= MAX_TABLETS:
+        raise ValueError(f"hash_partition takes 1 to {MAX_TABLETS} buckets, not {buckets!r}")
+    return HashPartition(names, buckets)
+
+
+def range_partition(columns: str | Sequence[str], bounds: Sequence[Any]) -> RangePartition:
+    """Cut the table at each of `bounds`: a row equal to a bound lies above it.
+
+    Args:
+        columns: key columns.
+        bounds: ascending values; tuples when there are several columns. n bounds make
+            n + 1 ranges.
+    """
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names:
+        raise ValueError("range_partition needs at least one column")
+    rows = tuple(b if isinstance(b, tuple) else (b,) for b in bounds)
+    if not rows:
+        raise ValueError("range_partition needs at least one bound")
+    for row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"bound {row!r} has {len(row)} values for columns {', '.join(names)}")
+    return RangePartition(names, rows)
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """The partitioning of one table, ready to place rows."""
+
+    schema: Schema
+    hashes: tuple[HashPartition, ...] = ()
+    ranges: RangePartition | None = None
+    _bounds: core.Keys | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, schema: Schema, partition_by: PartitionBy) -> Partitioning:
+        """Check a partitioning against the schema.
+
+        Raises:
+            SchemaError: it names a column outside of the primary key, has unordered bounds,
+                or makes too many tablets.
+        """
+        if partition_by is None:
+            parts: list[HashPartition | RangePartition] = []
+        elif isinstance(partition_by, (HashPartition, RangePartition)):
+            parts = [partition_by]
+        else:
+            parts = list(partition_by)
+        for part in parts:
+            if not isinstance(part, (HashPartition, RangePartition)):
+                raise TypeError(
+                    f"partition_by takes hash_partition(...) and range_partition(...), not {part!r}"
+                )
+            for name in part.columns:
+                if name not in schema.primary_key:
+                    raise SchemaError(
+                        f"partition column {name!r} is not of the primary key "
+                        f"({', '.join(schema.primary_key)})"
+                    )
+        hashes = tuple(part for part in parts if isinstance(part, HashPartition))
+        ranges = [part for part in parts if isinstance(part, RangePartition)]
+        if len(ranges) > 1:
+            raise SchemaError("a table has one range_partition at most")
+        bounds = None
+        if ranges:
+            bounds = _encode_bounds(schema, ranges[0])
+        made = cls(schema, hashes, ranges[0] if ranges else None, bounds)
+        if made.tablets > MAX_TABLETS:
+            raise SchemaError(
+                f"the partitioning makes {made.tablets} tablets, at most {MAX_TABLETS} are allowed"
+            )
+        return made
+
+    @property
+    def buckets(self) -> int:
+        count = 1
+        for part in self.hashes:
+            count *= part.buckets
+        return count
+
+    @property
+    def tablets(self) -> int:
+        return self.buckets * (len(self.ranges.bounds) + 1 if self.ranges else 1)
+
+    def place(self, batch: pa.RecordBatch) -> list[core.Rows | None]:
+        """The rows of each tablet, by tablet number; a lone None means all rows of the one."""
+        if self.tablets == 1:
+            return [None]
+        numbers: pa.Array | None = None
+        if self.ranges is not None and self._bounds is not None:
+            keys = self._keys(batch, self.ranges.columns)
+            numbers = core.range_partition(keys, self._bounds)
+        for part in self.hashes:
+            bucket = core.hash_partition(self._keys(batch, part.columns), part.buckets)
+            numbers = bucket if numbers is None else _combine(numbers, part.buckets, bucket)
+        return list(core.scatter(numbers, self.tablets))
+
+    def place_key(self, columns: Sequence[pa.Array]) -> int:
+        """The tablet number of one primary key, given as columns of one row."""
+        placed = self.place(pa.record_batch(columns, names=list(self.schema.primary_key)))
+        return next(number for number, rows in enumerate(placed) if rows is None or rows.n)
+
+    def _keys(self, batch: pa.RecordBatch, names: tuple[str, ...]) -> core.Keys:
+        codec = core.KeyCodec([self.schema.columns[name].type for name in names])
+        return codec.encode([batch.column(name) for name in names])
+
+    # -- stored form -------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        bounds = None
+        if self.ranges is not None:
+            sink = pa.BufferOutputStream()
+            table = _bounds_table(self.schema, self.ranges)
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            bounds = base64.b64encode(sink.getvalue()).decode()
+        return json.dumps(
+            {
+                "hash": [{"columns": part.columns, "buckets": part.buckets} for part in self.hashes],
+                "range": bounds,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, schema: Schema, text: str) -> Partitioning:
+        stored = json.loads(text)
+        parts: list[HashPartition | RangePartition] = [
+            HashPartition(tuple(part["columns"]), part["buckets"]) for part in stored["hash"]
+        ]
+        if stored["range"] is not None:
+            table = pa.ipc.open_stream(base64.b64decode(stored["range"])).read_all()
+            bounds = tuple(zip(*(column.to_pylist() for column in table.columns), strict=True))
+            parts.append(RangePartition(tuple(table.column_names), bounds))
+        return cls.of(schema, parts)
+
+
+def _combine(high: pa.Array, buckets: int, low: pa.Array) -> pa.Array:
+    """high * buckets + low, over u16 arrays."""
+    product = pc.multiply(high, pa.scalar(buckets, pa.uint16()))
+    return pc.add(product, low)
+
+
+def _bounds_table(schema: Schema, part: RangePartition) -> pa.Table:
+    columns = {}
+    for i, name in enumerate(part.columns):
+        kind = schema.columns[name].type
+        try:
+            columns[name] = pa.array([bound[i] for bound in part.bounds], kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise SchemaError(
+                f"a bound of range_partition does not fit column {name!r} ({kind}): {error}"
+            ) from None
+        if columns[name].null_count:
+            raise SchemaError(f"a bound of range_partition on {name!r} is null")
+    return pa.table(columns)
+
+
+def _encode_bounds(schema: Schema, part: RangePartition) -> core.Keys:
+    table = _bounds_table(schema, part)
+    codec = core.KeyCodec([schema.columns[name].type for name in part.columns])
+    keys = codec.encode([column.combine_chunks() for column in table.columns])
+    encoded = [keys.key(i) for i in range(keys.n)]
+    if any(a >= b for a, b in zip(encoded, encoded[1:], strict=False)):
+        raise SchemaError(f"the bounds of range_partition on {part.columns} are not ascending")
+    return keys

@@ -1,0 +1,226 @@
+"""Predicates of a scan: checked, turned into key ranges, tried on zone maps, then on rows.
+
+A predicate list is ANDed. For a primary key (a, b, c) the list `a = 1, b >= 5` becomes the
+range of encoded keys [1|5, successor(1)), which picks blocks by the sparse index and rows
+by binary search; every other predicate skips blocks by their zone maps (min, max, null
+count) and is then applied to whole columns by Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv import core
+from txnkv.errors import SchemaError
+from txnkv.tables.ingest import column_array
+from txnkv.tables.schema import Schema
+
+Where = Sequence[tuple[Any, ...]] | pc.Expression | None
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+OPERATORS: Final = (*_COMPARE, "in", "is null", "is not null")
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """One condition on a column.
+
+    Attributes:
+        values: the constants as an Arrow array of the column's type: one for a comparison,
+            any number for "in", none for the null tests.
+        keys: the same, key-encoded, for comparison with zone maps; None for lists.
+    """
+
+    column: str
+    op: str
+    values: pa.Array
+    keys: tuple[bytes, ...] | None
+
+    def mask(self, column: pa.Array) -> pa.Array:
+        """Which rows satisfy it; null where that is unknown."""
+        if self.op == "is null":
+            return pc.is_null(column)
+        if self.op == "is not null":
+            return pc.is_valid(column)
+        if self.op == "in":
+            return pc.is_in(column, value_set=self.values, skip_nulls=True)
+        return _COMPARE[self.op](column, self.values[0])
+
+    def may_hold(self, zone: core.Zone, rows: int) -> bool:
+        """False when no row of a block with this zone map satisfies it."""
+        if self.op == "is null":
+            return zone.null_count > 0
+        if zone.null_count == rows:
+            return False
+        if self.op == "is not null":
+            return True
+        if zone.min is None or zone.max is None or self.keys is None:
+            return True
+        return any(_may_compare(self.op, key, zone) for key in self.keys)
+
+
+def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
+    """Bounds may be cut short: a cut minimum is still at or below the true one, and the true
+    maximum is below the successor of a cut one.
+    """
+    assert zone.min is not None
+    assert zone.max is not None
+    below = key < zone.min
+    above = key > zone.max and (zone.exact or not key.startswith(zone.max))
+    if op in ("=", "in"):
+        return not (below or above)
+    if op == "!=":
+        return not (zone.exact and zone.min == zone.max == key)
+    if op == "<":
+        return zone.min < key
+    if op == "<=":
+        return not below
+    if op == ">":
+        return zone.max > key if zone.exact else not above
+    return not above
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """low <= encoded key < high; None is unbounded."""
+
+    low: bytes | None = None
+    high: bytes | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.low is not None and self.high is not None and self.low >= self.high
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What a scan asks of a row.
+
+    Attributes:
+        predicates: ANDed.
+        expression: an Arrow expression, applied after them.
+        columns: what it needs to see.
+    """
+
+    predicates: tuple[Predicate, ...] = ()
+    expression: pc.Expression | None = None
+    columns: tuple[str, ...] = ()
+
+    def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
+        """The range of encoded keys outside of which nothing satisfies it."""
+        return _key_range(self.predicates, schema, codec)
+
+    def may_hold(self, zones: dict[int, core.Zone], ids: dict[str, int], rows: int) -> bool:
+        return all(
+            predicate.may_hold(zones[ids[predicate.column]], rows)
+            for predicate in self.predicates
+            if ids[predicate.column] in zones
+        )
+
+    def mask(self, columns: dict[str, pa.Array]) -> pa.Array | None:
+        """Which rows satisfy the predicates; None when there are none."""
+        found: pa.Array | None = None
+        for predicate in self.predicates:
+            mask = predicate.mask(columns[predicate.column])
+            found = mask if found is None else pc.and_(found, mask)
+        return found
+
+
+def parse(where: Where, schema: Schema) -> Filter:
+    """Check a `where` against the schema.
+
+    Raises:
+        SchemaError: a column or operator is unknown, or a constant does not fit.
+        TypeError: it is neither a list of tuples nor an Arrow expression.
+    """
+    if where is None:
+        return Filter()
+    if isinstance(where, pc.Expression):
+        return Filter((), where, tuple(schema.columns))
+    if isinstance(where, (str, bytes)) or not isinstance(where, Sequence):
+        raise TypeError(
+            "where is a list of (column, op, value), as [('total', '>', 5)], "
+            "or a pyarrow.compute expression"
+        )
+    predicates = tuple(_predicate(entry, schema) for entry in where)
+    return Filter(predicates, None, tuple(dict.fromkeys(p.column for p in predicates)))
+
+
+def _predicate(entry: Any, schema: Schema) -> Predicate:
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise TypeError(f"a predicate is (column, op, value) or (column, 'is null'), not {entry!r}")
+    name, op = entry[0], entry[1]
+    schema.position(name)
+    kind = schema.columns[name].type
+    if op not in OPERATORS:
+        raise SchemaError(f"{op!r} is no operator; there are {', '.join(OPERATORS)}")
+    if (op in ("is null", "is not null")) != (len(entry) == 2):
+        raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
+    if len(entry) == 2:
+        values = pa.array([], kind)
+    else:
+        given = list(entry[2]) if op == "in" else [entry[2]]
+        if op != "in" and given[0] is None:
+            raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
+        values = column_array(name, kind, [value for value in given if value is not None])
+    if pa.types.is_list(kind) and op not in ("is null", "is not null"):
+        raise SchemaError(f"column {name!r} is {kind}: only 'is null' and 'is not null' work on it")
+    keys = None
+    if not pa.types.is_list(kind):
+        encoded = core.KeyCodec([kind]).encode([values])
+        keys = tuple(encoded.key(i) for i in range(encoded.n))
+    return Predicate(name, op, values, keys)
+
+
+def _key_range(
+    predicates: Sequence[Predicate], schema: Schema, codec: core.KeyCodec
+) -> KeyRange:
+    equal: list[Any] = []
+    for name in schema.primary_key:
+        mine = [p for p in predicates if p.column == name]
+        fixed = next((p for p in mine if p.op == "=" and not _is_nan(p)), None)
+        if fixed is not None:
+            equal.append(fixed.values[0].as_py())
+            continue
+        low = codec.encode_prefix(equal) if equal else None
+        high = core.successor(low) if low is not None else None
+        for p in mine:
+            if p.op in ("<", "<=", ">", ">=") and not _is_nan(p):
+                bound = codec.encode_prefix([*equal, p.values[0].as_py()])
+                past = _past(bound, codec, len(equal) + 1)
+                if p.op == ">=":
+                    low = bound if low is None else max(low, bound)
+                elif p.op == ">" and past is not None:
+                    low = past if low is None else max(low, past)
+                elif p.op == "<":
+                    high = bound if high is None else min(high, bound)
+                elif p.op == "<=" and past is not None:
+                    high = past if high is None else min(high, past)
+        return KeyRange(low, high)
+    whole = codec.encode_prefix(equal)
+    return KeyRange(whole, whole + b"\0")
+
+
+def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
+    """The least key above every key that begins with these columns' values."""
+    if columns == len(codec.types):
+        return bound + b"\0"
+    return core.successor(bound)
+
+
+def _is_nan(predicate: Predicate) -> bool:
+    return pa.types.is_floating(predicate.values.type) and bool(
+        pc.is_nan(predicate.values[0]).as_py()
+    )

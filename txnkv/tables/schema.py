@@ -1,0 +1,201 @@
+"""The schema of a table: typed columns and a primary key."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.errors import SchemaError
+from txnkv.tables.types import column_type, may_be_key, parse_type
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's type, whether it may be null, and its default.
+
+    Args:
+        type: an Arrow type, or its name; a "?" behind the name means nullable.
+        nullable: whether the column may hold nulls.
+        default: the value of rows that are inserted without one.
+    """
+
+    type: pa.DataType | str
+    nullable: bool = False
+    default: Any = None
+
+    def resolved(self) -> Column:
+        """The same with an Arrow type that columns can have."""
+        if isinstance(self.type, str):
+            nullable = self.nullable or self.type.endswith("?")
+            return Column(parse_type(self.type.removesuffix("?")), nullable, self.default)
+        return Column(column_type(self.type), self.nullable, self.default)
+
+
+class Schema:
+    """Typed columns with a primary key of one or more of them.
+
+    Args:
+        columns: name to type; a type is an Arrow type, its name ("int64", "float64?" for a
+            nullable one), or a `Column`.
+        primary_key: names of the key columns, in key order. They are never null.
+
+    Raises:
+        SchemaError: a type is unknown, or the key names no column or a list.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str | pa.DataType | Column],
+        primary_key: Sequence[str],
+    ) -> None:
+        if isinstance(primary_key, str):
+            primary_key = [primary_key]
+        self.columns: dict[str, Column] = {}
+        for name, given in columns.items():
+            if not isinstance(name, str) or not name:
+                raise SchemaError(f"a column's name is a non-empty string, not {name!r}")
+            column = given if isinstance(given, Column) else Column(given)
+            self.columns[name] = column.resolved()
+        self.primary_key = tuple(primary_key)
+        self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
+        self._check_key()
+        self.arrow: pa.Schema = pa.schema(
+            [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]
+        )
+        for name, column in self.columns.items():
+            if column.default is not None:
+                self._check_default(name, column)
+
+    @classmethod
+    def from_arrow(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Schema:
+        """The schema of Arrow data; key columns become non-nullable."""
+        keys = [primary_key] if isinstance(primary_key, str) else list(primary_key)
+        return cls(
+            {
+                field.name: Column(field.type, field.nullable and field.name not in keys)
+                for field in schema
+            },
+            primary_key=keys,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.columns)
+
+    @property
+    def key_types(self) -> list[pa.DataType]:
+        return [self.columns[name].type for name in self.primary_key]
+
+    @property
+    def value_columns(self) -> list[str]:
+        """The columns that are not of the key."""
+        return [name for name in self.columns if name not in self.primary_key]
+
+    def position(self, name: str) -> int:
+        """The column's number in the schema.
+
+        Raises:
+            SchemaError: there is no such column.
+        """
+        position: int = self.arrow.get_field_index(name)
+        if position < 0:
+            raise SchemaError(f"there is no column {name!r}; there are {', '.join(self.columns)}")
+        return position
+
+    def _check_key(self) -> None:
+        if not self.primary_key:
+            raise SchemaError("a primary key names at least one column, as primary_key=['id']")
+        if len(set(self.primary_key)) != len(self.primary_key):
+            raise SchemaError(f"the primary key {list(self.primary_key)} names a column twice")
+        for name in self.primary_key:
+            column = self.columns.get(name)
+            if column is None:
+                raise SchemaError(
+                    f"the primary key names {name!r}; the columns are {', '.join(self.columns)}"
+                )
+            if not may_be_key(column.type):
+                raise SchemaError(f"key column {name!r} is {column.type}, which cannot be a key")
+            if column.nullable:
+                raise SchemaError(f"key column {name!r} cannot be nullable: leave out its '?'")
+
+    @staticmethod
+    def _check_default(name: str, column: Column) -> None:
+        try:
+            pa.scalar(column.default, column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+            raise SchemaError(
+                f"the default of column {name!r}, {column.default!r}, is no {column.type}: {error}"
+            ) from None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Schema)
+            and self.columns == other.columns
+            and list(self.columns) == list(other.columns)
+            and self.primary_key == other.primary_key
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.columns), self.primary_key))
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{name!r}: '{column.type}{'?' if column.nullable else ''}'"
+            for name, column in self.columns.items()
+        )
+        return f"Schema({{{columns}}}, primary_key={list(self.primary_key)})"
+
+    # -- stored form -------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "columns": [
+                    {
+                        "id": self.ids[name],
+                        "name": name,
+                        "type": str(column.type),
+                        "nullable": column.nullable,
+                        "default": _default_text(column),
+                    }
+                    for name, column in self.columns.items()
+                ],
+                "primary_key": list(self.primary_key),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        stored = json.loads(text)
+        schema = cls(
+            {
+                entry["name"]: Column(
+                    parse_type(entry["type"]), entry["nullable"], _default_value(entry["default"])
+                )
+                for entry in stored["columns"]
+            },
+            primary_key=stored["primary_key"],
+        )
+        schema.ids = {entry["name"]: entry["id"] for entry in stored["columns"]}
+        return schema
+
+
+def _default_text(column: Column) -> str | None:
+    if column.default is None:
+        return None
+    batch = pa.record_batch([pa.array([column.default], column.type)], names=["default"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _default_value(text: str | None) -> Any:
+    if text is None:
+        return None
+    return pa.ipc.open_stream(base64.b64decode(text)).read_all()["default"][0].as_py()

@@ -1,0 +1,457 @@
+"""Transactions as a user holds them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from txnkv import token as tokens
+from txnkv.context import Heart, TxnContext
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.orchestration import ending_error
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    InvalidTxnStateError,
+    StorageFullError,
+    TransactionTimedOutError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.scan import Scan
+from txnkv.session import Session, WriteResult
+from txnkv.tables import lookup
+from txnkv.token import TxnToken
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+    from txnkv.table import Table
+
+
+@dataclass(frozen=True)
+class TxnInfo:
+    """A transaction as it stands in the status table.
+
+    Attributes:
+        timeout: seconds from begin, or None.
+        reason: why it was aborted.
+    """
+
+    id: TxnId
+    state: TxnState
+    begin: Timestamp
+    commit: Timestamp | None
+    timeout: float | None
+    isolation: str
+    locking: str
+    participants: int
+    reason: str | None
+
+
+class Transaction:
+    """One transaction. Shared by threads; crosses processes as a token.
+
+    Used as a context manager it commits at the end and rolls back on an exception; one made
+    by `deserialize` does neither. Dropping the last reference stops its heartbeats, and it is
+    aborted when its keepalive time has passed.
+    """
+
+    def __init__(self, client: Client, context: TxnContext, *, joined: bool, keepalive: bool) -> None:
+        self._client = client
+        self._context = context
+        self._joined = joined
+        self._keepalive = keepalive
+        self._heart: Heart | None = None
+        self._lock = threading.RLock()
+        self._own_session: Session | None = None
+        self._pid = os.getpid()
+        if context.stored:
+            self._start_heart()
+
+    # -- what it is --------------------------------------------------------------------
+
+    @property
+    def id(self) -> TxnId:
+        """128 bits: the store's coordinator id (`.tcid`), then `.local`."""
+        return self._context.id
+
+    @property
+    def snapshot(self) -> Timestamp:
+        """Everything that committed at or below it is what the transaction reads."""
+        return self._context.snapshot
+
+    @property
+    def begin(self) -> Timestamp:
+        """When it began; what wait-die goes by."""
+        return self._context.row.begin_ts
+
+    @property
+    def state(self) -> TxnState:
+        """The state in the status table.
+
+        Raises:
+            TxnNotFoundError: it ended so long ago that it was forgotten.
+        """
+        return self._context.current().state
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.id!r}>"
+
+    # -- commit ------------------------------------------------------------------------
+
+    def commit(self) -> Timestamp:
+        """Flush the sessions, commit, and return when new snapshots everywhere see it.
+
+        Returns:
+            The commit timestamp; for a transaction that wrote nothing, its snapshot.
+
+        Raises:
+            RowErrors: rows were refused that nobody was told of yet, or two workers staged
+                the same key. The transaction stays OPEN.
+            TransactionConflictError: another committed first; this one is aborted.
+            TransactionLockedError: a tablet is locked by another; this one is aborted.
+            TransactionTimedOutError: it passed its timeout; it is aborted.
+            InvalidTxnStateError: it was aborted before, or a job still runs under it.
+            CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
+        """
+        with self._lock:
+            self._begin_ending(flush=True)
+            if self._commit_unstored():
+                return self.snapshot
+            self._context.instance.coordinator.orchestrator.start_commit(self._context.row.txn_id)
+            return self._finish_commit()
+
+    def start_commit(self) -> None:
+        """Begin to commit and return at once; `is_commit_complete` tells when it is done.
+
+        Raises:
+            InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
+        """
+        with self._lock:
+            if any(session.has_pending for session in self._context.sessions):
+                raise InvalidTxnStateError(
+                    "cannot start committing: a session of the transaction has rows that were not "
+                    "flushed. Flush it first, or call commit()"
+                )
+            self._begin_ending(flush=False)
+            if self._commit_unstored():
+                return
+            instance = self._context.instance
+            row = instance.coordinator.orchestrator.start_commit(self._context.row.txn_id)
+            if not row.state.ended:
+                instance.pool.submit(self._finish_in_background)
+
+    def is_commit_complete(self) -> bool:
+        """True when the commit is done and finalized, False while it goes on.
+
+        Raises:
+            InvalidTxnStateError: the transaction is still open, or was aborted (as the error
+                that says why: TransactionConflictError and the like).
+        """
+        row = self._context.current()
+        if row.state is TxnState.OPEN:
+            raise InvalidTxnStateError(
+                f"transaction {row.txn_id} is still open: start_commit() comes first"
+            )
+        if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
+            raise ending_error(row, "commit")
+        if row.state is TxnState.COMMITTED:
+            self._end_here(TxnState.COMMITTED)
+            return True
+        return False
+
+    def commit_async(self) -> Future[Timestamp]:
+        """`commit()` on a thread of the library."""
+        return self._context.instance.pool.submit(self.commit)
+
+    # -- rollback ----------------------------------------------------------------------
+
+    def rollback(self) -> None:
+        """Abort, and return when every participant has dropped what was staged. Twice is fine.
+
+        Raises:
+            InvalidTxnStateError: it is committed.
+        """
+        with self._lock:
+            context = self._context
+            context.require_process()
+            for session in context.sessions:
+                session.discard()
+            if not context.stored:
+                if context.ended is TxnState.COMMITTED:
+                    raise InvalidTxnStateError(f"cannot abort: transaction {self.id} is COMMITTED")
+                self._end_here(TxnState.ABORTED)
+                return
+            context.instance.coordinator.abort(context.row.txn_id, "rolled back")
+            self._end_here(TxnState.ABORTED)
+
+    def close(self) -> None:
+        """Stop heartbeats from this handle. Ends nothing; twice is fine."""
+        heart, self._heart = self._heart, None
+        self._keepalive = False
+        if heart is not None and os.getpid() == self._pid:
+            self._context.instance.coordinator.heartbeats.remove(heart)
+
+    # -- tokens ------------------------------------------------------------------------
+
+    def serialize(self, keepalive: bool = False) -> TxnToken:
+        """A token by which other processes join.
+
+        Args:
+            keepalive: whether those who join send heartbeats too.
+        """
+        self._context.require_process()
+        if self._context.ended is None:
+            self._ensure_stored()
+        row = self._context.row
+        expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
+        content = tokens.TokenContent(
+            self._context.instance.store.store_id, row.txn_id, expires, row.keepalive, keepalive
+        )
+        return tokens.seal(content, self._context.instance.coordinator.token_key)
+
+    @classmethod
+    def deserialize(cls, client: Client, token: TxnToken | bytes | str) -> Transaction:
+        """Join a transaction by its token, in any process.
+
+        Raises:
+            InvalidTokenError: altered, forged, of another store, or expired.
+            TxnNotFoundError: it ended so long ago that it was forgotten.
+        """
+        instance = client.instance
+        content = tokens.unseal(token, instance.store.store_id, instance.coordinator.token_key)
+        row = instance.coordinator.get(content.txn_id)
+        context = TxnContext(instance, row, stored=True)
+        return cls(client, context, joined=True, keepalive=content.keepalive)
+
+    # -- writing -----------------------------------------------------------------------
+
+    def new_session(self, flush_mode: str = "manual") -> Session:
+        """A session of this transaction.
+
+        Raises:
+            InvalidTxnStateError: commit was called already, or it is not open.
+        """
+        if self._context.commit_called:
+            raise InvalidTxnStateError(
+                f"transaction commit has already started: transaction {self._context.row.txn_id} "
+                "takes no new sessions"
+            )
+        self._context.require_open("make a session")
+        session = Session(self._client, self._context, flush_mode)
+        self._context.sessions.append(session)
+        return session
+
+    def insert(self, table: str | Table, row: Any) -> None:
+        """Insert a row with the transaction's own session; see `Session.insert`."""
+        self._session().insert(table, row)
+
+    def insert_ignore(self, table: str | Table, row: Any) -> None:
+        """See `Session.insert_ignore`."""
+        self._session().insert_ignore(table, row)
+
+    def upsert(self, table: str | Table, row: Any) -> None:
+        """See `Session.upsert`."""
+        self._session().upsert(table, row)
+
+    def update(self, table: str | Table, row: Any) -> None:
+        """See `Session.update`."""
+        self._session().update(table, row)
+
+    def update_ignore(self, table: str | Table, row: Any) -> None:
+        """See `Session.update_ignore`."""
+        self._session().update_ignore(table, row)
+
+    def delete(self, table: str | Table, key: Any) -> None:
+        """See `Session.delete`."""
+        self._session().delete(table, key)
+
+    def delete_ignore(self, table: str | Table, key: Any) -> None:
+        """See `Session.delete_ignore`."""
+        self._session().delete_ignore(table, key)
+
+    def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
+        """See `Session.write`."""
+        return self._session().write(table, data, op)
+
+    def flush(self) -> WriteResult:
+        """Flush the transaction's own session."""
+        return self._session().flush()
+
+    def pending_errors(self) -> list[Any]:
+        """See `Session.pending_errors`, of the transaction's own session."""
+        return self._session().pending_errors()
+
+    # -- reading -----------------------------------------------------------------------
+
+    def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
+        """The row with this key in the transaction's snapshot or its own writes, or None."""
+        info = self._client.table_info(table)
+        self._before_read()
+        return lookup.get(self._context.instance.engine, info, self._context.view(), key)
+
+    def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
+        """The rows with these keys, in their order; a row of nulls where there is none."""
+        info = self._client.table_info(table)
+        self._before_read()
+        return lookup.get_many(self._context.instance.engine, info, self._context.view(), keys)
+
+    def scan(
+        self,
+        table: str | Table,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        ordered: bool = False,
+        limit: int | None = None,
+    ) -> Scan:
+        """A scan of the transaction's snapshot and its own writes, which are flushed first."""
+        info = self._client.table_info(table)
+
+        def view() -> Any:
+            self._before_read()
+            return self._context.view()
+
+        return Scan.over(self._client, info, view, columns, where, ordered, limit)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        with self._lock:
+            if self._own_session is None:
+                self._own_session = self.new_session()
+            return self._own_session
+
+    def _before_read(self) -> None:
+        self._context.require_open("read")
+        for session in self._context.sessions:
+            if session.has_pending:
+                session.flush_for_commit()
+        if self._context.stored and self._heart is None:
+            self._start_heart()
+
+    def _ensure_stored(self) -> None:
+        self._context.ensure_stored()
+        self._start_heart()
+
+    def _start_heart(self) -> None:
+        if self._keepalive and self._heart is None and self._context.ended is None:
+            self._heart = Heart(self._context.row)
+            self._context.instance.coordinator.heartbeats.add(self._heart)
+
+    def _begin_ending(self, *, flush: bool) -> None:
+        context = self._context
+        context.require_process()
+        if context.ended is TxnState.ABORTED:
+            raise InvalidTxnStateError(
+                f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED. "
+                "Begin a new transaction"
+            )
+        context.commit_called = True
+        if flush and context.ended is None:
+            for session in context.sessions:
+                session.flush_for_commit()
+
+    def _commit_unstored(self) -> bool:
+        """End a transaction that wrote nothing. No I/O."""
+        context = self._context
+        if context.stored:
+            return False
+        if context.ended is None:
+            if context.past_deadline:
+                self._end_here(TxnState.ABORTED)
+                raise TransactionTimedOutError(
+                    f"cannot commit: transaction {context.row.txn_id} passed its timeout of "
+                    f"{(context.row.timeout or 0) / 1e6:g} s. Begin a new transaction"
+                )
+            self._end_here(TxnState.COMMITTED)
+        return True
+
+    def _finish_commit(self) -> Timestamp:
+        coordinator = self._context.instance.coordinator
+        txn_id = self._context.row.txn_id
+        try:
+            row = coordinator.orchestrator.finish(txn_id)
+        except (StorageFullError, UnavailableError) as error:
+            row = self._after_failed_finish(error)
+        self._end_here(row.state)
+        if row.state is TxnState.ABORTED:
+            raise ending_error(row, "commit")
+        return row.commit_ts if row.commit_ts is not None else self.snapshot
+
+    def _after_failed_finish(self, error: TxnkvError) -> TxnRow:
+        """The disk failed on the way: past the commit point all is well, before it abort.
+
+        Raises:
+            CommitOutcomeUnknownError: neither could be made sure of.
+        """
+        coordinator = self._context.instance.coordinator
+        txn_id = self._context.row.txn_id
+        try:
+            row = coordinator.get(txn_id)
+            if row.state in (TxnState.FINALIZE_IN_PROGRESS, TxnState.COMMITTED):
+                return row
+            coordinator.abort(txn_id, f"the commit failed: {error}")
+        except TxnkvError:
+            raise CommitOutcomeUnknownError(
+                f"the disk failed while transaction {txn_id} was committing ({error}). It is "
+                "wholly committed or wholly not: when the disk is well again, ask "
+                "client.transaction_state(error.txn_id)",
+                int(self.id),
+            ) from error
+        self._end_here(TxnState.ABORTED)
+        raise error
+
+    def _finish_in_background(self) -> None:
+        coordinator = self._context.instance.coordinator
+        coordinator.orchestrator.finish(self._context.row.txn_id)
+
+    def _end_here(self, state: TxnState) -> None:
+        self._context.ended = (
+            TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
+        )
+        self.close()
+        self._context.instance.coordinator.ids.ended(self._context.row.txn_id)
+
+    # -- as a context manager ----------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._joined:
+            for session in self._context.sessions:
+                if kind is None and self._context.ended is None:
+                    session.flush_for_commit()
+            self.close()
+            return
+        if self._context.ended is not None:
+            return
+        if kind is not None:
+            self._rollback_quietly()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            if self._context.ended is None:
+                self._rollback_quietly()
+            raise
+
+    def _rollback_quietly(self) -> None:
+        """Roll back on the way out; the exception that is under way says more."""
+        try:
+            self.rollback()
+        except TxnkvError:
+            self.close()
