@@ -126,13 +126,11 @@ static uint32_t value_start(const key_column_t *column, uint64_t i) {
 }
 
 static bool offsets_sane(const key_column_t *column, uint32_t n) {
-    uint32_t falls = 0, last = value_start(column, 0);
-    for (uint32_t i = 1; i <= n; i++) {
-        const uint32_t next = value_start(column, i);
-        falls |= next < last;
-        last = next;
-    }
-    return falls == 0 && last <= column->values_len && last <= INT32_MAX;
+    const uint8_t *at = column->offsets + 4 * column->offset;
+    uint32_t falls = 0;
+    for (size_t i = 0; i < n; i++) falls |= load_le32(at + 4 * i) > load_le32(at + 4 * i + 4);
+    const uint32_t end = value_start(column, n);
+    return falls == 0 && end <= column->values_len && end <= INT32_MAX;
 }
 
 static uint32_t count_zeros(const uint8_t *data, size_t len) {

@@ -9,13 +9,11 @@ status_t keys_check(const keys_t *keys) {
         return keys->data_len / (keys->width == 0 ? 1 : keys->width) >= keys->n ? STATUS_OK
                                                                                 : STATUS_CORRUPT;
     }
-    uint32_t falls = 0, last = load_le32(keys->offsets);
-    for (size_t i = 1; i <= keys->n; i++) {
-        const uint32_t next = load_le32(keys->offsets + 4 * i);
-        falls |= next < last;
-        last = next;
-    }
-    return falls == 0 && last <= keys->data_len ? STATUS_OK : STATUS_CORRUPT;
+    const uint8_t *at = keys->offsets;
+    uint32_t falls = 0;
+    for (size_t i = 0; i < keys->n; i++) falls |= load_le32(at + 4 * i) > load_le32(at + 4 * i + 4);
+    const uint32_t end = load_le32(at + 4 * (size_t)keys->n);
+    return falls == 0 && end <= keys->data_len ? STATUS_OK : STATUS_CORRUPT;
 }
 
 status_t keys_gather_size(const keys_t *keys, const uint32_t *rows, uint32_t m,

@@ -1,6 +1,7 @@
 #include "common/bitmap.h"
 
 #include "common/bits.h"
+#include "common/rows.h"
 
 uint64_t bitmap_count(const uint8_t *bits, uint64_t at, uint64_t n) {
     return bits_count(bits, at, n);
@@ -28,6 +29,13 @@ uint32_t bitmap_positions(const uint8_t *bits, uint32_t n, unsigned wanted, uint
         }
     }
     return found;
+}
+
+status_t bitmap_of(const uint32_t *positions, uint32_t m, uint32_t n, uint8_t *out) {
+    if (!rows_below(positions, m, n)) return STATUS_RANGE;
+    if (n != 0) memset(out, 0, bits_bytes(n));
+    for (uint32_t i = 0; i < m; i++) bits_set(out, positions[i]);
+    return STATUS_OK;
 }
 
 #define COMBINE(name, expression)                                                          \

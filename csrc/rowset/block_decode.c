@@ -17,12 +17,9 @@ static uint32_t value_start(const block_t *block, uint32_t row) {
 
 static status_t varlen_range_size(const block_t *block, block_rows_t rows, uint64_t *out_size) {
     const uint32_t from = value_start(block, rows.lo), to = value_start(block, rows.lo + rows.n);
-    uint32_t falls = 0, last = from;
-    for (uint32_t i = 1; i <= rows.n; i++) {
-        const uint32_t next = value_start(block, rows.lo + i);
-        falls |= next < last;
-        last = next;
-    }
+    const uint8_t *at = block->offsets + 4 * (size_t)rows.lo;
+    uint32_t falls = 0;
+    for (size_t i = 0; i < rows.n; i++) falls |= load_le32(at + 4 * i) > load_le32(at + 4 * i + 4);
     if (falls != 0 || to > block->data_len) return STATUS_CORRUPT;
     *out_size = to - from;
     return STATUS_OK;

@@ -58,6 +58,14 @@ static uint32_t count_nulls(const block_column_t *column, block_rows_t rows) {
 
 static status_t check_offsets(const block_column_t *column, block_rows_t rows) {
     uint32_t bad = 0;
+    if (rows.rows == NULL) {
+        const uint8_t *starts = column->offsets + 4 * (column->offset + rows.lo);
+        for (size_t i = 0; i < rows.n; i++) {
+            bad |= load_le32(starts + 4 * i) > load_le32(starts + 4 * i + 4);
+        }
+        if (rows.n != 0) bad |= load_le32(starts + 4 * (size_t)rows.n) > column->values_len;
+        return bad == 0 ? STATUS_OK : STATUS_CORRUPT;
+    }
     for (uint32_t i = 0; i < rows.n; i++) {
         const uint64_t row = row_of(column, rows, i);
         const uint32_t from = value_start(column, row), to = value_start(column, row + 1);

@@ -3,6 +3,8 @@
 #include "common/check.h"
 #include "rowset/search_inline.h"
 
+#include <stdbool.h>
+
 uint32_t search_lower_bound(const keys_t *keys, const uint8_t *key, size_t key_len) {
     const slice_t probe = {key, key_len};
     if (keys->width == 8 && key_len == 8) {
@@ -17,33 +19,48 @@ int64_t search_find(const keys_t *keys, const uint8_t *key, size_t key_len) {
     return at < keys->n && slice_compare(keys_at(keys, at), probe) == 0 ? (int64_t)at : -1;
 }
 
-static void batch_8(const keys_t *keys, const keys_t *probes, int32_t *out) {
-    uint64_t last = 0;
+static bool probes_ascending(const keys_t *probes) {
+    if (probes->width == 8) {
+        uint32_t falls = 0;
+        for (size_t i = 1; i < probes->n; i++) {
+            falls |= load_be64(probes->data + 8 * i - 8) > load_be64(probes->data + 8 * i);
+        }
+        return falls == 0;
+    }
+    for (uint32_t i = 1; i < probes->n; i++) {
+        if (slice_compare(keys_at(probes, i - 1), keys_at(probes, i)) > 0) return false;
+    }
+    return true;
+}
+
+static void batch_8(const keys_t *keys, const keys_t *probes, bool ascending, int32_t *out) {
+    uint32_t at = 0;
+    for (size_t i = 0; i < probes->n; i++) {
+        const uint64_t probe = load_be64(probes->data + 8 * i);
+        at = ascending ? search_gallop_8(keys->data, probe, at, keys->n)
+                       : search_range_8(keys->data, probe, 0, keys->n);
+        const bool found = at < keys->n && load_be64(keys->data + 8 * (size_t)at) == probe;
+        out[i] = found ? (int32_t)at : -1;
+    }
+}
+
+static void batch_any(const keys_t *keys, const keys_t *probes, bool ascending, int32_t *out) {
     uint32_t at = 0;
     for (uint32_t i = 0; i < probes->n; i++) {
-        const uint64_t probe = load_be64(probes->data + 8 * (size_t)i);
-        at = i != 0 && probe >= last ? search_gallop_8(keys->data, probe, at, keys->n)
-                                     : search_range_8(keys->data, probe, 0, keys->n);
-        const int found = at < keys->n && load_be64(keys->data + 8 * (size_t)at) == probe;
+        const slice_t probe = keys_at(probes, i);
+        at = ascending ? search_gallop(keys, probe, at) : search_range(keys, probe, 0, keys->n);
+        const bool found = at < keys->n && slice_compare(keys_at(keys, at), probe) == 0;
         out[i] = found ? (int32_t)at : -1;
-        last = probe;
     }
 }
 
 void search_batch(const keys_t *keys, const keys_t *probes, int32_t *out_positions) {
     CHECK(keys->n <= INT32_MAX);
+    /* One probe is searched for directly: a gallop from the front would be longer. */
+    const bool ascending = probes->n > 1 && probes_ascending(probes);
     if (keys->width == 8 && probes->width == 8) {
-        batch_8(keys, probes, out_positions);
-        return;
-    }
-    slice_t last = {NULL, 0};
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < probes->n; i++) {
-        const slice_t probe = keys_at(probes, i);
-        at = i != 0 && slice_compare(last, probe) <= 0 ? search_gallop(keys, probe, at)
-                                                       : search_range(keys, probe, 0, keys->n);
-        const int found = at < keys->n && slice_compare(keys_at(keys, at), probe) == 0;
-        out_positions[i] = found ? (int32_t)at : -1;
-        last = probe;
+        batch_8(keys, probes, ascending, out_positions);
+    } else {
+        batch_any(keys, probes, ascending, out_positions);
     }
 }

@@ -106,21 +106,33 @@ static bool put_cut(slice_t value, uint8_t *out, uint32_t *out_len) {
     return value.len > ZONE_BYTES;
 }
 
+/* A value with its first 8 bytes at hand: most comparisons need no more. */
+typedef struct {
+    uint64_t prefix;
+    slice_t value;
+} bound_t;
+
+static int bound_compare(bound_t a, bound_t b) {
+    if (a.prefix != b.prefix) return a.prefix < b.prefix ? -1 : 1;
+    return slice_compare(a.value, b.value);
+}
+
 static status_t bytes_zone(const block_t *block, zone_t *out) {
     const keys_t values = {block->data, block->data_len, block->offsets, 0, block->rows};
-    slice_t min = {NULL, 0}, max = {NULL, 0};
+    bound_t min = {0, {NULL, 0}}, max = {0, {NULL, 0}};
     bool first = true;
     const status_t status = keys_check(&values);
     if (status != STATUS_OK) return status;
     for (uint32_t i = 0; i < block->rows; i++) {
         if (!row_valid(block, i)) continue;
         const slice_t value = keys_at(&values, i);
-        if (first || slice_compare(value, min) < 0) min = value;
-        if (first || slice_compare(value, max) > 0) max = value;
+        const bound_t next = {slice_prefix(value, 0), value};
+        if (first || bound_compare(next, min) < 0) min = next;
+        if (first || bound_compare(next, max) > 0) max = next;
         first = false;
     }
-    const bool min_cut = put_cut(min, out->min, &out->min_len);
-    const bool max_cut = put_cut(max, out->max, &out->max_len);
+    const bool min_cut = put_cut(min.value, out->min, &out->min_len);
+    const bool max_cut = put_cut(max.value, out->max, &out->max_len);
     out->exact = !min_cut && !max_cut;
     return STATUS_OK;
 }

@@ -1,4 +1,5 @@
 #include "codec/crc32c.h"
+#include "codec/crc32c_shift.h"
 #include "codec/crc32c_table.h"
 #include "codec/hash.h"
 #include "tests/harness.h"
@@ -15,15 +16,27 @@ static void check_table(void) {
     }
 }
 
+static void check_shifts(void) {
+    static const uint8_t zeros[CRC32C_LONG] = {0};
+    for (unsigned k = 0; k < 4; k++) {
+        for (uint32_t b = 0; b < 256; b++) {
+            const uint32_t seed = ~(b << (8 * k)); /* the register is kept inverted */
+            EXPECT(crc32c_shift_long[k][b] == ~crc32c_portable(seed, zeros, CRC32C_LONG));
+            EXPECT(crc32c_shift_short[k][b] == ~crc32c_portable(seed, zeros, CRC32C_SHORT));
+        }
+    }
+}
+
 void test_crc32c(void) {
     uint8_t bytes[32] = {0};
+    check_shifts();
     check_table();
     EXPECT(crc32c(0, (const uint8_t *)"123456789", 9) == UINT32_C(0xE3069283));
     EXPECT(crc32c(0, bytes, 32) == UINT32_C(0x8A9136AA)); /* RFC 3720, B.4 */
     memset(bytes, 0xff, 32);
     EXPECT(crc32c(0, bytes, 32) == UINT32_C(0x62A8AB43));
     EXPECT(crc32c(5, NULL, 0) == 5);
-    for (size_t len = 0; len < 40000; len = len * 5 / 4 + 1) {
+    for (size_t len = 0; len < 100000; len = len * 5 / 4 + 1) {
         uint8_t *data = exact(len);
         random_bytes(data, len);
         const size_t cut = len == 0 ? 0 : random_below((uint32_t)len);

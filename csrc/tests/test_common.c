@@ -20,6 +20,14 @@ static void check_combined(const uint8_t *a, const uint8_t *b, uint32_t n) {
     free(out);
 }
 
+static void check_made(const uint8_t *bits, uint32_t n, const uint32_t *positions, uint32_t m) {
+    uint8_t *made = exact(bits_bytes(n));
+    EXPECT(bitmap_of(positions, m, n, made) == STATUS_OK);
+    for (uint32_t i = 0; i < n; i++) EXPECT(bits_get(made, i) == bits_get(bits, i));
+    EXPECT(bitmap_of(&n, 1, n, made) == STATUS_RANGE);
+    free(made);
+}
+
 static void check_positions(const uint8_t *bits, uint32_t n, unsigned wanted) {
     uint32_t *out = calloc((size_t)n + 1, sizeof *out), next = 0;
     EXPECT(out != NULL);
@@ -28,6 +36,7 @@ static void check_positions(const uint8_t *bits, uint32_t n, unsigned wanted) {
         if (bits_get(bits, i) == wanted) EXPECT(next < count && out[next++] == i);
     }
     EXPECT(next == count);
+    if (wanted == 1) check_made(bits, n, out, count);
     free(out);
 }
 

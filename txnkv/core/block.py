@@ -40,10 +40,10 @@ def encode_block(
     column, held = _column(array, kind, width)
     picked = (rows_pointer(rows), lo, n)
     size = ffi.new("uint64_t *")
-    what = f"encoding a block of {n} rows of {array.type}"
-    check(lib.block_encode_size(column, picked, size), what)
+    if status := lib.block_encode_size(column, picked, size):
+        check(status, f"encoding a block of {n} rows of {array.type}")
     block = allocate(size[0])
-    check(lib.block_encode(column, picked, seed, pointer(block), block.size), what)
+    check(lib.block_encode(column, picked, seed, pointer(block), block.size), "encoding a block")
     del held
     return block
 
@@ -57,15 +57,22 @@ def _count(length: int, rows: Rows | None, lo: int, n: int | None) -> int:
     return n
 
 
+_LAYOUTS: dict[int, tuple[int, int]] = {
+    pa.bool_().id: (lib.BLOCK_BIT, 0),
+    pa.string().id: (lib.BLOCK_VARLEN, 0),
+    pa.binary().id: (lib.BLOCK_VARLEN, 0),
+    pa.decimal128(38).id: (lib.BLOCK_FIXED, 16),
+}
+
+
 def _layout(type_: pa.DataType) -> tuple[int, int]:
     """The kind of a type's blocks, and the bytes of a value (0 unless fixed)."""
-    if pa.types.is_boolean(type_):
-        return lib.BLOCK_BIT, 0
-    if pa.types.is_string(type_) or pa.types.is_binary(type_):
-        return lib.BLOCK_VARLEN, 0
-    if pa.types.is_primitive(type_) or pa.types.is_decimal128(type_):
-        return lib.BLOCK_FIXED, type_.bit_width // 8
-    return lib.BLOCK_OPAQUE, 0
+    layout = _LAYOUTS.get(type_.id)
+    if layout is None:
+        fixed = pa.types.is_primitive(type_)
+        layout = (lib.BLOCK_FIXED, type_.bit_width // 8) if fixed else (lib.BLOCK_OPAQUE, 0)
+        _LAYOUTS[type_.id] = layout
+    return layout
 
 
 def _column(array: pa.Array, kind: int, width: int) -> tuple[Any, list[pa.Buffer | None]]:
@@ -148,7 +155,8 @@ def block_rows(block: Any) -> int:
 def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
     memory = readable(block)
     view = ffi.new("block_t *")
-    check(lib.block_parse(memory, len(memory), view), f"reading a block of {type_}")
+    if status := lib.block_parse(memory, len(memory), view):
+        check(status, f"reading a block of {type_}")
     if (view.kind, view.width) != _layout(type_):
         raise CoreError(
             f"reading a block of {type_}: found kind {view.kind}, width {view.width}. "
@@ -158,19 +166,15 @@ def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
 
 
 def _read(view: Any, memory: Any, type_: pa.DataType, picked: Any, n: int) -> pa.Array:
-    what = f"reading {n} rows of {type_} from a block"
     size = ffi.new("uint64_t *")
-    check(lib.block_decode_size(view, picked, size), what)
+    if status := lib.block_decode_size(view, picked, size):
+        check(status, f"reading {n} rows of {type_} from a block")
     values, validity = allocate(size[0]), allocate((n + 7) // 8)
     offsets = allocate(4 * (n + 1)) if view.kind == lib.BLOCK_VARLEN else None
     nulls = ffi.new("uint32_t *")
     ends = pointer(offsets, "uint32_t *")
-    check(
-        lib.block_decode(
-            view, picked, pointer(validity), ends, pointer(values), values.size, nulls
-        ),
-        what,
-    )
+    out = (pointer(validity), ends, pointer(values), values.size, nulls)
+    check(lib.block_decode(view, picked, *out), "reading a block")
     del memory
     buffers = [validity if nulls[0] else None, values]
     if offsets is not None:

@@ -100,8 +100,6 @@ class Keys:
         if not parts or len({part.width for part in parts}) > 1:
             widths = sorted({part.width for part in parts})
             raise ValueError(f"keys of one width can be joined, these have {widths}")
-        if len(parts) == 1:
-            return parts[0]
         sizes = [int(lib.keys_data_len(part.c)) for part in parts]
         n = sum(part.n for part in parts)
         variable = parts[0].width == 0

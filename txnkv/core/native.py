@@ -26,7 +26,7 @@ _NO_BYTES = ffi.new("uint8_t[1]")
 
 
 def check(status: int, what: str) -> None:
-    """Raises what a status says.
+    """Raises what a status says; callers whose `what` takes time ask for the status first.
 
     Args:
         status: what the core returned.
@@ -37,7 +37,7 @@ def check(status: int, what: str) -> None:
         IndexError: a row number is outside of its array.
         MemoryError: there is no memory.
     """
-    if status == lib.STATUS_OK:
+    if status == 0:
         return
     if status == lib.STATUS_CORRUPT:
         raise CoreError(f"{what}: the bytes are damaged. Check the store that they came from.")

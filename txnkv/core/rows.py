@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from txnkv.core.native import allocate, ffi, lib, pointer
+from txnkv.core.native import allocate, check, ffi, lib, pointer
 
 NULL_ROW = 0xFFFFFFFF
 """In a row list to gather: no row, give a null."""
@@ -56,6 +56,11 @@ class Rows:
     def of(cls, rows: Iterable[int]) -> Rows:
         """Row numbers of a Python iterable; for few."""
         return cls.from_arrow(pa.array(rows, pa.uint32()))
+
+    @classmethod
+    def range(cls, n: int) -> Rows:
+        """All rows from 0 to n - 1."""
+        return Bitmap.none(n).zeros()
 
     def to_arrow(self) -> pa.UInt32Array:
         """The same memory as an Arrow array."""
@@ -126,6 +131,26 @@ class Bitmap:
         out = allocate((n + 7) // 8)
         count = lib.bitmap_copy(pointer(source), array.offset, n, pointer(out))
         return cls(n, out, count)
+
+    @classmethod
+    def none(cls, n: int) -> Bitmap:
+        """All of n bits clear."""
+        return cls(n, pa.py_buffer(bytes((n + 7) // 8)), 0)
+
+    @classmethod
+    def of(cls, n: int, positions: pa.UInt32Array) -> Bitmap:
+        """Of n bits, those at these positions set; they may repeat.
+
+        Raises:
+            IndexError: a position is not below n.
+            TypeError: the positions are not uint32.
+            ValueError: they have nulls.
+        """
+        rows = Rows.from_arrow(positions)
+        out = allocate((n + 7) // 8)
+        status = lib.bitmap_of(pointer(rows.buffer, "uint32_t *"), rows.n, n, pointer(out))
+        check(status, f"setting {rows.n} of {n} bits")
+        return cls(n, out)
 
     @property
     def count(self) -> int:

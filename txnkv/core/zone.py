@@ -61,7 +61,8 @@ def zone(block: Any, type_: pa.DataType) -> Zone:
     if kind is None:
         return Zone(None, None, view.null_count, exact=view.rows == view.null_count)
     out = ffi.new("zone_t *")
-    check(lib.zone_compute(view, kind, out), f"mapping a block of {type_}")
+    if status := lib.zone_compute(view, kind, out):
+        check(status, f"mapping a block of {type_}")
     del memory
     if not out.has_values:
         return Zone(None, None, out.null_count, exact=True)
