@@ -1,11 +1,11 @@
 """txnkv: exactly-once tables, embedded in a Python process.
 
-    client = txnkv.connect("data/shop")
-    orders = client.create_table(
-        "orders", txnkv.Schema({"id": "int64", "total": "float64?"}, primary_key=["id"])
-    )
-    with client.transaction() as txn:
-        txn.insert(orders, {"id": 1, "total": 9.5})
+client = txnkv.connect("data/shop")
+orders = client.create_table(
+"orders", txnkv.Schema({"id": "int64", "total": "float64?"}, primary_key=["id"])
+)
+with client.transaction() as txn:
+txn.insert(orders, {"id": 1, "total": 9.5})
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +59,53 @@ try:
 except PackageNotFoundError:
     __version__ = "0+unknown"
 
-__all__ = [name for name in dir() if not name.startswith("_") and name[0].isupper()] + [
+__all__ = [
+    "AckConflictError",
+    "AlreadyPresentError",
+    "AuthenticationError",
+    "CheckReport",
+    "Client",
+    "ClosedError",
+    "Column",
+    "CommitOutcomeUnknownError",
+    "CorruptionError",
+    "HistoryExpiredError",
+    "IncompatibleStoreError",
+    "InvalidTokenError",
+    "InvalidTxnStateError",
+    "NotFoundError",
+    "NotSupportedError",
+    "OffsetOutOfRangeError",
+    "OutOfOrderSequenceError",
+    "ProducerFencedError",
+    "RowError",
+    "RowErrors",
+    "Scan",
+    "ScanToken",
+    "Schema",
+    "SchemaError",
+    "Session",
+    "Snapshot",
+    "StorageFullError",
+    "StoreNotFoundError",
+    "Table",
+    "TableExistsError",
+    "TableNotFoundError",
+    "Timestamp",
+    "TopicExistsError",
+    "TopicNotFoundError",
+    "Transaction",
+    "TransactionConflictError",
+    "TransactionLockedError",
+    "TransactionTimedOutError",
+    "TxnId",
+    "TxnInfo",
+    "TxnkvError",
+    "TxnNotFoundError",
+    "TxnState",
+    "TxnToken",
+    "UnavailableError",
+    "WriteResult",
     "connect",
     "hash_partition",
     "range_partition",

@@ -69,7 +69,9 @@ def connect(
         )
     if history < 0 or keepalive_time <= 0:
         raise ValueError("history and keepalive_time are seconds, above 0")
-    return Client(instances.acquire(path, create and not read_only, read_only, history), keepalive_time)
+    return Client(
+        instances.acquire(path, create and not read_only, read_only, history), keepalive_time
+    )
 
 
 class Client:
@@ -247,8 +249,11 @@ class Client:
         if attempts < 1:
             raise ValueError(f"attempts is at least 1, not {attempts}")
         begin_ts: Timestamp | None = None
-        settings = {
-            "timeout": 60.0, "isolation": "snapshot", "locking": "optimistic", "keepalive": True
+        settings: dict[str, Any] = {
+            "timeout": 60.0,
+            "isolation": "snapshot",
+            "locking": "optimistic",
+            "keepalive": True,
         } | options
         for attempt in range(1, attempts + 1):
             txn = self._begin(**settings, begin_ts=begin_ts)

@@ -11,6 +11,7 @@ import lmdb
 
 from txnkv import core
 from txnkv.coordinator.clock import latest_snapshot
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import CorruptionError, TxnkvError
 from txnkv.instance import Instance
@@ -28,10 +29,11 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         latest = latest_snapshot(cur)
         states = dict(cur.execute("SELECT state, count(*) FROM transactions GROUP BY state"))
         names = catalog.names(cur)
-        staged = cur.execute(
+        staged = one(
+            cur,
             "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets WHERE state < ?",
             (manifest.COMMITTED,),
-        ).fetchone()
+        )
         lease = cur.execute("SELECT term, owner_slot, owner_start FROM lease").fetchone()
     tables = {}
     view = ReadView(latest)
@@ -40,7 +42,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         row_sets = [seen for t in engine.tablets(info) for seen in view.row_sets(engine, t)]
         tables[name] = {
             "rows": sum(seen.rows for seen in row_sets),
-            "bytes": sum(seen.bytes for seen in row_sets),
+            "bytes": sum(seen.size for seen in row_sets),
             "tablets": len(info.tablets),
             "row_sets": len(row_sets),
         }
@@ -131,7 +133,9 @@ def _check_status(cur: Any, report: CheckReport) -> None:
             "SELECT id FROM row_sets WHERE state < 2 AND (txn_id IS NULL OR txn_id NOT IN "
             "(SELECT txn_id FROM transactions WHERE state NOT IN (2, 4)))"
         ),
-        "a committed row set has no stamp": "SELECT id FROM row_sets WHERE state = 2 AND stamp IS NULL",
+        "a committed row set has no stamp": (
+            "SELECT id FROM row_sets WHERE state = 2 AND stamp IS NULL"
+        ),
         "a committed row set has a stamp above the last commit": (
             "SELECT id FROM row_sets WHERE state = 2 AND stamp > (SELECT last_commit FROM clock)"
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -173,7 +174,5 @@ class Scan:
 
 def unpin(runtime: Runtime, snapshot: Timestamp) -> None:
     """Give back a pin, unless the store was closed meanwhile."""
-    try:
+    with suppress(ClosedError):
         runtime.unpin(snapshot)
-    except ClosedError:
-        pass

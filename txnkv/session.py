@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -360,11 +360,8 @@ def own_transaction(instance: Instance) -> Iterator[WriteContext]:
     try:
         yield context
     except BaseException:
-        try:
+        with suppress(InvalidTxnStateError):
             coordinator.abort(row.txn_id, "the write failed")
-        except InvalidTxnStateError:
-            pass
         raise
     finally:
         coordinator.heartbeats.remove(heart)
-

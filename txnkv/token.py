@@ -113,7 +113,9 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
         raise InvalidTokenError(
             f"the token is of store {store.hex()}, this is {store_id}: connect to its own store"
         )
-    if not hmac.compare_digest(hmac.digest(key, data[: _BODY.size], hashlib.sha256), data[_BODY.size :]):
+    if not hmac.compare_digest(
+        hmac.digest(key, data[: _BODY.size], hashlib.sha256), data[_BODY.size :]
+    ):
         raise InvalidTokenError("the token's signature does not match: it was altered or forged")
     if expires and clock.now_micros() > expires:
         late = (clock.now_micros() - expires) / 1e6
@@ -121,9 +123,7 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
             f"the token expired {late:.1f} s ago, with the timeout of transaction {txn_id}: "
             "begin a new transaction, with a longer timeout or timeout=None"
         )
-    return TokenContent(
-        store_id, txn_id, expires or None, keepalive_time, bool(flags & _KEEPALIVE)
-    )
+    return TokenContent(store_id, txn_id, expires or None, keepalive_time, bool(flags & _KEEPALIVE))
 
 
 def _raw(token: TxnToken | bytes | str) -> bytes:

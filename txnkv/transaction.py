@@ -64,9 +64,11 @@ class Transaction:
     aborted when its keepalive time has passed.
     """
 
-    def __init__(self, client: Client, context: TxnContext, *, joined: bool, keepalive: bool) -> None:
-        self._client = client
-        self._context = context
+    def __init__(
+        self, client: Client, context: TxnContext, *, joined: bool, keepalive: bool
+    ) -> None:
+        self.client = client
+        self.context = context
         self._joined = joined
         self._keepalive = keepalive
         self._heart: Heart | None = None
@@ -81,17 +83,17 @@ class Transaction:
     @property
     def id(self) -> TxnId:
         """128 bits: the store's coordinator id (`.tcid`), then `.local`."""
-        return self._context.id
+        return self.context.id
 
     @property
     def snapshot(self) -> Timestamp:
         """Everything that committed at or below it is what the transaction reads."""
-        return self._context.snapshot
+        return self.context.snapshot
 
     @property
     def begin(self) -> Timestamp:
         """When it began; what wait-die goes by."""
-        return self._context.row.begin_ts
+        return self.context.row.begin_ts
 
     @property
     def state(self) -> TxnState:
@@ -100,7 +102,7 @@ class Transaction:
         Raises:
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
-        return self._context.current().state
+        return self.context.current().state
 
     def __repr__(self) -> str:
         return f"<Transaction {self.id!r}>"
@@ -126,7 +128,7 @@ class Transaction:
             self._begin_ending(flush=True)
             if self._commit_unstored():
                 return self.snapshot
-            self._context.instance.coordinator.orchestrator.start_commit(self._context.row.txn_id)
+            self.context.instance.coordinator.orchestrator.start_commit(self.context.row.txn_id)
             return self._finish_commit()
 
     def start_commit(self) -> None:
@@ -136,7 +138,7 @@ class Transaction:
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
         with self._lock:
-            if any(session.has_pending for session in self._context.sessions):
+            if any(session.has_pending for session in self.context.sessions):
                 raise InvalidTxnStateError(
                     "cannot start committing: a session of the transaction has rows that were not "
                     "flushed. Flush it first, or call commit()"
@@ -144,8 +146,8 @@ class Transaction:
             self._begin_ending(flush=False)
             if self._commit_unstored():
                 return
-            instance = self._context.instance
-            row = instance.coordinator.orchestrator.start_commit(self._context.row.txn_id)
+            instance = self.context.instance
+            row = instance.coordinator.orchestrator.start_commit(self.context.row.txn_id)
             if not row.state.ended:
                 instance.pool.submit(self._finish_in_background)
 
@@ -156,7 +158,7 @@ class Transaction:
             InvalidTxnStateError: the transaction is still open, or was aborted (as the error
                 that says why: TransactionConflictError and the like).
         """
-        row = self._context.current()
+        row = self.context.current()
         if row.state is TxnState.OPEN:
             raise InvalidTxnStateError(
                 f"transaction {row.txn_id} is still open: start_commit() comes first"
@@ -170,7 +172,7 @@ class Transaction:
 
     def commit_async(self) -> Future[Timestamp]:
         """`commit()` on a thread of the library."""
-        return self._context.instance.pool.submit(self.commit)
+        return self.context.instance.pool.submit(self.commit)
 
     # -- rollback ----------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class Transaction:
             InvalidTxnStateError: it is committed.
         """
         with self._lock:
-            context = self._context
+            context = self.context
             context.require_process()
             for session in context.sessions:
                 session.discard()
@@ -198,7 +200,7 @@ class Transaction:
         heart, self._heart = self._heart, None
         self._keepalive = False
         if heart is not None and os.getpid() == self._pid:
-            self._context.instance.coordinator.heartbeats.remove(heart)
+            self.context.instance.coordinator.heartbeats.remove(heart)
 
     # -- tokens ------------------------------------------------------------------------
 
@@ -208,15 +210,15 @@ class Transaction:
         Args:
             keepalive: whether those who join send heartbeats too.
         """
-        self._context.require_process()
-        if self._context.ended is None:
+        self.context.require_process()
+        if self.context.ended is None:
             self._ensure_stored()
-        row = self._context.row
+        row = self.context.row
         expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
         content = tokens.TokenContent(
-            self._context.instance.store.store_id, row.txn_id, expires, row.keepalive, keepalive
+            self.context.instance.store.store_id, row.txn_id, expires, row.keepalive, keepalive
         )
-        return tokens.seal(content, self._context.instance.coordinator.token_key)
+        return tokens.seal(content, self.context.instance.coordinator.token_key)
 
     @classmethod
     def deserialize(cls, client: Client, token: TxnToken | bytes | str) -> Transaction:
@@ -240,14 +242,14 @@ class Transaction:
         Raises:
             InvalidTxnStateError: commit was called already, or it is not open.
         """
-        if self._context.commit_called:
+        if self.context.commit_called:
             raise InvalidTxnStateError(
-                f"transaction commit has already started: transaction {self._context.row.txn_id} "
+                f"transaction commit has already started: transaction {self.context.row.txn_id} "
                 "takes no new sessions"
             )
-        self._context.require_open("make a session")
-        session = Session(self._client, self._context, flush_mode)
-        self._context.sessions.append(session)
+        self.context.require_open("make a session")
+        session = Session(self.client, self.context, flush_mode)
+        self.context.sessions.append(session)
         return session
 
     def insert(self, table: str | Table, row: Any) -> None:
@@ -294,15 +296,15 @@ class Transaction:
 
     def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
-        info = self._client.table_info(table)
+        info = self.client.table_info(table)
         self._before_read()
-        return lookup.get(self._context.instance.engine, info, self._context.view(), key)
+        return lookup.get(self.context.instance.engine, info, self.context.view(), key)
 
     def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
-        info = self._client.table_info(table)
+        info = self.client.table_info(table)
         self._before_read()
-        return lookup.get_many(self._context.instance.engine, info, self._context.view(), keys)
+        return lookup.get_many(self.context.instance.engine, info, self.context.view(), keys)
 
     def scan(
         self,
@@ -313,13 +315,13 @@ class Transaction:
         limit: int | None = None,
     ) -> Scan:
         """A scan of the transaction's snapshot and its own writes, which are flushed first."""
-        info = self._client.table_info(table)
+        info = self.client.table_info(table)
 
         def view() -> Any:
             self._before_read()
-            return self._context.view()
+            return self.context.view()
 
-        return Scan.over(self._client, info, view, columns, where, ordered, limit)
+        return Scan.over(self.client, info, view, columns, where, ordered, limit)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -330,24 +332,24 @@ class Transaction:
             return self._own_session
 
     def _before_read(self) -> None:
-        self._context.require_open("read")
-        for session in self._context.sessions:
+        self.context.require_open("read")
+        for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
-        if self._context.stored and self._heart is None:
+        if self.context.stored and self._heart is None:
             self._start_heart()
 
     def _ensure_stored(self) -> None:
-        self._context.ensure_stored()
+        self.context.ensure_stored()
         self._start_heart()
 
     def _start_heart(self) -> None:
-        if self._keepalive and self._heart is None and self._context.ended is None:
-            self._heart = Heart(self._context.row)
-            self._context.instance.coordinator.heartbeats.add(self._heart)
+        if self._keepalive and self._heart is None and self.context.ended is None:
+            self._heart = Heart(self.context.row)
+            self.context.instance.coordinator.heartbeats.add(self._heart)
 
     def _begin_ending(self, *, flush: bool) -> None:
-        context = self._context
+        context = self.context
         context.require_process()
         if context.ended is TxnState.ABORTED:
             raise InvalidTxnStateError(
@@ -361,7 +363,7 @@ class Transaction:
 
     def _commit_unstored(self) -> bool:
         """End a transaction that wrote nothing. No I/O."""
-        context = self._context
+        context = self.context
         if context.stored:
             return False
         if context.ended is None:
@@ -375,8 +377,8 @@ class Transaction:
         return True
 
     def _finish_commit(self) -> Timestamp:
-        coordinator = self._context.instance.coordinator
-        txn_id = self._context.row.txn_id
+        coordinator = self.context.instance.coordinator
+        txn_id = self.context.row.txn_id
         try:
             row = coordinator.orchestrator.finish(txn_id)
         except (StorageFullError, UnavailableError) as error:
@@ -392,8 +394,8 @@ class Transaction:
         Raises:
             CommitOutcomeUnknownError: neither could be made sure of.
         """
-        coordinator = self._context.instance.coordinator
-        txn_id = self._context.row.txn_id
+        coordinator = self.context.instance.coordinator
+        txn_id = self.context.row.txn_id
         try:
             row = coordinator.get(txn_id)
             if row.state in (TxnState.FINALIZE_IN_PROGRESS, TxnState.COMMITTED):
@@ -410,15 +412,13 @@ class Transaction:
         raise error
 
     def _finish_in_background(self) -> None:
-        coordinator = self._context.instance.coordinator
-        coordinator.orchestrator.finish(self._context.row.txn_id)
+        coordinator = self.context.instance.coordinator
+        coordinator.orchestrator.finish(self.context.row.txn_id)
 
     def _end_here(self, state: TxnState) -> None:
-        self._context.ended = (
-            TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
-        )
+        self.context.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
         self.close()
-        self._context.instance.coordinator.ids.ended(self._context.row.txn_id)
+        self.context.instance.coordinator.ids.ended(self.context.row.txn_id)
 
     # -- as a context manager ----------------------------------------------------------
 
@@ -432,12 +432,12 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if self._joined:
-            for session in self._context.sessions:
-                if kind is None and self._context.ended is None:
+            for session in self.context.sessions:
+                if kind is None and self.context.ended is None:
                     session.flush_for_commit()
             self.close()
             return
-        if self._context.ended is not None:
+        if self.context.ended is not None:
             return
         if kind is not None:
             self._rollback_quietly()
@@ -445,7 +445,7 @@ class Transaction:
         try:
             self.commit()
         except BaseException:
-            if self._context.ended is None:
+            if self.context.ended is None:
                 self._rollback_quietly()
             raise
 

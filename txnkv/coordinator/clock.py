@@ -14,6 +14,7 @@ from __future__ import annotations
 import apsw
 
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
 from txnkv.errors import UnavailableError
 from txnkv.storage.seam import clock
 
@@ -26,7 +27,7 @@ def next_timestamp(cur: apsw.Cursor) -> Timestamp:
     Raises:
         UnavailableError: the wall clock is more than an hour behind the store's.
     """
-    (last,) = cur.execute("SELECT last_timestamp FROM clock").fetchone()
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
     now = clock.now_micros()
     behind = Timestamp(last).micros - now
     if behind > MAX_BEHIND:
@@ -40,7 +41,7 @@ def next_timestamp(cur: apsw.Cursor) -> Timestamp:
 
 
 def latest_snapshot(cur: apsw.Cursor) -> Timestamp:
-    (last,) = cur.execute("SELECT last_commit FROM clock").fetchone()
+    (last,) = one(cur, "SELECT last_commit FROM clock")
     return Timestamp(last)
 
 

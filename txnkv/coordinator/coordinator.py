@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -35,9 +35,7 @@ _LOCK_WAIT: Final = 5.0
 def initialise(cur: apsw.Cursor) -> None:
     """The first rows of a new status.db."""
     tcid = int.from_bytes(os.urandom(2), "big") | 1
-    cur.execute(
-        "INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32))
-    )
+    cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32)))
     cur.execute("INSERT INTO clock VALUES (1, 0, 0, 1, 0)")
 
 
@@ -57,7 +55,7 @@ class Coordinator:
         self.maintenance = Maintenance(store, self.orchestrator, history)
         self._snapshot: tuple[int, Timestamp] | None = None
         with store.status.read() as cur:
-            self.tcid, self.token_key = cur.execute("SELECT tcid, token_key FROM store").fetchone()
+            self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
 
     # -- snapshots ---------------------------------------------------------------------
 
@@ -168,7 +166,7 @@ class Coordinator:
     def highest_id(self) -> int:
         """The highest id that may have been given out."""
         with self.store.status.read() as cur:
-            (following,) = cur.execute("SELECT next_txn_id FROM clock").fetchone()
+            (following,) = one(cur, "SELECT next_txn_id FROM clock")
         return int(following) - 1
 
     def low_water_mark(self) -> int:
@@ -191,9 +189,7 @@ class Coordinator:
             )
             raise InvalidTxnStateError(f"cannot keep alive: transaction {txn_id} {phase}")
         if row.heartbeat_slot is not None:
-            self.store.runtime.heartbeat(
-                row.heartbeat_slot, txn_id, clock.monotonic_micros()
-            )
+            self.store.runtime.heartbeat(row.heartbeat_slot, txn_id, clock.monotonic_micros())
 
     def txn_id(self, local: int) -> TxnId:
         return TxnId.of(self.tcid, local)
@@ -222,9 +218,7 @@ class Coordinator:
             holder = f"{kind} {wanted} is locked by transaction {answer.holder}"
             if answer.verdict is Verdict.DIE:
                 if transactional:
-                    self.abort(
-                        row.txn_id, f"{holder}, which is older", TransactionLockedError
-                    )
+                    self.abort(row.txn_id, f"{holder}, which is older", TransactionLockedError)
                     raise TransactionLockedError(
                         f"{holder}, which is older: transaction {row.txn_id} was aborted "
                         "(wait-die). Run it again"
@@ -240,9 +234,7 @@ class Coordinator:
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
 
-    def _ask(
-        self, row: TxnRow, kind: str, ids: list[int], transactional: bool
-    ) -> LockAnswer:
+    def _ask(self, row: TxnRow, kind: str, ids: list[int], transactional: bool) -> LockAnswer:
         if row.locking != "partition":
             with self.store.status.read() as cur:
                 return locks.meet(cur, row if transactional else None, kind, ids)

@@ -12,10 +12,11 @@ transactions that have not ended. Whatever is staged under a lower id is garbage
 from __future__ import annotations
 
 import threading
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
+from txnkv.coordinator.query import one
 from txnkv.storage.store import Store
 
 RANGE: Final = 1024
@@ -79,7 +80,7 @@ class IdRanges:
     def _reserve(self) -> None:
         runtime = self._store.runtime
         with self._store.status.write() as cur:
-            (first,) = cur.execute("SELECT next_txn_id FROM clock").fetchone()
+            (first,) = one(cur, "SELECT next_txn_id FROM clock")
             cur.execute("UPDATE clock SET next_txn_id = ?", (first + RANGE,))
             cur.execute(
                 "INSERT INTO id_ranges (first, last, least_live, owner_slot, owner_start) "
@@ -92,18 +93,18 @@ class IdRanges:
 
 def low_water_mark(cur: apsw.Cursor) -> int:
     """The least id that may still stage anything."""
-    (mark,) = cur.execute(
+    (mark,) = one(
+        cur,
         "SELECT min(least) FROM (SELECT min(txn_id) AS least FROM transactions "
         "WHERE state NOT IN (2, 4) UNION ALL SELECT min(least_live) FROM id_ranges "
-        "UNION ALL SELECT next_txn_id FROM clock)"
-    ).fetchone()
+        "UNION ALL SELECT next_txn_id FROM clock)",
+    )
     return int(mark)
 
 
 def drop_dead(cur: apsw.Cursor, store: Store) -> None:
     """Forget the ranges of processes that are gone."""
-    for first, slot, start in cur.execute(
-        "SELECT first, owner_slot, owner_start FROM id_ranges"
-    ).fetchall():
+    rows: list[Any] = cur.execute("SELECT first, owner_slot, owner_start FROM id_ranges").fetchall()
+    for first, slot, start in rows:
         if not store.runtime.slot_alive(slot, start):
             cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))

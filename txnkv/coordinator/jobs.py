@@ -19,9 +19,7 @@ RUNNING, COMMITTED, ABORTED = "running", "committed", "aborted"
 def start(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
     """Record that a job runs under an OPEN transaction."""
     status_table.get_open(cur, txn_id, "start a job")
-    cur.execute(
-        "INSERT INTO jobs (id, txn_id, state) VALUES (?, ?, ?)", (job_id, txn_id, RUNNING)
-    )
+    cur.execute("INSERT INTO jobs (id, txn_id, state) VALUES (?, ?, ?)", (job_id, txn_id, RUNNING))
 
 
 def state(cur: apsw.Cursor, txn_id: int, job_id: str) -> str | None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
+import apsw
+
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
-
-import apsw
 
 LEASE_TIME: Final = 10 * 1_000_000
 _RENEW_AFTER: Final = LEASE_TIME // 4

@@ -17,6 +17,7 @@ import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -37,12 +38,13 @@ def free_slot(cur: apsw.Cursor, store: Store) -> int:
     Raises:
         UnavailableError: as many transactions are open as the table has entries.
     """
-    (slot,) = cur.execute(
+    (slot,) = one(
+        cur,
         "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM transactions WHERE heartbeat_slot = 0) THEN 0 "
         "ELSE (SELECT min(t.heartbeat_slot) + 1 FROM transactions t WHERE t.heartbeat_slot "
         "IS NOT NULL AND NOT EXISTS (SELECT 1 FROM transactions n "
-        "WHERE n.heartbeat_slot = t.heartbeat_slot + 1)) END"
-    ).fetchone()
+        "WHERE n.heartbeat_slot = t.heartbeat_slot + 1)) END",
+    )
     if slot >= store.runtime.HEARTBEATS:
         raise UnavailableError(
             f"{slot} transactions are open at once, as many as the store has heartbeats for: "
@@ -74,9 +76,7 @@ def refresh_missing(store: Store, row: TxnRow) -> None:
         return
     txn_id, _ = store.runtime.heartbeat_read(row.heartbeat_slot)
     if txn_id != row.txn_id:
-        store.runtime.heartbeat_register(
-            row.heartbeat_slot, row.txn_id, clock.monotonic_micros()
-        )
+        store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, clock.monotonic_micros())
 
 
 def abort_expired(store: Store, orchestrator: Orchestrator) -> int:
@@ -90,9 +90,7 @@ def abort_expired(store: Store, orchestrator: Orchestrator) -> int:
         if reason is None:
             continue
         try:
-            orchestrator.start_abort(
-                row.txn_id, reason, TransactionTimedOutError, only_open=True
-            )
+            orchestrator.start_abort(row.txn_id, reason, TransactionTimedOutError, only_open=True)
             orchestrator.finish(row.txn_id)
         except (InvalidTxnStateError, TxnNotFoundError):
             continue  # its owner was quicker

@@ -16,6 +16,7 @@ from txnkv.coordinator import id_ranges, liveness, status_table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease, LeaseLostError
 from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import ClosedError, TxnkvError
@@ -65,9 +66,7 @@ class Maintenance:
         with self._start_lock:
             if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(
-                target=self._run, name="txnkv-maintenance", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name="txnkv-maintenance", daemon=True)
             self._thread.start()
 
     def set_pace(self, seconds: float) -> None:
@@ -154,7 +153,7 @@ class Maintenance:
                 "SELECT 1 FROM transactions WHERE state IN (2, 4) AND last_update_ts < ? LIMIT 1",
                 (before,),
             ).fetchone()
-            ranges = cur.execute("SELECT count(*) FROM id_ranges").fetchone()[0]
+            (ranges,) = one(cur, "SELECT count(*) FROM id_ranges")
         if found is None and ranges == 0:
             return
         with self._store.status.write() as cur:

@@ -97,9 +97,7 @@ class Orchestrator:
             if self._past_deadline(row):
                 row = self.start_abort(txn_id, "timed out", TransactionTimedOutError)
                 raise ending_error(self.finish(row.txn_id), "commit")
-            checked = {
-                kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()
-            }
+            checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             with self._store.status.write() as cur:
                 if not all(
                     self._handlers[kind].checked_all(cur, row, checked.get(kind, 0))
@@ -183,8 +181,7 @@ class Orchestrator:
         try:
             while True:
                 validated = {
-                    kind: self._handlers[kind].begin_commit(row, ids)
-                    for kind, ids in parts.items()
+                    kind: self._handlers[kind].begin_commit(row, ids) for kind, ids in parts.items()
                 }
                 fault_point("commit.validated")
                 with self._store.status.write() as cur:
@@ -211,9 +208,7 @@ class Orchestrator:
                 )
 
     @staticmethod
-    def _write_commit_point(
-        cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
-    ) -> None:
+    def _write_commit_point(cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         for kind in parts:
             status_table.set_participants(
                 cur, row.txn_id, kind, TxnState.COMMIT_IN_PROGRESS, next_timestamp(cur)
@@ -247,9 +242,7 @@ class Orchestrator:
             for kind in parts:
                 status_table.set_participants(cur, row.txn_id, kind, state)
             locks.release(cur, row.txn_id)
-            status_table.move(
-                cur, row.txn_id, row.state, state, commit_ts=row.commit_ts
-            )
+            status_table.move(cur, row.txn_id, row.state, state, commit_ts=row.commit_ts)
 
     @staticmethod
     def _past_deadline(row: TxnRow) -> bool:

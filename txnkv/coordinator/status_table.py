@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import apsw
 
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import MOVES, TxnState
 from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
 
@@ -52,13 +54,13 @@ class TxnRow:
         return self.state.name + (f" ({self.reason})" if self.reason else "")
 
 
-def _row(values: tuple[object, ...]) -> TxnRow:
-    fields: list[object] = list(values)
+def _row(values: tuple[Any, ...]) -> TxnRow:
+    fields: list[Any] = list(values)
     fields[1] = TxnState(fields[1])
     for stamp in (2, 3, 4, 5):
         if fields[stamp] is not None:
-            fields[stamp] = Timestamp(fields[stamp])  # type: ignore[arg-type]
-    return TxnRow(*fields)  # type: ignore[arg-type]
+            fields[stamp] = Timestamp(fields[stamp])
+    return TxnRow(*fields)
 
 
 def insert(cur: apsw.Cursor, row: TxnRow) -> None:
@@ -102,7 +104,7 @@ def get(cur: apsw.Cursor, txn_id: int) -> TxnRow:
     """
     row = find(cur, txn_id)
     if row is None:
-        (highest,) = cur.execute("SELECT next_txn_id - 1 FROM clock").fetchone()
+        (highest,) = one(cur, "SELECT next_txn_id - 1 FROM clock")
         raise TxnNotFoundError(
             f"transaction {txn_id} was not found; the highest id given so far is {highest}. "
             "It never wrote anything, or ended and was forgotten: begin a new one"

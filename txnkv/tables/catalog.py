@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import apsw
 
+from txnkv.coordinator.query import one
 from txnkv.errors import TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
@@ -26,9 +27,7 @@ class TableInfo:
     tablets: tuple[int, ...]
 
 
-def create(
-    cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioning
-) -> TableInfo:
+def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
     """Add a table with its tablets.
 
     Raises:
@@ -102,9 +101,7 @@ def get(cur: apsw.Cursor, name: str) -> TableInfo:
 def names(cur: apsw.Cursor) -> list[str]:
     return [
         name
-        for (name,) in cur.execute(
-            "SELECT name FROM tables WHERE dropped_ts IS NULL ORDER BY name"
-        )
+        for (name,) in cur.execute("SELECT name FROM tables WHERE dropped_ts IS NULL ORDER BY name")
     ]
 
 
@@ -133,8 +130,9 @@ def dropped(table: TableInfo) -> TableNotFoundError:
 def reserve_row_ids(cur: apsw.Cursor, table: TableInfo, count: int) -> int:
     """The first of `count` ids that nobody else gets."""
     require_live(cur, table)
-    (following,) = cur.execute(
+    (following,) = one(
+        cur,
         "UPDATE tables SET next_row_id = next_row_id + ? WHERE id = ? RETURNING next_row_id",
         (count, table.id),
-    ).fetchone()
+    )
     return int(following) - count

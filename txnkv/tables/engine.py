@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.tables import catalog, fence, manifest
@@ -86,10 +88,8 @@ class TableEngine:
             touched = status_table.transactions_of(cur, KIND, table.tablets)
         orchestrator = self.coordinator.orchestrator
         for txn_id in touched:
-            try:
+            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
                 orchestrator.start_abort(txn_id, f"table {name!r} was dropped")
-            except InvalidTxnStateError:
-                pass  # it has its commit timestamp
             orchestrator.finish(txn_id)
         self.purge()
         return True
@@ -139,13 +139,15 @@ class TableEngine:
         """Remove the files of dropped tables that no snapshot can read any more."""
         pin = self.store.runtime.least_pin()
         with self.store.status.read() as cur:
-            (floor,) = cur.execute(
-                "SELECT min(snapshot_ts) FROM transactions WHERE state = ?", (int(TxnState.OPEN),)
-            ).fetchone()
+            (floor,) = one(
+                cur,
+                "SELECT min(snapshot_ts) FROM transactions WHERE state = ?",
+                (int(TxnState.OPEN),),
+            )
             least = min((ts for ts in (pin, floor) if ts is not None), default=None)
             gone = cur.execute(
-                "SELECT id FROM tables WHERE dropped_ts IS NOT NULL AND (? IS NULL OR dropped_ts < ?)",
-                (least, least),
+                "SELECT id FROM tables WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
+                (least,),
             ).fetchall()
             doomed = {
                 table_id: [

@@ -66,7 +66,9 @@ class Normaliser:
                 )
         self._same = given.equals(schema.arrow)
         for field in given:
-            types.cast(pa.chunked_array([], field.type), schema.columns[field.name].type, field.name)
+            types.cast(
+                pa.chunked_array([], field.type), schema.columns[field.name].type, field.name
+            )
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """One batch, cast without loss.
@@ -181,9 +183,11 @@ def _from_mapping(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
         )
     values = []
     for name, column in schema.columns.items():
-        value = row[name] if name in row else column.default
+        value = row.get(name, column.default)
         if value is None and not column.nullable:
-            raise SchemaError(f"column {name!r} is not nullable and has no default: give it a value")
+            raise SchemaError(
+                f"column {name!r} is not nullable and has no default: give it a value"
+            )
         values.append(value)
     return tuple(values)
 
@@ -195,9 +199,7 @@ def rows_to_batch(schema: Schema, rows: Iterable[tuple[Any, ...]]) -> pa.RecordB
         SchemaError: a value does not fit its column.
     """
     columns = []
-    for values, (name, column) in zip(
-        zip(*rows, strict=True), schema.columns.items(), strict=True
-    ):
+    for values, (name, column) in zip(zip(*rows, strict=True), schema.columns.items(), strict=True):
         columns.append(column_array(name, column.type, values))
     return pa.record_batch(columns, schema=schema.arrow)
 
@@ -218,7 +220,7 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
 
 
 def _refuse_silent_conversions(name: str, kind: pa.DataType, values: Sequence[Any]) -> None:
-    """pyarrow takes True for 1 and bytes for str without a word."""
+    """Pyarrow takes True for 1 and bytes for str without a word."""
     wrong: type = bool if pa.types.is_integer(kind) else bytes
     for value in values:
         if isinstance(value, wrong):

@@ -49,9 +49,7 @@ def get(engine: TableEngine, table: TableInfo, view: ReadView, key: Any) -> dict
     tablet = tablets[table.partitioning.place_key(columns) if len(tablets) > 1 else 0]
     encoded = tablet.codec.encode(columns).key(0)
     infos = [
-        info
-        for info in view.row_sets(engine, tablet)
-        if info.min_key <= encoded <= info.max_key
+        info for info in view.row_sets(engine, tablet) if info.min_key <= encoded <= info.max_key
     ]
     if not infos:
         return None
@@ -64,8 +62,7 @@ def get(engine: TableEngine, table: TableInfo, view: ReadView, key: Any) -> dict
                 block = row_set.header(txn).blocks[number]
                 arrays = row_set.read(txn, block, number, schema.names, row, 1)
                 return {
-                    name: array[0].as_py()
-                    for name, array in zip(schema.names, arrays, strict=True)
+                    name: array[0].as_py() for name, array in zip(schema.names, arrays, strict=True)
                 }
     return None
 
@@ -132,5 +129,3 @@ def _find_in(
                 )
                 pieces.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
                 numbers.append(asked.slice(start, len(hits)).filter(found))
-
-

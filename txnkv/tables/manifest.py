@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 
 WRITING: Final = 0
@@ -36,7 +37,7 @@ class RowSetInfo:
         stamp: commit timestamp; None for one staged by a transaction still open.
         staged_seq: the order among the row sets of its transaction.
         checked_seq: its keys were checked against those that counted up to here.
-        bytes: size of its blocks.
+        size: bytes of its blocks.
         min_key, max_key: encoded, inclusive.
     """
 
@@ -44,7 +45,7 @@ class RowSetInfo:
     tablet_id: int
     stamp: Timestamp | None
     rows: int
-    bytes: int
+    size: int
     min_key: bytes
     max_key: bytes
     staged_seq: int = 0
@@ -71,11 +72,12 @@ _COLUMNS = (
 )
 
 
-def _info(values: tuple[object, ...], stamp: int | None = None) -> RowSetInfo:
-    fields: list[object] = list(values)
+def _info(values: tuple[Any, ...], stamp: int | None = None) -> RowSetInfo:
+    fields: list[Any] = list(values)
     found = stamp if stamp is not None else fields[2]
-    fields[2] = None if found is None else Timestamp(found)  # type: ignore[arg-type]
-    return RowSetInfo(*fields)  # type: ignore[arg-type]
+    fields[2] = None if found is None else Timestamp(found)
+    fields[-1] = bool(fields[-1])
+    return RowSetInfo(*fields)
 
 
 # -- writing ---------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> None
                 next_sequence(cur),
                 info.checked_seq,
                 info.rows,
-                info.bytes,
+                info.size,
                 info.min_key,
                 info.max_key,
                 info.id,
@@ -149,14 +151,14 @@ def forget(cur: apsw.Cursor, row_set_ids: Iterable[int]) -> None:
 
 
 def next_sequence(cur: apsw.Cursor) -> int:
-    (value,) = cur.execute(
-        "UPDATE clock SET stage_sequence = stage_sequence + 1 RETURNING stage_sequence"
-    ).fetchone()
+    (value,) = one(
+        cur, "UPDATE clock SET stage_sequence = stage_sequence + 1 RETURNING stage_sequence"
+    )
     return int(value)
 
 
 def sequence(cur: apsw.Cursor) -> int:
-    (value,) = cur.execute("SELECT stage_sequence FROM clock").fetchone()
+    (value,) = one(cur, "SELECT stage_sequence FROM clock")
     return int(value)
 
 
@@ -219,7 +221,9 @@ def readable(cur: apsw.Cursor, tablet_id: int) -> list[RowSetInfo]:
 
 
 def known_ids(cur: apsw.Cursor, tablet_id: int) -> set[int]:
-    return {id for (id,) in cur.execute("SELECT id FROM row_sets WHERE tablet_id = ?", (tablet_id,))}
+    return {
+        id for (id,) in cur.execute("SELECT id FROM row_sets WHERE tablet_id = ?", (tablet_id,))
+    }
 
 
 # -- the end of a transaction ----------------------------------------------------------

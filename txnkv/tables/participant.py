@@ -154,9 +154,7 @@ class TabletParticipants:
                 continue
             own = manifest.staged(cur, row.txn_id, id)
             for other in others:
-                overlapping = [
-                    info for info in own if info.overlaps(other.min_key, other.max_key)
-                ]
+                overlapping = [info for info in own if info.overlaps(other.min_key, other.max_key)]
                 if overlapping:
                     rows += other.rows
                 if compare is not None:

@@ -18,6 +18,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -168,7 +169,9 @@ class Partitioning:
             bounds = base64.b64encode(sink.getvalue()).decode()
         return json.dumps(
             {
-                "hash": [{"columns": part.columns, "buckets": part.buckets} for part in self.hashes],
+                "hash": [
+                    {"columns": part.columns, "buckets": part.buckets} for part in self.hashes
+                ],
                 "range": bounds,
             }
         )
@@ -187,7 +190,7 @@ class Partitioning:
 
 
 def _combine(high: pa.Array, buckets: int, low: pa.Array) -> pa.Array:
-    """high * buckets + low, over u16 arrays."""
+    """High * buckets + low, over u16 arrays."""
     product = pc.multiply(high, pa.scalar(buckets, pa.uint16()))
     return pc.add(product, low)
 
@@ -212,6 +215,6 @@ def _encode_bounds(schema: Schema, part: RangePartition) -> core.Keys:
     codec = core.KeyCodec([schema.columns[name].type for name in part.columns])
     keys = codec.encode([column.combine_chunks() for column in table.columns])
     encoded = [keys.key(i) for i in range(keys.n)]
-    if any(a >= b for a, b in zip(encoded, encoded[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(encoded)):
         raise SchemaError(f"the bounds of range_partition on {part.columns} are not ascending")
     return keys

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,8 @@ from txnkv.errors import SchemaError
 from txnkv.tables.ingest import column_array
 from txnkv.tables.schema import Schema
 
-Where = Sequence[tuple[Any, ...]] | pc.Expression | None
+Where: TypeAlias = Any
+"""A list of (column, op, value), a pyarrow.compute expression, or None."""
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
@@ -184,9 +185,7 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     return Predicate(name, op, values, keys)
 
 
-def _key_range(
-    predicates: Sequence[Predicate], schema: Schema, codec: core.KeyCodec
-) -> KeyRange:
+def _key_range(predicates: Sequence[Predicate], schema: Schema, codec: core.KeyCodec) -> KeyRange:
     equal: list[Any] = []
     for name in schema.primary_key:
         mine = [p for p in predicates if p.column == name]

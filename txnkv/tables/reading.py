@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from txnkv.errors import InvalidTokenError, TableNotFoundError
 from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import InvalidTokenError, TableNotFoundError
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.scan import Part, Plan, plan_parts

@@ -87,15 +87,13 @@ class RowSet:
                     self._tablet.section_name(section), number, "its checksum does not match"
                 )
             self._verified.add((section, number))
-        return data  # type: ignore[no-any-return]
+        return memoryview(data)
 
     def keys(self, txn: lmdb.Transaction, number: int) -> core.Keys:
         """The keys of one block, pointing into LMDB: valid inside `txn` alone."""
         return core.Keys.from_block(self.block(txn, KEYS, number))
 
-    def blocks_between(
-        self, txn: lmdb.Transaction, low: bytes | None, high: bytes | None
-    ) -> range:
+    def blocks_between(self, txn: lmdb.Transaction, low: bytes | None, high: bytes | None) -> range:
         """Numbers of the blocks that may hold keys with low <= key < high."""
         blocks = self.header(txn).blocks
         start = 0 if low is None else bisect_left(self._lasts, low)

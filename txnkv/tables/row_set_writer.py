@@ -51,9 +51,7 @@ class SortedRows:
     order: core.Rows | None
 
 
-def write_row_set(
-    tablet: Tablet, info: RowSetInfo, rows: SortedRows, check: Check
-) -> RowSetInfo:
+def write_row_set(tablet: Tablet, info: RowSetInfo, rows: SortedRows, check: Check) -> RowSetInfo:
     """Write the blocks of a claimed row set, durably.
 
     Args:
@@ -87,7 +85,7 @@ def write_row_set(
     return replace(
         info,
         rows=rows.keys.n,
-        bytes=size,
+        size=size,
         min_key=rows.keys.key(0),
         max_key=rows.keys.key(rows.keys.n - 1),
     )

@@ -140,9 +140,7 @@ class Plan:
         hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
         return lo, max(hi - lo, 0)
 
-    def _project(
-        self, txn: lmdb.Transaction, unit: Unit, lo: int, n: int
-    ) -> pa.RecordBatch | None:
+    def _project(self, txn: lmdb.Transaction, unit: Unit, lo: int, n: int) -> pa.RecordBatch | None:
         block = unit.row_set.header(txn).blocks[unit.number]
 
         def read(names: Sequence[str]) -> list[pa.Array]:

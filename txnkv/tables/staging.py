@@ -33,7 +33,7 @@ from txnkv.errors import (
     RowErrors,
 )
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.tables import catalog, fence, ingest, manifest
+from txnkv.tables import catalog, fence, manifest
 from txnkv.tables.manifest import KIND, RowSetInfo, Scope
 from txnkv.tables.row_set_writer import SortedRows, write_row_set
 from txnkv.tables.tablet import Tablet
@@ -165,12 +165,14 @@ def _prepare(
             if doubles.count:
                 refused = order.to_arrow().take(doubles.positions().to_arrow())
                 _refuse(
-                    outcome, op, tablet, [keys.key(i.as_py()) for i in _first(refused)],
-                    len(refused), "an earlier row of the same data has this key",
+                    outcome,
+                    op,
+                    tablet,
+                    [keys.key(i.as_py()) for i in _first(refused)],
+                    len(refused),
+                    "an earlier row of the same data has this key",
                 )
-                order = core.Rows.from_arrow(
-                    order.to_arrow().take(doubles.zeros().to_arrow())
-                )
+                order = core.Rows.from_arrow(order.to_arrow().take(doubles.zeros().to_arrow()))
         ordered = keys if order is None else keys.gather(order)
         prepared.append(_Prepared(tablet, SortedRows(ordered, batch, order)))
     return prepared
@@ -226,8 +228,12 @@ def _without(
             else "a row with this key is in the table"
         )
         _refuse(
-            outcome, op, part.tablet,
-            [rows.keys.key(i.as_py()) for i in _first(positions)], len(positions), why,
+            outcome,
+            op,
+            part.tablet,
+            [rows.keys.key(i.as_py()) for i in _first(positions)],
+            len(positions),
+            why,
         )
     gone = core.Bitmap.of(
         rows.keys.n, pc.unique(pa.concat_arrays([positions for _, positions in present]))
