@@ -280,6 +280,8 @@ class Environment:
 
     def _end(self, scope: Scope) -> None:
         self._live.scope = scope.outer
+        # py-lmdb gives the reader slot back when the last reference goes, not when it ends.
+        scope.txn = None
         if self._handles.end(scope):
             self._stale = True
         self._gate.leave()
