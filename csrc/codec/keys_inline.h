@@ -23,10 +23,25 @@ static inline slice_t keys_at(const keys_t *keys, uint32_t i) {
     return key;
 }
 
+/* Most keys differ in their first 8 bytes: a call of memcmp is for the rest. */
 static inline int slice_compare(slice_t a, slice_t b) {
+    if (a.len >= 8 && b.len >= 8) {
+        const uint64_t x = load_be64(a.data), y = load_be64(b.data);
+        if (x != y) return x < y ? -1 : 1;
+    }
     const int order = compare_bytes(a.data, b.data, a.len < b.len ? a.len : b.len);
     if (order != 0) return order;
     return (a.len > b.len) - (a.len < b.len);
+}
+
+/* Keys of 4 and 8 bytes are numbers, compared as such. */
+static inline int keys_are_numbers(const keys_t *a, const keys_t *b) {
+    return a->width == b->width && (a->width == 8 || a->width == 4);
+}
+
+/* Key i of 4- or 8-byte keys; `width` is a constant at each call. */
+static inline uint64_t keys_number(const uint8_t *data, uint32_t width, size_t i) {
+    return width == 8 ? load_be64(data + 8 * i) : load_be32(data + 4 * i);
 }
 
 /* The 8 bytes from `skip` on as a number that orders as they do; zeros stand for what is

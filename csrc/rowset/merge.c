@@ -10,11 +10,13 @@
 /* Beyond this ratio of lengths, searching costs less than walking. */
 enum { LOPSIDED = 16 };
 
-static uint32_t common_dense_8(const keys_t *a, const keys_t *b, uint8_t *bits) {
+/* Without a branch on the keys, which come in no order that could be guessed. */
+static inline uint32_t common_numbers(const keys_t *a, const keys_t *b, uint32_t width,
+                                      uint8_t *bits) {
     uint32_t i = 0, j = 0, count = 0;
     while (i < a->n && j < b->n) {
-        const uint64_t left = load_be64(a->data + 8 * (size_t)i);
-        const uint64_t right = load_be64(b->data + 8 * (size_t)j);
+        const uint64_t left = keys_number(a->data, width, i);
+        const uint64_t right = keys_number(b->data, width, j);
         bits_or(bits, i, left == right);
         count += left == right;
         i += left <= right;
@@ -55,10 +57,12 @@ void merge_common(const keys_t *a, const keys_t *b, uint8_t *out_bits, uint32_t 
     memset(out_bits, 0, bits_bytes(a->n));
     if (a->n / LOPSIDED > b->n || b->n / LOPSIDED > a->n) {
         *out_count = common_lopsided(a, b, out_bits);
-    } else if (a->width == 8 && b->width == 8) {
-        *out_count = common_dense_8(a, b, out_bits);
-    } else {
+    } else if (!keys_are_numbers(a, b)) {
         *out_count = common_dense(a, b, out_bits);
+    } else if (a->width == 8) {
+        *out_count = common_numbers(a, b, 8, out_bits);
+    } else {
+        *out_count = common_numbers(a, b, 4, out_bits);
     }
 }
 

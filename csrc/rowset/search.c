@@ -8,7 +8,10 @@
 uint32_t search_lower_bound(const keys_t *keys, const uint8_t *key, size_t key_len) {
     const slice_t probe = {key, key_len};
     if (keys->width == 8 && key_len == 8) {
-        return search_range_8(keys->data, load_be64(key), 0, keys->n);
+        return search_range_number(keys->data, 8, load_be64(key), 0, keys->n);
+    }
+    if (keys->width == 4 && key_len == 4) {
+        return search_range_number(keys->data, 4, load_be32(key), 0, keys->n);
     }
     return search_range(keys, probe, 0, keys->n);
 }
@@ -20,31 +23,37 @@ int64_t search_find(const keys_t *keys, const uint8_t *key, size_t key_len) {
 }
 
 static bool probes_ascending(const keys_t *probes) {
-    if (probes->width == 8) {
-        uint32_t falls = 0;
-        for (size_t i = 1; i < probes->n; i++) {
-            falls |= load_be64(probes->data + 8 * i - 8) > load_be64(probes->data + 8 * i);
-        }
-        return falls == 0;
-    }
     for (uint32_t i = 1; i < probes->n; i++) {
         if (slice_compare(keys_at(probes, i - 1), keys_at(probes, i)) > 0) return false;
     }
     return true;
 }
 
-static void batch_8(const keys_t *keys, const keys_t *probes, bool ascending, int32_t *out) {
+static inline bool numbers_ascending(const keys_t *probes, uint32_t width) {
+    uint32_t falls = 0;
+    for (size_t i = 1; i < probes->n; i++) {
+        falls |= keys_number(probes->data, width, i - 1) > keys_number(probes->data, width, i);
+    }
+    return falls == 0;
+}
+
+/* `width` is a constant at each call. One probe is searched for directly: a gallop from the
+ * front would be longer. */
+static inline void batch_numbers(const keys_t *keys, const keys_t *probes, uint32_t width,
+                                 int32_t *out) {
+    const bool ascending = probes->n > 1 && numbers_ascending(probes, width);
     uint32_t at = 0;
     for (size_t i = 0; i < probes->n; i++) {
-        const uint64_t probe = load_be64(probes->data + 8 * i);
-        at = ascending ? search_gallop_8(keys->data, probe, at, keys->n)
-                       : search_range_8(keys->data, probe, 0, keys->n);
-        const bool found = at < keys->n && load_be64(keys->data + 8 * (size_t)at) == probe;
+        const uint64_t probe = keys_number(probes->data, width, i);
+        at = ascending ? search_gallop_number(keys->data, width, probe, at, keys->n)
+                       : search_range_number(keys->data, width, probe, 0, keys->n);
+        const bool found = at < keys->n && keys_number(keys->data, width, at) == probe;
         out[i] = found ? (int32_t)at : -1;
     }
 }
 
-static void batch_any(const keys_t *keys, const keys_t *probes, bool ascending, int32_t *out) {
+static void batch_any(const keys_t *keys, const keys_t *probes, int32_t *out) {
+    const bool ascending = probes->n > 1 && probes_ascending(probes);
     uint32_t at = 0;
     for (uint32_t i = 0; i < probes->n; i++) {
         const slice_t probe = keys_at(probes, i);
@@ -56,11 +65,11 @@ static void batch_any(const keys_t *keys, const keys_t *probes, bool ascending, 
 
 void search_batch(const keys_t *keys, const keys_t *probes, int32_t *out_positions) {
     CHECK(keys->n <= INT32_MAX);
-    /* One probe is searched for directly: a gallop from the front would be longer. */
-    const bool ascending = probes->n > 1 && probes_ascending(probes);
-    if (keys->width == 8 && probes->width == 8) {
-        batch_8(keys, probes, ascending, out_positions);
+    if (!keys_are_numbers(keys, probes)) {
+        batch_any(keys, probes, out_positions);
+    } else if (keys->width == 8) {
+        batch_numbers(keys, probes, 8, out_positions);
     } else {
-        batch_any(keys, probes, ascending, out_positions);
+        batch_numbers(keys, probes, 4, out_positions);
     }
 }

@@ -1,4 +1,4 @@
-/* Lower bounds within a range, for one shape of keys each. */
+/* Lower bounds within a range, for either shape of keys. */
 #ifndef TXNKV_ROWSET_SEARCH_INLINE_H
 #define TXNKV_ROWSET_SEARCH_INLINE_H
 
@@ -17,16 +17,16 @@ static inline uint32_t search_range(const keys_t *keys, slice_t key, uint32_t lo
     return lo;
 }
 
-/* The same for 8-byte keys, without a branch on their content. */
-static inline uint32_t search_range_8(const uint8_t *data, uint64_t key, uint32_t lo,
-                                      uint32_t hi) {
+/* The same for keys that are numbers, without a branch on their content. */
+static inline uint32_t search_range_number(const uint8_t *data, uint32_t width, uint64_t key,
+                                           uint32_t lo, uint32_t hi) {
     uint32_t n = hi - lo;
     while (n > 1) {
         const uint32_t half = n / 2;
-        lo += load_be64(data + 8 * (size_t)(lo + half - 1)) < key ? half : 0;
+        lo += keys_number(data, width, (size_t)lo + half - 1) < key ? half : 0;
         n -= half;
     }
-    return n == 1 && load_be64(data + 8 * (size_t)lo) < key ? lo + 1 : lo;
+    return n == 1 && keys_number(data, width, lo) < key ? lo + 1 : lo;
 }
 
 /* Search from `lo` on by doubling steps, for a key that is likely near. */
@@ -40,15 +40,15 @@ static inline uint32_t search_gallop(const keys_t *keys, slice_t key, uint32_t l
     return search_range(keys, key, lo, at < keys->n ? (uint32_t)at : keys->n);
 }
 
-static inline uint32_t search_gallop_8(const uint8_t *data, uint64_t key, uint32_t lo,
-                                       uint32_t n) {
+static inline uint32_t search_gallop_number(const uint8_t *data, uint32_t width, uint64_t key,
+                                            uint32_t lo, uint32_t n) {
     uint64_t step = 1, at = lo;
-    while (at < n && load_be64(data + 8 * at) < key) {
+    while (at < n && keys_number(data, width, at) < key) {
         lo = (uint32_t)at + 1;
         at += step;
         step *= 2;
     }
-    return search_range_8(data, key, lo, at < n ? (uint32_t)at : n);
+    return search_range_number(data, width, key, lo, at < n ? (uint32_t)at : n);
 }
 
 #endif

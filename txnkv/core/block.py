@@ -187,6 +187,7 @@ def _opaque_array(view: Any, type_: pa.DataType) -> pa.Array:
     message = pa.py_buffer(bytes(ffi.buffer(view.data, view.data_len)))
     try:
         batch = pa.ipc.read_record_batch(message, pa.schema([pa.field("column", type_)]))
+        batch.validate(full=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise CoreError(
             f"reading a block of {type_}: {error}. Check the store that it came from."
