@@ -66,7 +66,7 @@ class Process:
 
 @pytest.fixture
 def python() -> Iterator[Callable[..., Process]]:
-    """python(code, *args): starts a process; it is gone at the end of the test."""
+    """Starts a process that runs some code; it is gone at the end of the test."""
     started: list[Process] = []
 
     def start(code: str, *args: object, fault: str = "") -> Process:

@@ -18,7 +18,12 @@ def mode(path: Path) -> int:
 
 def test_new_store_has_its_layout_and_an_id(tmp_path: Path) -> None:
     store = StoreDirectory.open(tmp_path / "a" / "b")
-    assert {entry.name for entry in store.path.iterdir()} == {"FORMAT", "tablets", "logs", "runtime"}
+    assert {entry.name for entry in store.path.iterdir()} == {
+        "FORMAT",
+        "tablets",
+        "logs",
+        "runtime",
+    }
     content = json.loads((store.path / "FORMAT").read_text())
     assert content == {
         "format": "txnkv",

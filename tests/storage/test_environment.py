@@ -360,12 +360,11 @@ def test_reader_slots_run_out_with_a_clear_error(
     environment = environments.get("tablets/1")
     (environment.path / "lock.mdb").unlink(missing_ok=True)
     put(environment, b"a")
-    scopes = []
+    scopes = [environment.read() for _ in range(8)]
+    for scope in scopes:
+        scope.__enter__()
     with pytest.raises(UnavailableError, match="reader slots"):
-        for _ in range(5000):
-            scope = environment.read()
-            scope.__enter__()
-            scopes.append(scope)
+        environment.read().__enter__()
     for scope in reversed(scopes):
         scope.__exit__()
     assert get(environment, b"a") == b"1"

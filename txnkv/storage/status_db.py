@@ -27,7 +27,13 @@ from types import TracebackType
 
 import apsw
 
-from txnkv.errors import ClosedError, NotSupportedError, StoreNotFoundError, TxnkvError
+from txnkv.errors import (
+    ClosedError,
+    NotSupportedError,
+    StorageFullError,
+    StoreNotFoundError,
+    TxnkvError,
+)
 from txnkv.storage.directory import make_private_file, sync_directory
 from txnkv.storage.fork import GATE
 from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
@@ -228,18 +234,26 @@ class StatusDatabase:
         """Commits, or rolls back after an error; then lets the next writer go on."""
         if GATE.refused:
             return
+        full = False
         try:
             cursor.close(True)
             if error is None:
                 self._commit()
             else:
+                translated = translate(error, self.path, self._writer)
                 self._roll_back()
-                self._raise_translated(error)
+                if translated is not None:
+                    raise translated from error
+        except StorageFullError:
+            full = True
+            raise
         finally:
             self._queue.release()
             GATE.leave()
-        if error is None and self._wal_bytes > self._checkpoint_at:
-            self._relieve()
+            # A transaction that did not fit leaves its pages in the WAL; cutting it gives the
+            # room back that small transactions need.
+            if full or self._wal_bytes > self._checkpoint_at:
+                self._relieve()
 
     def _begin_immediate(self) -> apsw.Cursor:
         connection = None
@@ -258,10 +272,12 @@ class StatusDatabase:
             try:
                 fault_point("status.before_commit")
                 self._writer.execute("COMMIT")
-            except (apsw.Error, OSError) as error:
+            except BaseException as error:
                 translated = translate(error, self.path, self._writer)
                 self._roll_back()
-                raise translated or error from error
+                if translated is not None:
+                    raise translated from error
+                raise
             fault_point("status.after_commit")
         finally:
             # Also after a failure: the number has to come to rest, and an even number that was
@@ -276,11 +292,6 @@ class StatusDatabase:
             # Closing rolls back too, and the next write gets a sound connection.
             writer, self._writer = self._writer, None
             writer.close(True)
-
-    def _raise_translated(self, error: BaseException) -> None:
-        translated = translate(error, self.path, self._writer)
-        if translated is not None:
-            raise translated from error
 
     # -- the WAL -----------------------------------------------------------------------
 
@@ -319,8 +330,12 @@ class StatusDatabase:
         if not self.path.exists():
             make_private_file(self.path)
             sync_directory(self.path.parent)
+        if self.path.stat().st_size > 0:
+            with self.read() as cursor:
+                if _is_made(cursor):
+                    return
         with self.write() as cursor:
-            if cursor.execute("PRAGMA user_version").get == 0:
+            if not _is_made(cursor):
                 cursor.execute(script)
                 if initialise is not None:
                     initialise(cursor)
@@ -341,6 +356,10 @@ class StatusDatabase:
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""
         return [*self._readers.inherited(), self._writer]
+
+
+def _is_made(cursor: apsw.Cursor) -> bool:
+    return bool(cursor.execute("PRAGMA user_version").get)
 
 
 class WriteTransaction:

@@ -1,0 +1,220 @@
+"""LMDB between processes: growth adopted, dead readers and writers, full disks."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txnkv.errors import StorageFullError, UnavailableError
+from txnkv.storage import Environment, Environments, StoreDirectory
+from txnkv.storage.lmdb_errors import translate
+
+PAGE = b"v" * 4000
+OPEN = """
+env = Environments(StoreDirectory.open(sys.argv[1]), initial_map_size=1 << 16).get("tablets/1")
+def fill(first, count, size=4000):
+    def fn(txn):
+        for key in range(first, first + count):
+            txn.put(b"%d" % key, b"v" * size, db=env.db(b"blocks"))
+    env.write(fn)
+def count():
+    with env.read() as txn:
+        return txn.stat(env.db(b"blocks"))["entries"]
+"""
+
+
+def fill(environment: Environment, first: int, count: int) -> None:
+    def fn(txn: Any) -> None:
+        for key in range(first, first + count):
+            txn.put(b"%d" % key, PAGE, db=environment.db(b"blocks"))
+
+    environment.write(fn)
+
+
+def entries(environment: Environment) -> int:
+    with environment.read() as txn:
+        return int(txn.stat(environment.db(b"blocks"))["entries"])
+
+
+def test_growth_of_another_process_is_adopted(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 2)
+    size = environment.map_size
+    other = python(OPEN + "fill(0, 300); say('filled'); wait(); say(count())", directory.path)
+    assert other.line() == "filled"
+    assert entries(environment) == 300  # a read adopts
+    assert environment.map_size > size
+    fill(environment, 300, 1000)
+    other.tell()
+    assert other.line() == "1300"  # and so does the other
+    other.finish()
+
+
+def test_write_adopts_growth_too(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 2)
+    python(OPEN + "fill(0, 300)", directory.path).finish()
+    fill(environment, 300, 1)
+    assert entries(environment) == 301
+
+
+def test_growth_of_another_process_under_an_outer_read_is_an_error(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 2)
+    with environment.read() as txn:
+        python(OPEN + "fill(0, 300)", directory.path).finish()
+        with pytest.raises(UnavailableError, match="outer read"):
+            environment.read().__enter__()
+        assert txn.stat(environment.db(b"blocks"))["entries"] == 2
+    assert entries(environment) == 300
+
+
+def test_database_made_by_another_process_is_found_and_kept(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    environment.db(b"early")
+    python(OPEN + "fill(0, 3)", directory.path).finish()
+    with environment.read() as txn:
+        outer = environment.db(b"blocks")
+        assert environment.db(b"blocks") is outer
+        assert txn.stat(outer)["entries"] == 3
+        with environment.read(), pytest.raises(UnavailableError, match="another transaction"):
+            environment.db(b"blocks")
+    assert not environment.is_open  # so that the next use opens the handle for good
+    assert entries(environment) == 3
+    assert environment._lmdb is not None
+    assert b"blocks" in environment._lmdb.handles
+
+
+def test_four_processes_write_and_grow_one_environment(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    code = OPEN + "first = int(sys.argv[2])\nfor i in range(40): fill(first + i * 5, 5)"
+    writers = [python(code, directory.path, first) for first in (0, 1000, 2000, 3000)]
+    for writer in writers:
+        writer.finish()
+    assert entries(environments.get("tablets/1")) == 800
+
+
+def test_slots_of_killed_readers_are_freed(
+    directory: StoreDirectory, environments: Environments, python
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 1)
+    reader = python(
+        OPEN + "scope = env.read(); scope.__enter__(); say('in'); wait()", directory.path
+    )
+    reader.line()
+    reader.kill()
+    assert environments.reader_check() == 1
+    assert environments.reader_check() == 0
+
+
+@pytest.mark.parametrize(("point", "expected"), [("before", 1), ("after", 2)])
+def test_writer_killed_at_commit(
+    directory: StoreDirectory, environments: Environments, python, point: str, expected: int
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 1)
+    code = OPEN + "fill(1, 1)"
+    python(code, directory.path, fault=f"lmdb.{point}_commit=kill").finish(code=-9)
+    assert entries(environment) == expected
+    fill(environment, 2, 1)  # the lock of the dead is recovered
+    assert entries(environment) == expected + 1
+
+
+# -- full disks ------------------------------------------------------------------------
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+"""
+
+
+@pytest.mark.parametrize("size", [4000, 2_000_000])
+def test_file_size_limit_is_storage_full_and_reading_goes_on(
+    directory: StoreDirectory, environments: Environments, python, size: int
+) -> None:
+    environment = environments.get("tablets/1")
+    fill(environment, 0, 3)
+    code = f"""
+    from txnkv.errors import StorageFullError
+    env.db(b"blocks")
+    for _ in range(2):
+        try:
+            fill(10, {1000 if size == 4000 else 2}, {size})
+        except StorageFullError as error:
+            say(type(error).__name__, str(error).count("tablets/1"), count())
+    fill(3, 1)
+    say(count())
+    """
+    import textwrap
+
+    process = python(OPEN + LIMITED + textwrap.dedent(code), directory.path)
+    assert process.finish() == ["StorageFullError 1 3", "StorageFullError 1 3", "4"]
+    assert entries(environment) == 4
+
+
+def test_full_file_system(tmp_path: Path, python) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    code = """
+    import subprocess
+    from txnkv.errors import StorageFullError
+    mount = sys.argv[1]
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", mount]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        say("no mount"); raise SystemExit
+    try:
+        store = Store.open(mount + "/s", schema_sql=SCHEMA)
+        env = store.environments.get("tablets/1")
+        env.write(lambda txn: txn.put(b"k", b"v", db=env.db(b"blocks")))
+        ballast = mount + "/ballast"
+        with open(ballast, "wb") as file: file.write(bytes(500_000))
+        try:
+            env.write(lambda txn: txn.put(b"big", b"x" * (8 << 20), db=env.db(b"blocks")))
+        except StorageFullError:
+            say("lmdb full")
+        try:
+            with store.status.write() as cur:
+                cur.execute("INSERT INTO t VALUES (1, zeroblob(8000000))")
+        except StorageFullError:
+            say("sqlite full")
+        with env.read() as txn:
+            say(bytes(txn.get(b"k", db=env.db(b"blocks"))).decode())
+        os.unlink(ballast)
+        with store.status.write() as cur:
+            cur.execute("INSERT INTO t VALUES (2, 3)")
+        with store.status.read() as cur:
+            say(cur.execute("SELECT id, value FROM t").fetchall())
+        store.close()
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+    """
+    said = python(code, mount).finish()
+    if said == ["no mount"]:
+        pytest.skip("no right to mount a small file system")
+    assert said == ["lmdb full", "sqlite full", "v", "[(2, 3)]"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_errors_of_a_full_disk_name_path_and_reason(tmp_path: Path, code: int) -> None:
+    error = translate(OSError(code, "x"), tmp_path)
+    assert isinstance(error, StorageFullError)
+    assert str(tmp_path) in str(error)
+
+
+def test_input_output_error_with_room_on_the_disk_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"x")
+    assert isinstance(translate(OSError(errno.EIO, "x"), tmp_path), UnavailableError)
+    assert translate(LookupError(), tmp_path) is None
