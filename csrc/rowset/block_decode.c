@@ -108,7 +108,8 @@ static void decode_varlen(const block_t *block, block_rows_t rows, uint32_t *off
                           uint8_t *out) {
     if (rows.rows == NULL) {
         const uint32_t from = value_start(block, rows.lo);
-        for (uint32_t i = 0; i <= rows.n; i++) offsets[i] = value_start(block, rows.lo + i) - from;
+        const uint8_t *starts = block->offsets + 4 * (size_t)rows.lo;
+        for (size_t i = 0; i <= rows.n; i++) offsets[i] = load_le32(starts + 4 * i) - from;
         copy_bytes(out, block->data + from, offsets[rows.n]);
         return;
     }

@@ -52,8 +52,9 @@ static void insertion_sort(const keys_t *keys, entry_t *entries, uint32_t n) {
 }
 
 static void merge_sort(const keys_t *keys, entry_t *entries, entry_t *scratch, uint32_t n) {
-    for (uint32_t from = 0; from < n; from += SMALL_GROUP) {
-        insertion_sort(keys, entries + from, n - from < SMALL_GROUP ? n - from : SMALL_GROUP);
+    for (uint64_t from = 0; from < n; from += SMALL_GROUP) {
+        const uint32_t left = n - (uint32_t)from;
+        insertion_sort(keys, entries + from, left < SMALL_GROUP ? left : SMALL_GROUP);
     }
     for (uint64_t width = SMALL_GROUP; width < n; width *= 2) {
         for (uint64_t from = 0; from < n; from += 2 * width) {
