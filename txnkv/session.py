@@ -21,6 +21,7 @@ from txnkv.errors import (
     InvalidTxnStateError,
     RowError,
     RowErrors,
+    TableNotFoundError,
     TransactionConflictError,
 )
 from txnkv.instance import Instance
@@ -248,15 +249,25 @@ class Session:
             self._context.require_open(what)
 
     def _flush_runs(self) -> Outcome:
+        """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         with self._lock:
             runs, self._runs = self._runs, []
-        if not runs:
-            return Outcome()
-        writes: list[Write] = []
-        for run in runs:
-            batch = ingest.rows_to_batch(run.table.schema, run.rows)
-            writes.append((run.table, lambda batch=batch: iter([batch]), run.op))  # type: ignore[misc]
-        return self._stage(writes, again=True)
+        total = Outcome()
+        while runs:
+            # Outside of a transaction all of a flush is one; inside, each run stands by itself.
+            some = runs if self._context is None else runs[:1]
+            rest = runs[len(some) :]
+            try:
+                total.add(self._stage([_write_of(run) for run in some], again=True))
+            except BaseException as error:
+                over = isinstance(error, InvalidTxnStateError)
+                gone = isinstance(error, TableNotFoundError)
+                with self._lock:
+                    self._keep(total)
+                    self._runs = ([] if over else rest if gone else some + rest) + self._runs
+                raise
+            runs = rest
+        return total
 
     def _stage(self, writes: list[Write], *, again: bool) -> Outcome:
         engine = self._instance.engine
@@ -338,6 +349,11 @@ class Session:
         background, self._background = self._background, None
         if background is not None:
             background.result()
+
+
+def _write_of(run: _Run) -> Write:
+    batch = ingest.rows_to_batch(run.table.schema, run.rows)
+    return run.table, lambda: iter([batch]), run.op
 
 
 def _stage_all(instance: Instance, context: WriteContext, writes: list[Write]) -> Outcome:

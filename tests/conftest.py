@@ -1,0 +1,206 @@
+"""Fixtures for every test: stores that are checked at the end, time that can be moved,
+other processes in step with the test.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.coordinator.maintenance import Maintenance
+from txnkv.storage.seam import clock, disarm
+
+SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
+
+_PRELUDE = """
+import base64, pickle, sys
+import txnkv
+_path, _options, _values = pickle.loads(base64.b64decode(sys.argv[1]))
+globals().update(_values)
+def say(value=None):
+    print(base64.b64encode(pickle.dumps(value)).decode(), flush=True)
+def wait():
+    return sys.stdin.readline().strip()
+client = txnkv.connect(_path, **_options)
+"""
+
+
+class Process:
+    """A Python process with a client of the store, that says values and is told words."""
+
+    def __init__(
+        self, path: Path, code: str, options: dict[str, Any], fault: str, values: dict[str, Any]
+    ) -> None:
+        start = base64.b64encode(pickle.dumps((str(path), options, values))).decode()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TXNKV_FAULT": fault},
+        )
+
+    def hear(self) -> Any:
+        """What the process says next."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            _, err = self.popen.communicate(timeout=60)
+            pytest.fail(f"the process ended with {self.popen.returncode}: {err}")
+        return pickle.loads(base64.b64decode(line))
+
+    def tell(self, word: str = "go") -> None:
+        """Let its wait() return."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(word + "\n")
+        self.popen.stdin.flush()
+
+    def kill(self) -> None:
+        """As by kill -9; returns when it is gone."""
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.communicate(timeout=60)
+
+    def finish(self, code: int = 0) -> Any:
+        """Wait for its end; what it said last, if anything."""
+        out, err = self.popen.communicate(timeout=120)
+        assert self.popen.returncode == code, err
+        lines = out.splitlines()
+        return pickle.loads(base64.b64decode(lines[-1])) if lines else None
+
+    def end(self) -> None:
+        """Whatever it does, it is over."""
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.communicate()
+
+
+class Time:
+    """The clock of this process, a number of seconds ahead of the real one."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass without waiting."""
+        self.ahead += seconds
+
+
+def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for something to become true, and return it."""
+    give_up = time.monotonic() + seconds
+    while True:
+        found = what()
+        if found:
+            return found
+        if time.monotonic() > give_up:
+            pytest.fail(f"{what} was still {found!r} after {seconds} s")
+        time.sleep(0.005)
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    """Waits for a function to answer something true, and returns it."""
+    return until
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def connect(store_path: Path) -> Iterator[Callable[..., txnkv.Client]]:
+    """Opens clients of the test's store, with connect's options. At the end of the test the
+    store is opened again, if need be, and everything in it is checked.
+    """
+    made: list[txnkv.Client] = []
+
+    def open_client(**options: Any) -> txnkv.Client:
+        made.append(txnkv.connect(store_path, **options))
+        return made[-1]
+
+    yield open_client
+    disarm()
+    if not made:
+        return
+    with txnkv.connect(store_path) as last:
+        report = last.check()
+    for client in made:
+        client.close()
+    assert report.problems == []
+
+
+@pytest.fixture
+def client(connect: Callable[..., txnkv.Client]) -> txnkv.Client:
+    return connect()
+
+
+@pytest.fixture
+def table(client: txnkv.Client) -> txnkv.Table:
+    """One tablet: id int64, v string?."""
+    return client.create_table("t", SCHEMA)
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[txnkv.Client], None]:
+    """No background rounds in this process; a call with a client runs one as the leader."""
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+
+    def run(client: txnkv.Client) -> None:
+        assert client.instance.coordinator.maintenance.round(resume_all=True)
+
+    return run
+
+
+@pytest.fixture
+def now() -> Iterator[Time]:
+    """Lets time pass for this process, by its forward(seconds)."""
+    moved = Time()
+    wall, monotonic = clock.now_micros, clock.monotonic_micros
+    real = wall.__self__._wall, monotonic.__self__._monotonic  # type: ignore[attr-defined]
+    with clock.replaced(
+        wall=lambda: real[0]() + int(moved.ahead * 1e6),
+        monotonic=lambda: real[1]() + int(moved.ahead * 1e6),
+    ):
+        yield moved
+
+
+@pytest.fixture
+def process(store_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts processes that run some code with `client`, the given values, say(value) and
+    wait(). They are gone at the end of the test.
+    """
+    started: list[Process] = []
+
+    def start(
+        code: str, fault: str = "", options: dict[str, Any] | None = None, **values: Any
+    ) -> Process:
+        started.append(Process(store_path, code, options or {}, fault, values))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture
+def elsewhere(process: Callable[..., Process]) -> Callable[..., Any]:
+    """Runs code with some values in another process; answers what it said last."""
+
+    def run(code: str, **values: Any) -> Any:
+        return process(code, **values).finish()
+
+    return run
