@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lmdb
-
 from txnkv import core
 from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.query import one
@@ -18,7 +16,7 @@ from txnkv.instance import Instance
 from txnkv.tables import catalog, manifest
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Pages, Tablet
 from txnkv.tables.view import ReadView
 
 
@@ -158,17 +156,16 @@ def _check_status(cur: Any, report: CheckReport) -> None:
 def _unknown_row_sets(tablet: Tablet, known: set[int]) -> Iterator[str]:
     """Row sets with blocks in LMDB that status.db knows nothing of."""
     try:
-        environment = tablet.environment(create=False)
-        with environment.read() as txn:
-            found = set(_row_set_ids(txn, tablet))
+        with tablet.read() as pages:
+            found = set(_row_set_ids(pages))
     except (TxnkvError, KeyError):
         return
     for id in sorted(found - known):
         yield f"{tablet.label}: the blocks of row set {id} belong to nothing"
 
 
-def _row_set_ids(txn: lmdb.Transaction, tablet: Tablet) -> Iterator[int]:
-    with txn.cursor(db=tablet.blocks_db) as cursor:
+def _row_set_ids(pages: Pages) -> Iterator[int]:
+    with pages.txn.cursor(db=pages.blocks) as cursor:
         found = cursor.first()
         while found:
             id = int.from_bytes(bytes(cursor.key())[:8], "big")
@@ -181,24 +178,24 @@ def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Ite
     row_set = tablet.row_set(info)
     last = b""
     try:
-        with tablet.environment().read() as txn:
-            header = row_set.header(txn)
+        with tablet.read() as pages:
+            header = row_set.header(pages)
             if header.rows != info.rows:
                 yield f"{name}: its header has {header.rows} rows, status.db {info.rows}"
         for number, block in enumerate(header.blocks):
-            with tablet.environment().read() as txn:
+            with tablet.read() as pages:
                 sections = [KEYS, BLOOM, *(COLUMNS + column for column in header.columns)]
                 for section in sections:
-                    data = row_set.block(txn, section, number, again=True)
+                    data = row_set.block(pages, section, number, again=True)
                     if section != BLOOM and core.block_rows(data) != block.rows:
                         yield f"{name}, block {number}: rows are missing in section {section}"
-                keys = row_set.keys(txn, number)
+                keys = row_set.keys(pages, number)
                 if core.sort_keys(keys) is not None or (number and keys.key(0) <= last):
                     yield f"{name}, block {number}: its keys are not ascending"
                 if (keys.key(0), keys.key(keys.n - 1)) != (block.first, block.last):
                     yield f"{name}, block {number}: its keys are not those of the header"
                 last = keys.key(keys.n - 1)
-                if core.bloom_probe(row_set.block(txn, BLOOM, number), keys).count != keys.n:
+                if core.bloom_probe(row_set.block(pages, BLOOM, number), keys).count != keys.n:
                     yield f"{name}, block {number}: its Bloom filter denies a key"
             report.blocks += len(sections)
             report.rows += block.rows

@@ -53,14 +53,14 @@ def get(engine: TableEngine, table: TableInfo, view: ReadView, key: Any) -> dict
     ]
     if not infos:
         return None
-    with tablet.environment().read() as txn:
+    with tablet.read() as pages:
         for info in reversed(infos):
             row_set = tablet.row_set(info)
-            found = row_set.find_one(txn, encoded)
+            found = row_set.find_one(pages, encoded)
             if found is not None:
                 number, row = found
-                block = row_set.header(txn).blocks[number]
-                arrays = row_set.read(txn, block, number, schema.names, row, 1)
+                block = row_set.header(pages).blocks[number]
+                arrays = row_set.read(pages, block, number, schema.names, row, 1)
                 return {
                     name: array[0].as_py() for name, array in zip(schema.names, arrays, strict=True)
                 }
@@ -119,13 +119,13 @@ def _find_in(
     infos = [info for info in view.row_sets(engine, tablet) if info.overlaps(low, high)]
     if not infos:
         return
-    with tablet.environment().read() as txn:
+    with tablet.read() as pages:
         for info in reversed(infos):
             row_set = tablet.row_set(info)
-            for number, start, hits in row_set.find_many(txn, probes):
+            for number, start, hits in row_set.find_many(pages, probes):
                 found = pc.is_valid(hits)
                 arrays = row_set.gather(
-                    txn, number, schema.names, core.Rows.from_arrow(hits.drop_null())
+                    pages, number, schema.names, core.Rows.from_arrow(hits.drop_null())
                 )
                 pieces.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
                 numbers.append(asked.slice(start, len(hits)).filter(found))

@@ -109,20 +109,25 @@ def claim(cur: apsw.Cursor, scope: Scope, tablet_ids: Sequence[int]) -> list[int
     return claimed
 
 
-def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> None:
+def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> list[int]:
     """WRITING -> STAGED, for row sets whose blocks are durable.
+
+    Returns:
+        Their sequence numbers.
 
     Raises:
         InvalidTxnStateError: the transaction or its job ended meanwhile.
     """
     _require_open(cur, scope)
+    numbers = []
     for info in written:
+        numbers.append(next_sequence(cur))
         cur.execute(
             "UPDATE row_sets SET state = ?, staged_seq = ?, checked_seq = ?, rows = ?, bytes = ?, "
             "min_key = ?, max_key = ? WHERE id = ? AND state = ?",
             (
                 STAGED,
-                next_sequence(cur),
+                numbers[-1],
                 info.checked_seq,
                 info.rows,
                 info.size,
@@ -134,6 +139,7 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> None
         )
         if cur.connection.changes() != 1:
             raise status_table.not_open(status_table.get(cur, scope.txn_id), "stage rows")
+    return numbers
 
 
 def accept_attempts(cur: apsw.Cursor, job_id: str, attempts: Iterable[str]) -> None:

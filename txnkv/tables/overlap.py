@@ -14,13 +14,13 @@ def common_keys(tablet: Tablet, a: RowSetInfo, b: RowSetInfo, limit: int) -> lis
         return []
     smaller, larger = (a, b) if a.rows <= b.rows else (b, a)
     found: list[bytes] = []
-    with tablet.environment().read() as txn:
+    with tablet.read() as pages:
         probe, other = tablet.row_set(smaller), tablet.row_set(larger)
-        for number in probe.blocks_between(txn, low, high + b"\0"):
-            keys = probe.keys(txn, number)
+        for number in probe.blocks_between(pages, low, high + b"\0"):
+            keys = probe.keys(pages, number)
             start = core.lower_bound(keys, low)
             stop = core.lower_bound(keys, high + b"\0")
-            for position in other.common(txn, keys.slice(start, stop - start)):
+            for position in other.common(pages, keys.slice(start, stop - start)):
                 found.append(keys.key(start + position.as_py()))
                 if len(found) >= limit:
                     return found

@@ -148,8 +148,8 @@ def split(
 
 
 def _blocks(part: Part) -> int:
-    with part.tablet.environment().read() as txn:
-        return len(part.tablet.row_set(part.info).header(txn).blocks)
+    with part.tablet.read() as pages:
+        return len(part.tablet.row_set(part.info).header(pages).blocks)
 
 
 def reopen(engine: TableEngine, token: TokenParts) -> tuple[Request, Plan]:

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +25,7 @@ from txnkv.tables.row_set_format import (
 )
 
 if TYPE_CHECKING:
-    from txnkv.tables.tablet import Tablet
+    from txnkv.tables.tablet import Pages, Tablet
 
 _PROBE_SHARE = 64
 """Below one probe for so many rows of a block, its Bloom filter is asked first."""
@@ -48,7 +47,7 @@ class RowSet:
         self._firsts: list[bytes] = []
         self._lasts: list[bytes] = []
 
-    def header(self, txn: lmdb.Transaction) -> Header:
+    def header(self, pages: Pages) -> Header:
         """The header, read once.
 
         Raises:
@@ -56,7 +55,7 @@ class RowSet:
         """
         if self._header is None:
             key = block_key(self.id, HEADER, 0)
-            data = txn.get(key, db=self._tablet.blocks_db)
+            data = pages.get(key)
             if data is None:
                 raise self._corrupt("header", 0, "it is missing")
             try:
@@ -69,16 +68,14 @@ class RowSet:
                 self._header = header
         return self._header
 
-    def block(
-        self, txn: lmdb.Transaction, section: int, number: int, *, again: bool = False
-    ) -> memoryview:
-        """A verified block, as it lies in LMDB: valid inside `txn` alone.
+    def block(self, pages: Pages, section: int, number: int, *, again: bool = False) -> memoryview:
+        """A verified block, as it lies in LMDB: valid inside `pages` alone.
 
         Args:
             again: verify it although it was verified before.
         """
         key = block_key(self.id, section, number)
-        data = txn.get(key, db=self._tablet.blocks_db)
+        data = pages.get(key)
         if data is None:
             raise self._corrupt(self._tablet.section_name(section), number, "it is missing")
         if again or (section, number) not in self._verified:
@@ -87,22 +84,22 @@ class RowSet:
                     self._tablet.section_name(section), number, "its checksum does not match"
                 )
             self._verified.add((section, number))
-        return memoryview(data)
+        return data
 
-    def keys(self, txn: lmdb.Transaction, number: int) -> core.Keys:
-        """The keys of one block, pointing into LMDB: valid inside `txn` alone."""
-        return core.Keys.from_block(self.block(txn, KEYS, number))
+    def keys(self, pages: Pages, number: int) -> core.Keys:
+        """The keys of one block, pointing into LMDB: valid inside `pages` alone."""
+        return core.Keys.from_block(self.block(pages, KEYS, number))
 
-    def blocks_between(self, txn: lmdb.Transaction, low: bytes | None, high: bytes | None) -> range:
+    def blocks_between(self, pages: Pages, low: bytes | None, high: bytes | None) -> range:
         """Numbers of the blocks that may hold keys with low <= key < high."""
-        blocks = self.header(txn).blocks
+        blocks = self.header(pages).blocks
         start = 0 if low is None else bisect_left(self._lasts, low)
         stop = len(blocks) if high is None else bisect_left(self._firsts, high)
         return range(start, max(start, stop))
 
     def read(
         self,
-        txn: lmdb.Transaction,
+        pages: Pages,
         block: BlockInfo,
         number: int,
         columns: Sequence[str],
@@ -116,50 +113,50 @@ class RowSet:
         for name in columns:
             if name in schema.primary_key:
                 if keys is None:
-                    keys = self.keys(txn, number)
+                    keys = self.keys(pages, number)
                 position = schema.primary_key.index(name)
                 arrays.append(self._tablet.codec.decode(keys, position, lo, n))
             elif schema.ids[name] in block.zones:
-                data = self.block(txn, COLUMNS + schema.ids[name], number)
+                data = self.block(pages, COLUMNS + schema.ids[name], number)
                 arrays.append(core.decode_block(data, schema.columns[name].type, lo, n))
             else:
                 arrays.append(self._tablet.filler(name, n))
         return arrays
 
     def gather(
-        self, txn: lmdb.Transaction, number: int, columns: Sequence[str], rows: core.Rows
+        self, pages: Pages, number: int, columns: Sequence[str], rows: core.Rows
     ) -> list[pa.Array]:
         """Some rows of a block, in the order of `rows`."""
         schema = self._tablet.schema
-        block = self.header(txn).blocks[number]
+        block = self.header(pages).blocks[number]
         keys: core.Keys | None = None
         arrays = []
         for name in columns:
             if name in schema.primary_key:
                 if keys is None:
-                    keys = self.keys(txn, number).gather(rows)
+                    keys = self.keys(pages, number).gather(rows)
                 arrays.append(self._tablet.codec.decode(keys, schema.primary_key.index(name)))
             elif schema.ids[name] in block.zones:
-                data = self.block(txn, COLUMNS + schema.ids[name], number)
+                data = self.block(pages, COLUMNS + schema.ids[name], number)
                 arrays.append(core.gather_block(data, schema.columns[name].type, rows))
             else:
                 arrays.append(self._tablet.filler(name, rows.n))
         return arrays
 
-    def find_one(self, txn: lmdb.Transaction, key: bytes) -> tuple[int, int] | None:
+    def find_one(self, pages: Pages, key: bytes) -> tuple[int, int] | None:
         """Block number and row in it of a key, or None."""
-        self.header(txn)
+        self.header(pages)
         number = bisect_right(self._firsts, key) - 1
         if number < 0 or key > self._lasts[number]:
             return None
-        if not core.bloom_may_contain(self.block(txn, BLOOM, number), key):
+        if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
             return None
-        keys = self.keys(txn, number)
+        keys = self.keys(pages, number)
         row = core.lower_bound(keys, key)
         return (number, row) if row < keys.n and keys.key(row) == key else None
 
     def find_many(
-        self, txn: lmdb.Transaction, probes: core.Keys
+        self, pages: Pages, probes: core.Keys
     ) -> Iterator[tuple[int, int, pa.UInt32Array]]:
         """Where those of `probes` (ascending) lie that are here.
 
@@ -167,8 +164,8 @@ class RowSet:
             Block number, position of the first probe, and for it and those behind it the
             row in the block, null where absent.
         """
-        blocks = self.header(txn).blocks
-        for number in self._candidates(txn, probes):
+        blocks = self.header(pages).blocks
+        for number in self._candidates(pages, probes):
             block = blocks[number]
             start = core.lower_bound(probes, block.first)
             stop = core.lower_bound(probes, block.last + b"\0")
@@ -176,21 +173,21 @@ class RowSet:
                 continue
             some = probes.slice(start, stop - start)
             if some.n * _PROBE_SHARE < block.rows:
-                bloom = self.block(txn, BLOOM, number)
+                bloom = self.block(pages, BLOOM, number)
                 if core.bloom_probe(bloom, some).count == 0:
                     continue
-            rows = core.find(self.keys(txn, number), some)
+            rows = core.find(self.keys(pages, number), some)
             rows = pc.if_else(pc.greater_equal(rows, 0), rows, pa.scalar(None, pa.int32()))
             if rows.null_count < len(rows):
                 yield number, start, rows.cast(pa.uint32())
 
-    def common(self, txn: lmdb.Transaction, keys: core.Keys) -> pa.UInt32Array:
+    def common(self, pages: Pages, keys: core.Keys) -> pa.UInt32Array:
         """Positions of those of `keys` (strictly ascending) that are in this row set."""
         found: list[pa.Array] = []
         if keys.n == 0:
             return pa.array([], pa.uint32())
-        blocks = self.header(txn).blocks
-        for number in self._candidates(txn, keys):
+        blocks = self.header(pages).blocks
+        for number in self._candidates(pages, keys):
             block = blocks[number]
             start = core.lower_bound(keys, block.first)
             stop = core.lower_bound(keys, block.last + b"\0")
@@ -198,17 +195,17 @@ class RowSet:
                 continue
             probes = keys.slice(start, stop - start)
             if probes.n * _PROBE_SHARE < block.rows:
-                maybe = core.bloom_probe(self.block(txn, BLOOM, number), probes)
+                maybe = core.bloom_probe(self.block(pages, BLOOM, number), probes)
                 if maybe.count == 0:
                     continue
-            hits = core.mark_common(probes, self.keys(txn, number))
+            hits = core.mark_common(probes, self.keys(pages, number))
             if hits.count:
                 found.append(_shifted(hits.positions().to_arrow(), start))
         return pa.concat_arrays(found) if found else pa.array([], pa.uint32())
 
-    def _candidates(self, txn: lmdb.Transaction, keys: core.Keys) -> Sequence[int]:
+    def _candidates(self, pages: Pages, keys: core.Keys) -> Sequence[int]:
         """Blocks whose key range may meet `keys`; by key where the keys are few."""
-        span = self.blocks_between(txn, keys.key(0), keys.key(keys.n - 1) + b"\0")
+        span = self.blocks_between(pages, keys.key(0), keys.key(keys.n - 1) + b"\0")
         if keys.n >= len(span):
             return span
         numbers = {bisect_right(self._firsts, keys.key(i)) - 1 for i in range(keys.n)}

@@ -1,7 +1,7 @@
 """Writing a disk row set: sorted rows become blocks, blocks become LMDB values.
 
-Blocks are encoded outside of LMDB's write lock and put in batches, so that a write
-transaction is short and a large row set does not sit in memory as dirty pages.
+Blocks are encoded outside of LMDB's write lock, by one thread while another puts those of
+the row set before; they are put in batches, so that a write transaction is short.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 declare_fault_point("stage.blocks", "a batch of a row set's blocks is durable, others are not")
 
-WRITE_BYTES: Final = 64 << 20
+WRITE_BYTES: Final = 32 << 20
 """Bytes of blocks in one LMDB write transaction."""
 
 Check = Callable[[lmdb.Transaction], None]
@@ -51,44 +51,61 @@ class SortedRows:
     order: core.Rows | None
 
 
-def write_row_set(tablet: Tablet, info: RowSetInfo, rows: SortedRows, check: Check) -> RowSetInfo:
-    """Write the blocks of a claimed row set, durably.
+@dataclass(frozen=True)
+class EncodedRowSet:
+    """A row set ready to be put: what status.db will know of it, and its LMDB values."""
+
+    tablet: Tablet
+    info: RowSetInfo
+    values: tuple[tuple[bytes, pa.Buffer | bytes], ...]
+
+
+def encode_row_set(tablet: Tablet, claim: RowSetInfo, rows: SortedRows) -> EncodedRowSet:
+    """The blocks of a claimed row set.
 
     Args:
-        tablet: where to.
-        info: the claim.
+        tablet: where it will be.
+        claim: the row set's id.
         rows: strictly ascending by key, at least one.
-        check: called in each LMDB write transaction before anything is put.
+    """
+    values = tuple(_encode(tablet, claim.id, rows))
+    info = replace(
+        claim,
+        rows=rows.keys.n,
+        size=sum(map(_size, values)),
+        min_key=rows.keys.key(0),
+        max_key=rows.keys.key(rows.keys.n - 1),
+    )
+    return EncodedRowSet(tablet, info, values)
 
-    Returns:
-        `info` with rows, bytes and key range.
+
+def put_row_set(encoded: EncodedRowSet, check: Check) -> None:
+    """Write the blocks, durably.
+
+    Args:
+        encoded: the row set.
+        check: called in each LMDB write transaction before anything is put.
 
     Raises:
         StorageFullError: the disk is full; blocks already written are swept by the abort.
         What `check` raises.
     """
-    environment = tablet.environment(create=True)
-    size = 0
-    pending: list[tuple[bytes, pa.Buffer | bytes]] = []
+    environment = encoded.tablet.environment(create=True)
+    batch: list[tuple[bytes, pa.Buffer | bytes]] = []
     waiting = 0
-    for key, value in _encode(tablet, info.id, rows):
-        pending.append((key, value))
-        length = len(value) if isinstance(value, bytes) else value.size
-        waiting += length
-        size += length
+    for value in encoded.values:
+        batch.append(value)
+        waiting += _size(value)
         if waiting >= WRITE_BYTES:
-            environment.write(_put(tablet, pending, check))
+            environment.write(_put(encoded.tablet, batch, check))
             fault_point("stage.blocks")
-            pending, waiting = [], 0
-    if pending:
-        environment.write(_put(tablet, pending, check))
-    return replace(
-        info,
-        rows=rows.keys.n,
-        size=size,
-        min_key=rows.keys.key(0),
-        max_key=rows.keys.key(rows.keys.n - 1),
-    )
+            batch, waiting = [], 0
+    if batch:
+        environment.write(_put(encoded.tablet, batch, check))
+
+
+def _size(value: tuple[bytes, pa.Buffer | bytes]) -> int:
+    return len(value[1]) if isinstance(value[1], bytes) else int(value[1].size)
 
 
 def _put(
@@ -96,8 +113,9 @@ def _put(
 ) -> Callable[[lmdb.Transaction], None]:
     def put(txn: lmdb.Transaction) -> None:
         check(txn)
+        blocks = tablet.blocks_db
         for key, value in values:
-            txn.put(key, value, db=tablet.blocks_db)
+            txn.put(key, value, db=blocks)
 
     return put
 

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,7 @@ from txnkv import core
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.predicate import Filter, KeyRange
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Pages, Tablet
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
@@ -87,7 +86,7 @@ class Plan:
             left -= batch.num_rows
 
     def _unordered(self, threads: int) -> Iterator[pa.RecordBatch]:
-        if threads <= 1:
+        if threads <= 1 or sum(part.stop - part.start for part in self.parts) <= _AHEAD:
             for unit in self.units(self.parts):
                 batch = self._read(unit)
                 if batch is not None:
@@ -111,8 +110,8 @@ class Plan:
         for part in parts:
             row_set = part.tablet.row_set(part.info)
             ids = part.tablet.schema.ids
-            with part.tablet.environment().read() as txn:
-                blocks = row_set.header(txn).blocks
+            with part.tablet.read() as pages:
+                blocks = row_set.header(pages).blocks
             for number in range(part.start, part.stop):
                 block = blocks[number]
                 if self.filter.may_hold(block.zones, ids, block.rows):
@@ -121,30 +120,30 @@ class Plan:
     # -- one block ---------------------------------------------------------------------
 
     def _read(self, unit: Unit) -> pa.RecordBatch | None:
-        with unit.tablet.environment().read() as txn:
-            lo, n = self._rows(txn, unit)
+        with unit.tablet.read() as pages:
+            lo, n = self._rows(pages, unit)
             if n == 0:
                 return None
-            return self._project(txn, unit, lo, n)
+            return self._project(pages, unit, lo, n)
 
-    def _rows(self, txn: lmdb.Transaction, unit: Unit) -> tuple[int, int]:
+    def _rows(self, pages: Pages, unit: Unit) -> tuple[int, int]:
         """First row and number of rows of the block that are in the key range."""
-        block = unit.row_set.header(txn).blocks[unit.number]
+        block = unit.row_set.header(pages).blocks[unit.number]
         low, high = self.key_range.low, self.key_range.high
         cut_low = low is not None and block.first < low
         cut_high = high is not None and block.last >= high
         if not cut_low and not cut_high:
             return 0, block.rows
-        keys = unit.row_set.keys(txn, unit.number)
+        keys = unit.row_set.keys(pages, unit.number)
         lo = core.lower_bound(keys, low) if cut_low and low is not None else 0
         hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
         return lo, max(hi - lo, 0)
 
-    def _project(self, txn: lmdb.Transaction, unit: Unit, lo: int, n: int) -> pa.RecordBatch | None:
-        block = unit.row_set.header(txn).blocks[unit.number]
+    def _project(self, pages: Pages, unit: Unit, lo: int, n: int) -> pa.RecordBatch | None:
+        block = unit.row_set.header(pages).blocks[unit.number]
 
         def read(names: Sequence[str]) -> list[pa.Array]:
-            return unit.row_set.read(txn, block, unit.number, names, lo, n)
+            return unit.row_set.read(pages, block, unit.number, names, lo, n)
 
         if self.filter.expression is not None:
             names = self.filter.columns
@@ -246,13 +245,13 @@ class _Source:
     def advance(self) -> bool:
         """Go to the next block that has rows in the key range; False at the end."""
         for unit in self._units:
-            with unit.tablet.environment().read() as txn:
-                lo, n = self._plan._rows(txn, unit)
+            with unit.tablet.read() as pages:
+                lo, n = self._plan._rows(pages, unit)
                 if n == 0:
                     continue
-                block = unit.row_set.header(txn).blocks[unit.number]
-                self.arrays = unit.row_set.read(txn, block, unit.number, self._names, lo, n)
-                keys = unit.row_set.keys(txn, unit.number).slice(lo, n)
+                block = unit.row_set.header(pages).blocks[unit.number]
+                self.arrays = unit.row_set.read(pages, block, unit.number, self._names, lo, n)
+                keys = unit.row_set.keys(pages, unit.number).slice(lo, n)
                 self.keys = core.Keys.concat([keys])  # out of LMDB
             return True
         return False
@@ -296,9 +295,9 @@ def plan_parts(
         ]
         if not hit:
             continue
-        with tablet.environment().read() as txn:
+        with tablet.read() as pages:
             for info in hit:
-                span = tablet.row_set(info).blocks_between(txn, key_range.low, key_range.high)
+                span = tablet.row_set(info).blocks_between(pages, key_range.low, key_range.high)
                 if span:
                     parts.append(Part(tablet, info, span.start, span.stop))
     return tuple(parts)

@@ -4,11 +4,13 @@
       -> placed in tablets, keys encoded, sorted              (this thread)
       -> refused: doubles in the chunk, keys staged before,
          keys in the table at the transaction's snapshot
-      -> claimed in status.db, blocks written to LMDB,        (a second thread, while the
-         staged in status.db                                   next chunk is prepared)
+      -> claimed in status.db, encoded into blocks
+      -> blocks written to LMDB, staged in status.db          (a second thread, while the
+                                                               next chunk is prepared)
 
 What a chunk was checked against is recorded with it (`checked_seq`), so that commit looks
-again only at pairs of row sets whose writers could not see each other.
+again only at pairs of row sets whose writers could not see each other. The chunk before, not
+yet staged when this one is checked, is compared in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ from txnkv.errors import (
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables import catalog, fence, manifest
 from txnkv.tables.manifest import KIND, RowSetInfo, Scope
-from txnkv.tables.row_set_writer import SortedRows, write_row_set
+from txnkv.tables.row_set_writer import (
+    EncodedRowSet,
+    SortedRows,
+    encode_row_set,
+    put_row_set,
+)
 from txnkv.tables.tablet import Tablet
 
 if TYPE_CHECKING:
@@ -95,12 +102,52 @@ class Outcome:
         self.refused += other.refused
 
 
+_Present = tuple[RowSetInfo | None, pa.UInt32Array]
+"""A row set, None for the chunk in flight, and the positions of the keys that it has."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """Rows of one tablet, in key order and without doubles among them."""
 
     tablet: Tablet
     rows: SortedRows
+
+
+@dataclass
+class _Flight:
+    """The chunk that is being written while the next one is prepared.
+
+    Attributes:
+        parts: its rows; the next chunk is compared with them in memory.
+        checked: the sequence number up to which it was checked.
+        before: sequence numbers of the chunk before it.
+        staged: its own, once it is staged.
+    """
+
+    parts: Sequence[_Prepared] = ()
+    checked: int = 0
+    before: Sequence[int] = ()
+    staged: Sequence[int] = ()
+    future: Future[None] | None = None
+
+    def land(self) -> None:
+        """Wait until it is staged."""
+        future, self.future = self.future, None
+        if future is not None:
+            future.result()
+
+    def keys_in(self, tablet: Tablet) -> core.Keys | None:
+        return next((part.rows.keys for part in self.parts if part.tablet is tablet), None)
+
+    def seen(self) -> int:
+        """Up to where it was checked: also against the chunk before, if nobody else staged
+        anything in between.
+        """
+        expected = range(self.checked + 1, self.checked + 1 + len(self.before))
+        return (
+            self.before[-1] if self.before and list(self.before) == list(expected) else self.checked
+        )
 
 
 def stage(
@@ -122,26 +169,25 @@ def stage(
     """
     require_operation(op)
     outcome = Outcome()
-    pending: Future[None] | None = None
+    flight = _Flight()
     with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
         try:
             for batch in batches:
                 prepared = _prepare(engine, table, batch, op, outcome)
-                if pending is not None:
-                    pending.result()  # the check below must see what it staged
-                    pending = None
                 engine.coordinator.admit(
                     context.row,
                     KIND,
                     [part.tablet.id for part in prepared],
                     transactional=context.transactional,
                 )
-                fresh, checked = _check_present(engine, context, prepared, op, outcome)
+                fresh, checked = _check_present(engine, context, prepared, flight, op, outcome)
                 if fresh:
-                    pending = writer.submit(_write, engine, context, fresh, checked)
+                    encoded = _claim_and_encode(engine, context.scope, fresh, checked)
+                    flight.land()
+                    flight = _Flight(fresh, checked, flight.staged)
+                    flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
         finally:
-            if pending is not None:
-                pending.result()
+            flight.land()
     return outcome
 
 
@@ -159,21 +205,24 @@ def _prepare(
             continue
         order = core.sort_keys(keys, rows)
         if order is None:
-            order = rows
-        else:
-            doubles = core.mark_duplicates(keys, order)
-            if doubles.count:
-                refused = order.to_arrow().take(doubles.positions().to_arrow())
-                _refuse(
-                    outcome,
-                    op,
-                    tablet,
-                    [keys.key(i.as_py()) for i in _first(refused)],
-                    len(refused),
-                    "an earlier row of the same data has this key",
-                )
-                order = core.Rows.from_arrow(order.to_arrow().take(doubles.zeros().to_arrow()))
-        ordered = keys if order is None else keys.gather(order)
+            ordered = keys if rows is None else keys.gather(rows)
+            prepared.append(_Prepared(tablet, SortedRows(ordered, batch, rows)))
+            continue
+        ordered = keys.gather(order)
+        doubles = core.mark_duplicates(ordered, None)
+        if doubles.count:
+            again = doubles.positions()
+            _refuse(
+                outcome,
+                op,
+                tablet,
+                [ordered.key(i.as_py()) for i in _first(again.to_arrow())],
+                again.n,
+                "an earlier row of the same data has this key",
+            )
+            once = doubles.zeros()
+            ordered = ordered.gather(once)
+            order = core.Rows.from_arrow(order.to_arrow().take(once.to_arrow()))
         prepared.append(_Prepared(tablet, SortedRows(ordered, batch, order)))
     return prepared
 
@@ -182,6 +231,7 @@ def _check_present(
     engine: TableEngine,
     context: WriteContext,
     prepared: Sequence[_Prepared],
+    flight: _Flight,
     op: str,
     outcome: Outcome,
 ) -> tuple[list[_Prepared], int]:
@@ -205,7 +255,12 @@ def _check_present(
             raise catalog.dropped(tablet.table)
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         there = tablet.visible(snapshot)
-        present = tablet.common([*there, *own[tablet.id]], part.rows.keys)
+        present: list[_Present] = [*tablet.common([*there, *own[tablet.id]], part.rows.keys)]
+        before = flight.keys_in(tablet)
+        if before is not None:
+            doubles = core.mark_common(part.rows.keys, before)
+            if doubles.count:
+                present.append((None, doubles.positions().to_arrow()))
         if present:
             part = _without(part, present, op, outcome)
         if part.rows.keys.n:
@@ -216,7 +271,7 @@ def _check_present(
 
 def _without(
     part: _Prepared,
-    present: Sequence[tuple[RowSetInfo, pa.UInt32Array]],
+    present: Sequence[_Present],
     op: str,
     outcome: Outcome,
 ) -> _Prepared:
@@ -224,7 +279,7 @@ def _without(
     for info, positions in present:
         why = (
             "this transaction has staged the key already"
-            if info.stamp is None
+            if info is None or info.stamp is None
             else "a row with this key is in the table"
         )
         _refuse(
@@ -271,26 +326,30 @@ def readable_key(tablet: Tablet, key: bytes) -> Any:
 # -- writing ---------------------------------------------------------------------------
 
 
-def _write(
-    engine: TableEngine, context: WriteContext, fresh: Sequence[_Prepared], checked: int
-) -> None:
-    scope = context.scope
+def _claim_and_encode(
+    engine: TableEngine, scope: Scope, fresh: Sequence[_Prepared], checked: int
+) -> list[EncodedRowSet]:
     with engine.store.status.write() as cur:
         for part in fresh:
             catalog.require_live(cur, part.tablet.table)
         ids = manifest.claim(cur, scope, [part.tablet.id for part in fresh])
     fault_point("stage.claimed")
-    claims = [
-        RowSetInfo(id, part.tablet.id, None, 0, 0, b"", b"", checked_seq=checked)
+    return [
+        encode_row_set(part.tablet, RowSetInfo(id, part.tablet.id, None, 0, 0, b"", b""), part.rows)
         for id, part in zip(ids, fresh, strict=True)
     ]
-    written = []
-    for claim, part in zip(claims, fresh, strict=True):
-        written.append(write_row_set(part.tablet, claim, part.rows, _fenced(part.tablet, scope)))
+
+
+def _write(
+    engine: TableEngine, scope: Scope, encoded: Sequence[EncodedRowSet], flight: _Flight
+) -> None:
+    for row_set in encoded:
+        put_row_set(row_set, _fenced(row_set.tablet, scope))
     fault_point("stage.written")
+    written = [replace(row_set.info, checked_seq=flight.seen()) for row_set in encoded]
     try:
         with engine.store.status.write() as cur:
-            manifest.stage(cur, scope, written)
+            flight.staged = manifest.stage(cur, scope, written)
     except InvalidTxnStateError:
         # Swept already if the transaction was aborted; a job that ended leaves it to us.
         engine.discard(written)

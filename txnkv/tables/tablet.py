@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import apsw
+import lmdb
 import pyarrow as pa
 
 from txnkv import core
@@ -23,6 +26,18 @@ from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
 
 BLOCKS_DB = b"blocks"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A read transaction on a tablet's environment, with the handle of its blocks."""
+
+    txn: lmdb.Transaction
+    blocks: Any
+
+    def get(self, key: bytes) -> memoryview | None:
+        """The value of an LMDB key as it lies in the map: valid inside the transaction alone."""
+        return self.txn.get(key, db=self.blocks)  # type: ignore[return-value]
 
 
 class Tablet:
@@ -72,6 +87,13 @@ class Tablet:
         """The handle of the blocks, for the LMDB transaction this thread is in."""
         return self.environment().db(BLOCKS_DB)
 
+    @contextmanager
+    def read(self) -> Iterator[Pages]:
+        """A read transaction; short, for it keeps pages from being used again."""
+        environment = self.environment()
+        with environment.read() as txn:
+            yield Pages(txn, environment.db(BLOCKS_DB))
+
     @property
     def fence_db(self) -> Any:
         return self.environment().db(FENCE_DB)
@@ -112,9 +134,9 @@ class Tablet:
         candidates = [info for info in infos if info.overlaps(low, high)]
         if not candidates:
             return []
-        with self.environment().read() as txn:
+        with self.read() as pages:
             for info in candidates:
-                positions = self.row_set(info).common(txn, keys)
+                positions = self.row_set(info).common(pages, keys)
                 if len(positions):
                     found.append((info, positions))
         return found

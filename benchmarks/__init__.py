@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks`. Peers run in the same process or beside it, in turn."""
