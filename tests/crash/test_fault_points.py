@@ -1,0 +1,66 @@
+"""kill -9 at every fault point: the transaction is wholly there or wholly not.
+
+What is wrong after a death is found by `tools.crash.examine`: a part of the transaction, one
+that was acknowledged or decided and is gone, one that was rolled back and is there, row sets,
+locks or transactions left over, blocks that belong to nothing, damage.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.crash import GONE, PLANS, THERE, Nursery, examine, kill_at
+from txnkv.storage import FAULT_POINTS
+
+
+def test_every_fault_point_has_a_plan() -> None:
+    assert set(PLANS) == set(FAULT_POINTS)
+
+
+@pytest.mark.parametrize(
+    ("point", "scenario"),
+    [(point, scenario) for point, plan in PLANS.items() for scenario in plan.scenarios],
+)
+def test_store_is_whole_after_a_death_at(
+    point: str, scenario: str, nursery: Nursery, template: Path, tmp_path: Path
+) -> None:
+    deaths = list(kill_at(nursery, template, tmp_path, point, scenario))
+    assert [(fault, problems) for fault, problems in deaths if problems] == []
+    assert deaths
+
+
+@pytest.mark.parametrize(
+    ("first", "scenario", "outcome", "second"),
+    [
+        ("commit.decided", "commit", THERE, "status.before_commit"),
+        ("commit.decided", "commit", THERE, "commit.finalized"),
+        ("commit.started", "commit", THERE, "commit.in_point"),
+        ("commit.started", "commit", THERE, "status.after_commit"),
+        ("abort.started", "rollback", GONE, "lmdb.before_commit"),
+        ("abort.started", "rollback", GONE, "lmdb.after_commit"),
+        ("abort.started", "rollback", GONE, "abort.swept"),
+    ],
+)
+def test_recovery_that_dies_is_recovered(
+    first: str,
+    scenario: str,
+    outcome: str,
+    second: str,
+    nursery: Nursery,
+    template: Path,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(template, path)
+    assert nursery.run(scenario, path, f"{first}=kill").killed
+    deaths = 0
+    for number in range(1, 6):
+        death = nursery.run("recover", path, f"{second}=kill@{number}")
+        deaths += death.killed
+    assert deaths > 0
+    with txnkv.connect(path, create=False) as client:
+        assert examine(client, death, outcome) == []

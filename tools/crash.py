@@ -1,0 +1,330 @@
+"""The crash driver: kills a process at fault points and looks whether the store is whole.
+
+    python -m tools.crash FOLDER                        every fault point, a line for each
+    python -m tools.crash FOLDER --point commit.decided
+
+A child does a scenario of `crash_scenarios` and dies of SIGKILL at an armed fault point. The
+driver then opens the store as anybody would and examines it: the transaction is wholly there
+or wholly not, it is there if the child was told so, nothing staged and no lock is left, and
+all blocks and the status database are sound.
+
+Children are forked by a helper process that has txnkv imported and no store open, so that a
+kill costs milliseconds, not the start of an interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import txnkv
+from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, SCENARIOS, TABLES, prepare, rows
+from txnkv.storage import FAULT_POINTS, clock
+from txnkv.storage.seam import arm_from_environment
+
+THERE: Final = "there"
+GONE: Final = "gone"
+EITHER: Final = "either"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a fault point is passed, and what is true after a death there.
+
+    Attributes:
+        scenarios: those that pass it.
+        outcome: of the transaction, when it dies at the first pass and after all others.
+        every: die at each pass in turn, not only at the first.
+    """
+
+    scenarios: tuple[str, ...]
+    outcome: str = EITHER
+    every: bool = False
+
+
+PLANS: Final[dict[str, Plan]] = {
+    "directory.before_format": Plan(("create",)),
+    "lmdb.before_commit": Plan(("commit", "rollback"), every=True),
+    "lmdb.after_commit": Plan(("commit", "rollback"), every=True),
+    "status.before_commit": Plan(("create", "commit", "rollback"), every=True),
+    "status.after_commit": Plan(("create", "commit", "rollback"), every=True),
+    "stage.claimed": Plan(("commit", "commit_locked"), GONE),
+    "stage.blocks": Plan(("commit",), GONE),
+    "stage.written": Plan(("commit",), GONE),
+    "stage.staged": Plan(("commit", "commit_locked"), GONE),
+    "commit.started": Plan(("commit",)),
+    "commit.validated": Plan(("commit",)),
+    "commit.in_point": Plan(("commit", "commit_locked")),
+    "commit.decided": Plan(("commit", "commit_locked"), THERE),
+    "commit.finalized": Plan(("commit", "commit_locked"), THERE),
+    "commit.ended": Plan(("commit",), THERE),
+    "abort.started": Plan(("rollback",), GONE),
+    "abort.swept": Plan(("rollback",), GONE),
+    "abort.ended": Plan(("rollback",), GONE),
+}
+"""A death in COMMIT_IN_PROGRESS may end either way: who recovers goes on with the commit."""
+
+
+# -- children --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child ended.
+
+    Attributes:
+        code: of the process; minus the signal that killed it.
+        said: the lines it printed.
+    """
+
+    code: int
+    said: tuple[str, ...]
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+    @property
+    def acknowledged(self) -> bool:
+        return ACKNOWLEDGED in self.said
+
+
+class Nursery:
+    """The helper process that forks children. A context manager."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.crash", "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+
+    def run(self, scenario: str, path: Path, fault: str = "") -> Death:
+        """One child through a scenario, with a fault as in TXNKV_FAULT.
+
+        Raises:
+            RuntimeError: the helper process is gone.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([scenario, str(path), fault]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the helper process that forks the children is gone")
+        code, said = json.loads(answer)
+        return Death(code, tuple(said))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        scenario, path, fault = json.loads(line)
+        code, said = _fork(scenario, path, fault)
+        print(json.dumps([code, said]), flush=True)
+
+
+def _fork(scenario: str, path: str, fault: str) -> tuple[int, list[str]]:
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(into, sys.stdout.fileno())
+        code = 1
+        try:
+            arm_from_environment({"TXNKV_FAULT": fault})
+            SCENARIOS[scenario](path)
+            code = 0
+        except BaseException as error:
+            sys.stderr.write(f"{scenario} with {fault!r}: {error!r}\n")
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(into)
+    with os.fdopen(out) as lines:
+        said = lines.read().splitlines()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+# -- afterwards ------------------------------------------------------------------------
+
+
+@contextmanager
+def later(seconds: float) -> Iterator[None]:
+    """This process takes the monotonic time to be so much later: what has run out is ended."""
+    with clock.replaced(monotonic=lambda: _monotonic() + int(seconds * 1e6)):
+        yield
+
+
+def _monotonic() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+def settle(client: txnkv.Client) -> None:
+    """End what nobody keeps alive, now."""
+    with later(3600):
+        client.instance.coordinator.maintenance.round(resume_all=True)
+
+
+def leftovers(client: txnkv.Client) -> list[str]:
+    """What transactions that are over should not have left: one line each."""
+    questions = {
+        "row set {} is not committed": "SELECT id FROM row_sets WHERE state < 2",
+        "a lock on tablet {} is held": "SELECT id FROM locks",
+        "transaction {} has not ended": "SELECT txn_id FROM transactions WHERE state NOT IN (2, 4)",
+    }
+    found = []
+    with client.instance.store.status.read() as cur:
+        for text, question in questions.items():
+            found += [text.format(id) for (id,) in cur.execute(question)]
+    return found
+
+
+def middle_states(client: txnkv.Client) -> list[str]:
+    """Transactions that are neither OPEN nor ended."""
+    ended = (txnkv.TxnState.OPEN, txnkv.TxnState.COMMITTED, txnkv.TxnState.ABORTED)
+    return [f"{txn.id} {txn.state.name}" for txn in client.transactions() if txn.state not in ended]
+
+
+def examine(client: txnkv.Client, death: Death, outcome: str) -> list[str]:
+    """Everything that is wrong after a death in "commit" or "rollback"; nothing if all is well."""
+    problems = [f"recovery left {text} in a middle state" for text in middle_states(client)]
+    settle(client)
+    problems += leftovers(client)
+    with client.snapshot() as snapshot:
+        counts = [client.table(name).count(snapshot=snapshot) for name in TABLES]
+    if counts not in ([BEFORE] * len(TABLES), [BEFORE + ROWS] * len(TABLES)):
+        problems.append(f"a part is there: {counts} rows")
+    if outcome == THERE and counts[0] == BEFORE:
+        problems.append("it is not there, after the commit point or an acknowledgement")
+    if outcome == GONE and counts[0] != BEFORE:
+        problems.append("it is there, though it was not committed")
+    problems += client.check().problems
+    if not problems:
+        problems += _works(client)
+    return [f"{problem} (the child said {death.said})" for problem in problems]
+
+
+def _works(client: txnkv.Client) -> list[str]:
+    """A transaction after the crash; its rows are taken away by a rollback and then stay."""
+    before = client.table(TABLES[0]).count()
+    for end in ("rollback", "commit"):
+        txn = client.new_transaction()
+        for name in TABLES:
+            txn.write(name, rows(1_000_000, 8))
+        getattr(txn, end)()
+    counts = [client.table(name).count() - before for name in TABLES]
+    return [] if counts == [8, 8] else [f"of 8 new rows there are {counts}"]
+
+
+def expected(scenario: str, plan: Plan, death: Death) -> str:
+    """What has to become of the transaction of this child."""
+    if scenario == "rollback":
+        return GONE
+    return THERE if death.acknowledged else plan.outcome
+
+
+def kill_at(
+    nursery: Nursery, template: Path, folder: Path, point: str, scenario: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Die at a point, once or at each pass in turn.
+
+    Args:
+        template: a store that `prepare` made; copied for each death.
+        folder: where the copies go; each is removed again when it is sound.
+
+    Yields:
+        The fault as in TXNKV_FAULT, and what is wrong afterwards.
+    """
+    plan = PLANS[point]
+    for number in count(1):
+        fault = f"{point}=kill@{number}"
+        path = folder / f"{scenario}-{point}-{number}"
+        if scenario != "create":
+            shutil.copytree(template, path)
+        death = nursery.run(scenario, path, fault)
+        if not death.killed:
+            if number == 1 or death.code != 0:
+                yield fault, [f"it was not killed, it ended with {death.code}"]
+            return
+        yield fault, _open_twice(path, scenario, plan, death)
+        shutil.rmtree(path)
+        if not plan.every:
+            return
+
+
+def _open_twice(path: Path, scenario: str, plan: Plan, death: Death) -> list[str]:
+    if scenario == "create":
+        prepare(str(path))
+        with txnkv.connect(path, create=False) as client:
+            return examine(client, death, GONE)
+    with txnkv.connect(path, create=False) as client:
+        problems = examine(client, death, expected(scenario, plan, death))
+        counts = [client.table(name).count() for name in TABLES]
+    with txnkv.connect(path, create=False) as client:
+        again = [client.table(name).count() for name in TABLES]
+        problems += client.check().problems
+    if again != counts:
+        problems.append(f"opened again there are {again} rows, before there were {counts}")
+    return problems
+
+
+# -- as a program ----------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.crash", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="where stores are made and removed")
+    parser.add_argument("--point", choices=sorted(FAULT_POINTS), help="only this fault point")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        _serve()
+        return 0
+    if asked.folder is None:
+        parser.error("name a folder for the stores")
+    logging.getLogger("txnkv").setLevel(logging.ERROR)  # that transactions expire is no news
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    template = asked.folder / "template"
+    prepare(str(template))
+    failed = 0
+    with Nursery() as nursery:
+        for point in [asked.point] if asked.point else PLANS:
+            for scenario in PLANS[point].scenarios:
+                for fault, problems in kill_at(nursery, template, asked.folder, point, scenario):
+                    failed += bool(problems)
+                    print(f"{scenario:14} {fault:32} {'; '.join(problems) or 'whole'}", flush=True)
+    shutil.rmtree(template)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

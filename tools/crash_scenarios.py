@@ -1,0 +1,100 @@
+"""What the crash driver's children do until they are killed.
+
+A scenario is a function of the store's path. It says on standard output, line by line, what
+it was told is done: what it said has to be there afterwards. Row sets are cut into small
+blocks and written in small batches here, so that little data passes every fault point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+import txnkv
+from txnkv.tables import row_set_format, row_set_writer
+
+TABLES: Final = ("left", "right")
+TABLETS: Final = 4
+ROWS: Final = 400
+"""Rows that a scenario's transaction puts into each of the tables."""
+
+BEFORE: Final = 40
+"""Rows that are in each of the tables before."""
+
+ACKNOWLEDGED: Final = "acknowledged"
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+def cut_small() -> None:
+    """Make several blocks, and several LMDB writes, of a row set of a hundred rows."""
+    row_set_format.BLOCK_ROWS = 64  # type: ignore[misc]
+    row_set_writer.WRITE_BYTES = 2048  # type: ignore[misc]
+
+
+def rows(first: int, count: int) -> pa.Table:
+    """Rows of the scenarios' tables, with keys from `first` on."""
+    ids = range(first, first + count)
+    return pa.table({"id": pa.array(ids, pa.int64()), "text": pa.array([f"row {i}" for i in ids])})
+
+
+def prepare(path: str) -> None:
+    """Make a store with the two tables and the rows that are there before."""
+    with txnkv.connect(path) as client:
+        schema = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
+        for name in TABLES:
+            client.create_table(name, schema, partition_by=txnkv.hash_partition("id", TABLETS))
+        with client.transaction() as txn:
+            for name in TABLES:
+                txn.write(name, rows(0, BEFORE))
+
+
+def create(path: str) -> None:
+    """Make a store."""
+    with txnkv.connect(path):
+        say(ACKNOWLEDGED)
+
+
+def commit(path: str, *, locking: str = "optimistic") -> None:
+    """Load both tables in one transaction and commit."""
+    cut_small()
+    client = txnkv.connect(path, create=False)
+    txn = client.new_transaction(locking=locking)
+    for name in TABLES:
+        txn.write(name, rows(BEFORE, ROWS))
+    txn.commit()
+    say(ACKNOWLEDGED)
+
+
+def commit_locked(path: str) -> None:
+    """The same, with partition locks."""
+    commit(path, locking="partition")
+
+
+def rollback(path: str) -> None:
+    """Load one of the tables and roll back."""
+    cut_small()
+    client = txnkv.connect(path, create=False)
+    txn = client.new_transaction()
+    txn.write(TABLES[0], rows(BEFORE, ROWS))
+    txn.rollback()
+    say(ACKNOWLEDGED)
+
+
+def recover(path: str) -> None:
+    """Open the store, which finishes what a dead process left in a middle state."""
+    with txnkv.connect(path, create=False):
+        say(ACKNOWLEDGED)
+
+
+SCENARIOS: Final[dict[str, Callable[[str], None]]] = {
+    "create": create,
+    "commit": commit,
+    "commit_locked": commit_locked,
+    "rollback": rollback,
+    "recover": recover,
+}
