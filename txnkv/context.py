@@ -39,6 +39,11 @@ class Flushable(Protocol):
     def has_pending(self) -> bool: ...
 
 
+def _forget_id(instance: Instance, txn_id: int, pid: int) -> None:
+    if os.getpid() == pid:
+        instance.coordinator.ids.ended(txn_id)
+
+
 class TxnContext:
     """One transaction in one process: its row, whether that is stored, how it ended here.
 
@@ -59,8 +64,8 @@ class TxnContext:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         if not stored:
-            ids = instance.coordinator.ids
-            weakref.finalize(self, ids.ended, row.txn_id).atexit = False
+            finalizer = weakref.finalize(self, _forget_id, instance, row.txn_id, os.getpid())
+            finalizer.atexit = False
 
     @property
     def id(self) -> TxnId:

@@ -27,6 +27,7 @@ _log = logging.getLogger("txnkv")
 
 TAKE_OVER_AFTER: Final = 5 * 1_000_000
 _CHECKPOINT_EVERY: Final = 10 * 1_000_000
+_LOOK_ANYWAY: Final = 60 * 1_000_000
 
 Sweep = Callable[[Lease], None]
 
@@ -54,6 +55,8 @@ class Maintenance:
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._checkpointed = 0
+        self._quiet: int | None = None
+        self._quiet_since = 0
 
     def add_sweep(self, sweep: Sweep) -> None:
         """Add work of a layer above; called in each round of the leader."""
@@ -97,6 +100,9 @@ class Maintenance:
         Returns:
             False when another process leads.
         """
+        if self._nothing_to_do() and not resume_all:
+            return True
+        number = self._store.status.change_number()
         if not self.lease.acquire():
             return False
         try:
@@ -108,10 +114,22 @@ class Maintenance:
         except LeaseLostError:
             return False
         now = clock.monotonic_micros()
+        with self._store.status.read() as cur:
+            self._quiet = None if status_table.live(cur) else number
+            self._quiet_since = now
         if now - self._checkpointed > _CHECKPOINT_EVERY:
             self._checkpointed = now
             self._store.status.checkpoint()
         return True
+
+    def _nothing_to_do(self) -> bool:
+        """An idle store costs no I/O: nothing changed since a round that found no transaction
+        that has not ended.
+        """
+        number = self._store.status.change_number()
+        if number is None or number != self._quiet:
+            return False
+        return clock.monotonic_micros() - self._quiet_since < _LOOK_ANYWAY
 
     def _run(self) -> None:
         stop = self._stop

@@ -99,11 +99,10 @@ class Orchestrator:
                 raise ending_error(self.finish(row.txn_id), "commit")
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             with self._store.status.write() as cur:
-                if not all(
-                    self._handlers[kind].checked_all(cur, row, checked.get(kind, 0))
-                    for kind in status_table.participants(cur, txn_id)
+                if status_table.participants(cur, txn_id) != parts or not all(
+                    self._handlers[kind].checked_all(cur, row, checked[kind]) for kind in parts
                 ):
-                    continue
+                    continue  # a worker came in between
                 jobs.refuse_running(cur, txn_id)
                 target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
                 moved = status_table.move(cur, txn_id, TxnState.OPEN, target)

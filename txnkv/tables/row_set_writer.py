@@ -50,6 +50,18 @@ class SortedRows:
     batch: pa.RecordBatch
     order: core.Rows | None
 
+    @property
+    def low(self) -> bytes:
+        return self.keys.key(0)
+
+    @property
+    def high(self) -> bytes:
+        return self.keys.key(self.keys.n - 1)
+
+    def overlap(self, other: SortedRows) -> bool:
+        """Whether the key ranges meet."""
+        return self.low <= other.high and other.low <= self.high
+
 
 @dataclass(frozen=True)
 class EncodedRowSet:
@@ -73,8 +85,8 @@ def encode_row_set(tablet: Tablet, claim: RowSetInfo, rows: SortedRows) -> Encod
         claim,
         rows=rows.keys.n,
         size=sum(map(_size, values)),
-        min_key=rows.keys.key(0),
-        max_key=rows.keys.key(rows.keys.n - 1),
+        min_key=rows.low,
+        max_key=rows.high,
     )
     return EncodedRowSet(tablet, info, values)
 

@@ -137,8 +137,13 @@ class _Flight:
         if future is not None:
             future.result()
 
-    def keys_in(self, tablet: Tablet) -> core.Keys | None:
-        return next((part.rows.keys for part in self.parts if part.tablet is tablet), None)
+    def common(self, other: _Prepared) -> pa.UInt32Array | None:
+        """Positions of those of another chunk's keys that are in this one."""
+        for part in self.parts:
+            if part.tablet is other.tablet and part.rows.overlap(other.rows):
+                doubles = core.mark_common(other.rows.keys, part.rows.keys)
+                return doubles.positions().to_arrow() if doubles.count else None
+        return None
 
     def seen(self) -> int:
         """Up to where it was checked: also against the chunk before, if nobody else staged
@@ -256,11 +261,9 @@ def _check_present(
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         there = tablet.visible(snapshot)
         present: list[_Present] = [*tablet.common([*there, *own[tablet.id]], part.rows.keys)]
-        before = flight.keys_in(tablet)
-        if before is not None:
-            doubles = core.mark_common(part.rows.keys, before)
-            if doubles.count:
-                present.append((None, doubles.positions().to_arrow()))
+        positions = flight.common(part)
+        if positions is not None:
+            present.append((None, positions))
         if present:
             part = _without(part, present, op, outcome)
         if part.rows.keys.n:
