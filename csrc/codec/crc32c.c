@@ -19,7 +19,11 @@ uint32_t crc32c_portable(uint32_t seed, const uint8_t *data, size_t len) {
 #if defined(__x86_64__)
 
 #include <nmmintrin.h>
+#if defined(__clang__) && __clang_major__ >= 14
+#define CRC32C_TARGET __attribute__((target("sse4.2,crc32"))) /* one no longer implies the other */
+#else
 #define CRC32C_TARGET __attribute__((target("sse4.2")))
+#endif
 #define CRC32C_WORD(crc, word) _mm_crc32_u64((crc), (word))
 #define CRC32C_BYTE(crc, byte) _mm_crc32_u8((crc), (byte))
 static int crc32c_has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
