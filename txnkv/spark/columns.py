@@ -1,0 +1,154 @@
+"""Between the columns of a table and those of Spark.
+
+    bool, int8..int64, float32, float64        boolean, byte, short, int, long, float, double
+    uint8, uint16, uint32, uint64              short, int, long, decimal(20, 0)
+    string, binary, date32                     string, binary, date
+    timestamp[us], timestamp[us, tz]           timestamp_ntz, timestamp
+    decimal128(p, s), list<T>                  decimal(p, s), array<T>
+
+Spark reads Arrow buffers by the layout that it expects and nothing else, so what goes to it
+has exactly its schema: order, nullability, time zone, the names of list elements. What comes
+from it goes by column name, and is cast where that loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from txnkv.errors import SchemaError
+from txnkv.tables.ingest import Normaliser
+from txnkv.tables.schema import Schema
+
+_SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
+    pa.bool_(): spark.BooleanType(),
+    pa.int8(): spark.ByteType(),
+    pa.int16(): spark.ShortType(),
+    pa.int32(): spark.IntegerType(),
+    pa.int64(): spark.LongType(),
+    pa.uint8(): spark.ShortType(),
+    pa.uint16(): spark.IntegerType(),
+    pa.uint32(): spark.LongType(),
+    pa.uint64(): spark.DecimalType(20, 0),
+    pa.float32(): spark.FloatType(),
+    pa.float64(): spark.DoubleType(),
+    pa.string(): spark.StringType(),
+    pa.binary(): spark.BinaryType(),
+    pa.date32(): spark.DateType(),
+}
+
+
+def spark_schema(table: Schema, columns: Sequence[str] | None) -> spark.StructType:
+    """The schema that Spark sees.
+
+    Args:
+        columns: the projection, in order; None for all columns.
+
+    Raises:
+        SchemaError: there is no such column, or Spark has no type for it.
+    """
+    names = table.names if columns is None else list(columns)
+    for name in names:
+        table.position(name)
+    return spark.StructType(
+        [
+            spark.StructField(name, _spark_type(table.columns[name].type, name), nullable)
+            for name in names
+            for nullable in [table.columns[name].nullable]
+        ]
+    )
+
+
+def _spark_type(kind: pa.DataType, name: str) -> spark.DataType:
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if pa.types.is_timestamp(kind):
+        return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
+    if pa.types.is_list(kind):
+        return spark.ArrayType(_spark_type(kind.value_type, name), True)
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        return spark.DecimalType(kind.precision, kind.scale)
+    raise SchemaError(
+        f"column {name!r} is {kind}, which Spark has no type for: leave it out by option columns"
+    )
+
+
+def arrow_schema(schema: spark.StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects for its own.
+
+    Raises:
+        SchemaError: it has a type that Arrow has not.
+    """
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except Exception as error:  # pyspark raises several kinds, by type and version
+        raise SchemaError(f"Spark cannot hand over {schema.simpleString()}: {error}") from None
+
+
+class ToSpark:
+    """Brings batches of a table into the schema that Spark expects.
+
+    Args:
+        expected: `arrow_schema` of what Spark was promised.
+    """
+
+    def __init__(self, expected: pa.Schema) -> None:
+        self._expected = expected
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """One batch with columns of the same names in the same order. Copies only casts."""
+        arrays = [
+            array
+            if array.type.equals(field.type) and not pa.types.is_list(field.type)
+            else array.cast(field.type)
+            for array, field in zip(batch.columns, self._expected, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._expected)
+
+
+class FromSpark:
+    """Brings the batches of a task into a form that `Session.write` takes.
+
+    Args:
+        table: the table's schema.
+        given: the schema of Spark's batches.
+
+    Raises:
+        SchemaError: a column is unknown, missing, or its type does not fit.
+    """
+
+    def __init__(self, table: Schema, given: pa.Schema) -> None:
+        self._unsigned = [
+            position
+            for position, field in enumerate(given)
+            if field.name in table.columns
+            and table.columns[field.name].type == pa.uint64()
+            and pa.types.is_decimal128(field.type)
+            and field.type.scale == 0
+        ]
+        self.schema: pa.Schema = given.remove_metadata()
+        for position in self._unsigned:
+            field = given.field(position)
+            self.schema = self.schema.set(position, field.with_type(pa.uint64()))
+        Normaliser(table, self.schema)
+
+    def reader(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+        """The batches as one stream, which the engine cuts as it likes."""
+        return pa.RecordBatchReader.from_batches(self.schema, map(self._batch, batches))
+
+    def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._unsigned:
+            return batch
+        arrays: list[Any] = list(batch.columns)
+        for position in self._unsigned:
+            try:
+                arrays[position] = pc.cast(arrays[position], pa.uint64())
+            except pa.ArrowInvalid as error:
+                name = self.schema.field(position).name
+                raise SchemaError(f"column {name!r} is uint64: {error}") from None
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
