@@ -14,7 +14,7 @@ from txnkv import instance as instances
 from txnkv.context import TxnContext
 from txnkv.coordinator import status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
-from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     ClosedError,
@@ -23,6 +23,7 @@ from txnkv.errors import (
     TableExistsError,
     TableNotFoundError,
     TxnkvError,
+    TxnNotFoundError,
 )
 from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
@@ -339,8 +340,13 @@ class Client:
         self.instance.coordinator.keep_alive(self._local(id))
 
     def _local(self, id: int) -> int:
-        number = TxnId(id)
-        return number.local if number.tcid in (0, self.instance.coordinator.tcid) else -1
+        number, coordinator = TxnId(id), self.instance.coordinator
+        if number.tcid not in (0, coordinator.tcid) or number.local > MAX_TIMESTAMP:
+            raise TxnNotFoundError(
+                f"{number!r} was not found: the ids of this store begin with {coordinator.tcid}, "
+                f"the highest id given so far is {coordinator.highest_id()}"
+            )
+        return number.local
 
     # -- reading -----------------------------------------------------------------------
 

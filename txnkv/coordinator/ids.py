@@ -68,6 +68,9 @@ class Timestamp(int):
     def __repr__(self) -> str:
         return f"Timestamp({int(self)})"
 
+    def __str__(self) -> str:
+        return int.__repr__(self)
+
 
 class TxnId(int):
     """A transaction id of 128 bits."""
