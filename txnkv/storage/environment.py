@@ -291,6 +291,7 @@ class Environment:
         try:
             try:
                 result = fn(scope.txn)
+                GATE.check()  # fn may have forked, and this be the child
                 fault_point("lmdb.before_commit")
                 scope.txn.commit()
             except BaseException:

@@ -83,9 +83,13 @@ class ForkGate:
 
     def enter(self) -> None:
         """Begins a use."""
+        self.check()
+        self._gate.enter()
+
+    def check(self) -> None:
+        """Raises RuntimeError in a child that must not touch what it inherited."""
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
-        self._gate.enter()
 
     def leave(self) -> None:
         """Ends the latest use of this thread."""

@@ -99,8 +99,12 @@ class StatusDatabase:
         self._wal_bytes = 0
         self._checkpoint_at = WAL_LIMIT_BYTES
         GATE.register(self)
-        with GATE.use():
-            self._make(script, initialise)
+        try:
+            with GATE.use():
+                self._make(script, initialise)
+        except BaseException:
+            self.close()
+            raise
 
     # -- transactions ------------------------------------------------------------------
 
@@ -183,20 +187,19 @@ class StatusDatabase:
     def close(self) -> None:
         """Closes all connections; every later use raises ClosedError."""
         with GATE.use():
-            self._queue.acquire()
-            try:
-                self._closed = True
-                self._readers.retire()
-                self._close_connections()
-            finally:
-                self._queue.release()
-                self._queue.close()
+            self._queue.retire()
+            self._closed = True
+            self._readers.retire()
+            self._close_connections()
 
     # -- connections -------------------------------------------------------------------
 
-    def _writing_connection(self) -> apsw.Connection:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.path} is closed; open the store again")
+
+    def _writing_connection(self) -> apsw.Connection:
+        self._check_open()
         if self._writer is None:
             self._writer = open_writer(self.path)
             self._writer.set_wal_hook(self._note_wal)
@@ -220,6 +223,7 @@ class StatusDatabase:
             raise NotSupportedError(f"write to {self.path}: the store is open to read only")
         GATE.enter()
         try:
+            self._check_open()
             self._queue.acquire()
             try:
                 return self._begin_immediate()
@@ -233,6 +237,8 @@ class StatusDatabase:
     def end_write(self, cursor: apsw.Cursor, error: BaseException | None) -> None:
         """Commits, or rolls back after an error; then lets the next writer go on."""
         if GATE.refused:
+            if error is None:
+                GATE.check()
             return
         full = False
         try:

@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+from txnkv.errors import ClosedError
+
 
 class WriteQueue:
     """A lock of this process, then a flock: the kernel keeps the processes in order."""
@@ -16,23 +18,37 @@ class WriteQueue:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._descriptor: int | None = None
+        self._retired = False
 
     def acquire(self) -> None:
         """Waits for its turn.
 
         Raises:
             RuntimeError: this thread has the turn already.
+            ClosedError: the queue was retired.
         """
+        self._acquire_here()
+        try:
+            fcntl.flock(self._opened(), fcntl.LOCK_EX)
+        except BaseException:
+            self._owner = None
+            self._lock.release()
+            raise
+
+    def retire(self) -> None:
+        """Waits for the writer of this process and closes the file; nobody gets a turn any more."""
+        self._acquire_here()
+        self._retired = True
+        self.close()
+        self._owner = None
+        self._lock.release()
+
+    def _acquire_here(self) -> None:
         me = threading.get_ident()
         if self._owner == me:
             raise RuntimeError("a write inside a write of the same thread; use its cursor instead")
         self._lock.acquire()
-        try:
-            fcntl.flock(self._opened(), fcntl.LOCK_EX)
-            self._owner = me
-        except BaseException:
-            self._lock.release()
-            raise
+        self._owner = me
 
     def release(self) -> None:
         """Lets the next one go on."""
@@ -55,6 +71,8 @@ class WriteQueue:
         self._owner = None
 
     def _opened(self) -> int:
+        if self._retired:
+            raise ClosedError(f"{self._path} is closed; open the store again")
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o600)

@@ -1,0 +1,345 @@
+"""The runtime file: liveness, pins, heartbeats, the change number, rebuilding."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from txnkv.errors import ClosedError, UnavailableError
+from txnkv.storage import Runtime, clock, runtime_file
+
+OPEN = "runtime = Runtime.open(__import__('pathlib').Path(sys.argv[1]))\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runtime"
+
+
+@pytest.fixture
+def runtime(folder: Path) -> Iterator[Runtime]:
+    opened = Runtime.open(folder)
+    yield opened
+    opened.close()
+
+
+# -- the file --------------------------------------------------------------------------
+
+
+def test_files_are_private_and_their_blocks_are_there(runtime: Runtime, folder: Path) -> None:
+    # Writing to a hole of a mapped file on a full disk is a SIGBUS.
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    shared = (folder / "shared").stat()
+    assert shared.st_size == runtime_file.FILE_BYTES
+    assert shared.st_blocks * 512 >= shared.st_size
+
+
+def test_processes_share_one_generation(runtime: Runtime, folder: Path, python) -> None:
+    assert python(OPEN + "say(runtime.generation)", folder).finish() == [str(runtime.generation)]
+
+
+def test_generation_stays_when_all_have_gone(folder: Path, python) -> None:
+    first = python(OPEN + "say(runtime.generation)", folder).finish()
+    assert python(OPEN + "say(runtime.generation)", folder).finish() == first
+
+
+def overwrite(folder: Path, word: int, value: int) -> None:
+    with (folder / "shared").open("r+b") as file:
+        file.seek(word * 8)
+        file.write(value.to_bytes(8, "little"))
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "shared", 100)
+
+
+DAMAGES = {
+    "magic": lambda folder: overwrite(folder, 0, 7),
+    "version": lambda folder: overwrite(folder, 1, 99),
+    "boot": lambda folder: overwrite(folder, 3, 12345),
+    "generation": lambda folder: overwrite(folder, 2, 0),
+    "short": truncate,
+    "gone": lambda folder: (folder / "shared").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_unfit_file_is_replaced_when_nobody_is_there(folder: Path, python, damage: str) -> None:
+    first = python(OPEN + "say(runtime.generation)", folder).finish()
+    DAMAGES[damage](folder)
+    runtime = Runtime.open(folder)
+    assert str(runtime.generation) not in first
+    assert runtime.change_number() is not None
+    assert runtime.least_pin() is None
+    assert runtime.heartbeat_read(5) == (0, 0)
+    runtime.close()
+
+
+@pytest.mark.parametrize("slot", [True, False])
+def test_unfit_file_is_not_replaced_under_another_process(folder: Path, python, slot: bool) -> None:
+    # Whoever has the old file mapped would never see what is written to the new one.
+    code = OPEN + f"say(runtime.slot if {slot} else 0); wait()"
+    other = python(code, folder)
+    other.line()
+    overwrite(folder, 3, 12345)
+    with pytest.raises(UnavailableError, match="other processes use it"):
+        Runtime.open(folder)
+    other.kill()
+    Runtime.open(folder).close()
+
+
+def test_deleted_runtime_is_noticed(runtime: Runtime, folder: Path) -> None:
+    assert runtime.is_current()
+    (folder / "shared").unlink()
+    assert not runtime.is_current()
+
+
+def test_closed_runtime_says_so(folder: Path) -> None:
+    runtime = Runtime.open(folder)
+    runtime.close()
+    for use in (runtime.change_number, runtime.bump, runtime.least_pin):
+        with pytest.raises(ClosedError):
+            use()
+    with pytest.raises(ClosedError):
+        runtime.pin_snapshot(1)
+
+
+def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(runtime_file.RuntimeFile, "attach", refuse)
+    with pytest.raises(OSError, match="Read-only"):
+        Runtime.open(folder)
+    runtime = Runtime.open(folder, read_only=True)
+    assert runtime.change_number() is None  # look: nobody tells
+    runtime.pin_snapshot(5)
+    assert runtime.least_pin() == 5
+    assert runtime.slot_alive(runtime.slot)
+    assert runtime.is_current()
+    runtime.close()
+
+
+# -- slots -----------------------------------------------------------------------------
+
+
+def test_slot_is_alive_until_its_process_is_killed(runtime: Runtime, folder: Path, python) -> None:
+    own = runtime.slot
+    other = python(OPEN + "say(runtime.slot, runtime.slot_start); wait()", folder)
+    slot, start = map(int, other.line().split())
+    assert slot != own
+    assert runtime.slot_alive(own)
+    assert runtime.slot_alive(slot)
+    assert runtime.slot_alive(slot, start)
+    assert not runtime.slot_alive(slot, start + 1)
+    assert runtime.slot_owner(slot) == other.popen.pid
+    other.kill()
+    assert not runtime.slot_alive(slot)
+    assert runtime.slot_owner(slot) == other.popen.pid
+
+
+def test_slot_of_the_dead_is_taken_again_under_another_start(
+    runtime: Runtime, folder: Path, python
+) -> None:
+    assert runtime.slot == 0
+    code = OPEN + "say(runtime.slot, runtime.slot_start); wait()"
+    first = python(code, folder)
+    slot, start = map(int, first.line().split())
+    first.kill()
+    second = python(code, folder)
+    assert int(second.line().split()[0]) == slot
+    assert runtime.slot_alive(slot)
+    assert not runtime.slot_alive(slot, start)
+
+
+def test_asking_does_not_look_like_life(runtime: Runtime, folder: Path, python) -> None:
+    # A lock that is tried to find out, and taken for a moment, would fool who asks meanwhile.
+    other = python(OPEN + "say(runtime.slot); wait()", folder)
+    slot = int(other.line())
+    other.kill()
+    code = (
+        OPEN
+        + f"""
+say("asking")
+while not os.path.exists(sys.argv[2]): runtime.slot_alive({slot})
+"""
+    )
+    stop = folder.parent / "stop"
+    asker = python(code, folder, stop)
+    asker.line()
+    assert not any(runtime.slot_alive(slot) for _ in range(20000))
+    stop.touch()
+    asker.finish()
+
+
+def test_processes_take_different_slots_at_once(folder: Path, python) -> None:
+    code = OPEN + "say('ready'); wait(); say(runtime.slot); wait()"
+    processes = [python(code, folder) for _ in range(5)]
+    assert [process.line() for process in processes] == ["ready"] * 5
+    for process in processes:
+        process.tell()
+    assert sorted(int(process.line()) for process in processes) == list(range(5))
+
+
+def test_threads_of_a_process_take_one_slot(runtime: Runtime) -> None:
+    together = threading.Barrier(4)
+
+    def slot(_: int) -> int:
+        together.wait(60)
+        return runtime.slot
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(slot, range(4))) == {0}
+
+
+def test_slots_run_out_with_a_clear_error(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txnkv.storage.slots.SlotLocks.take", lambda self, slot: False)
+    with pytest.raises(UnavailableError, match="1024 process slots"):
+        _ = runtime.slot
+
+
+@pytest.mark.parametrize("slot", [-1, 1024])
+def test_slot_outside_of_the_table(runtime: Runtime, slot: int) -> None:
+    with pytest.raises(ValueError, match="slot"):
+        runtime.slot_owner(slot)
+
+
+# -- pins ------------------------------------------------------------------------------
+
+
+def test_least_pin_is_over_all_live_processes(runtime: Runtime, folder: Path, python) -> None:
+    assert runtime.least_pin() is None
+    runtime.pin_snapshot(50)
+    other = python(OPEN + "runtime.pin_snapshot(20); say(runtime.least_pin()); wait()", folder)
+    assert other.line() == "20"
+    assert runtime.least_pin() == 20
+    other.kill()
+    assert runtime.least_pin() == 50
+
+
+def test_pins_are_counted(runtime: Runtime) -> None:
+    for timestamp in (30, 20, 20, 40):
+        runtime.pin_snapshot(timestamp)
+    for timestamp, least in ((20, 20), (20, 30), (30, 40), (40, None)):
+        runtime.unpin(timestamp)
+        assert runtime.least_pin() == least
+
+
+def test_unpin_of_what_is_not_pinned(runtime: Runtime) -> None:
+    runtime.pin_snapshot(1)
+    with pytest.raises(ValueError, match="not pinned"):
+        runtime.unpin(2)
+    assert runtime.least_pin() == 1
+
+
+def test_manifest_pins_are_apart(runtime: Runtime) -> None:
+    runtime.pin_manifest(3)
+    assert runtime.least_pin() is None
+    assert runtime.least_manifest_pin() == 3
+    runtime.unpin_manifest(3)
+    assert runtime.least_manifest_pin() is None
+
+
+@pytest.mark.parametrize("timestamp", [-1, 2**64 - 1, 2**64])
+def test_pin_that_fits_no_word(runtime: Runtime, timestamp: int) -> None:
+    with pytest.raises(ValueError, match="cannot pin"):
+        runtime.pin_snapshot(timestamp)
+    assert runtime.least_pin() is None
+
+
+def test_pins_from_many_threads(runtime: Runtime) -> None:
+    def pin(first: int) -> None:
+        for timestamp in range(first, first + 200):
+            runtime.pin_snapshot(timestamp)
+        for timestamp in range(first, first + 200):
+            runtime.unpin(timestamp)
+
+    runtime.pin_snapshot(10**6)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(pin, range(0, 400, 100)))
+    assert runtime.least_pin() == 10**6
+
+
+# -- heartbeats ------------------------------------------------------------------------
+
+
+def test_heartbeat_is_seen_by_others(runtime: Runtime, folder: Path, python) -> None:
+    runtime.heartbeat_register(7, 2**63 + 5, 1000)
+    assert runtime.heartbeat_read(7) == (2**63 + 5, 1000)
+    before = clock.monotonic_micros()
+    code = OPEN + "say(runtime.heartbeat(7, 2**63 + 5)); say(runtime.heartbeat(7, 6))"
+    assert python(code, folder).finish() == ["True", "False"]
+    txn_id, beat = runtime.heartbeat_read(7)
+    assert txn_id == 2**63 + 5
+    assert before <= beat <= clock.monotonic_micros()
+
+
+def test_heartbeat_at_a_given_time(runtime: Runtime) -> None:
+    runtime.heartbeat_register(0, 1, 10)
+    assert runtime.heartbeat(0, 1, 20)
+    assert runtime.heartbeat_read(0) == (1, 20)
+
+
+def test_heartbeat_entry_is_taken_over_and_cleared(runtime: Runtime) -> None:
+    last = Runtime.HEARTBEATS - 1
+    runtime.heartbeat_register(last, 1, 10)
+    runtime.heartbeat_register(last, 2, 20)
+    assert not runtime.heartbeat(last, 1)
+    assert runtime.heartbeat_read(last) == (2, 20)
+    runtime.heartbeat_clear(last)
+    assert runtime.heartbeat_read(last) == (0, 0)
+    assert not runtime.heartbeat(last, 2)
+
+
+@pytest.mark.parametrize("index", [-1, 65536])
+def test_heartbeat_outside_of_the_table(runtime: Runtime, index: int) -> None:
+    with pytest.raises(ValueError, match="heartbeat"):
+        runtime.heartbeat_read(index)
+
+
+def test_tables_do_not_overlap(runtime: Runtime) -> None:
+    runtime.pin_snapshot(1)
+    generation, change = runtime.generation, runtime.change_number()
+    for index in (0, Runtime.HEARTBEATS - 1):
+        runtime.heartbeat_register(index, 2**64 - 1, 2**64 - 1)
+    assert (runtime.generation, runtime.change_number()) == (generation, change)
+    assert runtime.least_pin() == 1
+    assert runtime.slot_owner(Runtime.SLOTS - 1) == 0
+
+
+# -- the change number -----------------------------------------------------------------
+
+
+def test_change_number_is_busy_between_mark_and_bump(runtime: Runtime) -> None:
+    before = runtime.change_number()
+    runtime.mark_busy()
+    assert runtime.change_number() is None
+    runtime.mark_busy()  # as after a writer that died
+    runtime.bump()
+    assert before is not None
+    assert runtime.change_number() == before + 2
+
+
+def test_bump_after_bump_never_gives_a_number_again(runtime: Runtime) -> None:
+    numbers = []
+    for _ in range(10):
+        runtime.bump()
+        numbers.append(runtime.change_number())
+    assert None not in numbers
+    assert len(set(numbers)) == 10
+
+
+def test_new_file_begins_at_another_change_number(folder: Path, python) -> None:
+    first = python(OPEN + "say(runtime.change_number())", folder).finish()
+    (folder / "shared").unlink()
+    assert python(OPEN + "say(runtime.change_number())", folder).finish() != first

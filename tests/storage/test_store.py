@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from txnkv.errors import ClosedError, StoreNotFoundError
+from txnkv.storage import GATE, Store
+
+SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
+
+
+def test_store_has_its_parts(store: Store, tmp_path: Path) -> None:
+    assert store.directory.path == (tmp_path / "store").resolve()
+    assert store.store_id == store.directory.store_id
+    assert store.gate is GATE
+    assert store.status.change_number() == store.runtime.change_number()
+    assert store.environments.open_count == 0
+
+
+def test_one_store_a_process_by_real_path(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(store.directory.path)
+    again = Store.open(tmp_path / "link" / ".." / "link")
+    assert again is store
+    again.close()
+    assert not store.closed
+    store.runtime.pin_snapshot(1)
+
+
+def test_last_close_closes_all_parts(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "s", schema_sql=SCHEMA)
+    status, runtime, environments = store.status, store.runtime, store.environments
+    environment = environments.get("tablets/1")
+    environment.db(b"blocks")
+    store.close()
+    store.close()
+    assert store.closed
+    assert not environment.is_open
+    uses = [
+        lambda: store.status,
+        lambda: store.runtime,
+        lambda: store.environments,
+        lambda: status.read().__enter__(),
+        lambda: status.write().__enter__(),
+        lambda: runtime.pin_snapshot(1),
+        lambda: environments.get("tablets/1"),
+        lambda: environment.read().__enter__(),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_store_opens_again_after_it_was_closed(tmp_path: Path) -> None:
+    for i in range(3):
+        with Store.open(tmp_path / "s", schema_sql=SCHEMA) as store:
+            environment = store.environments.get("tablets/1")
+            environment.write(lambda txn, e=environment: txn.put(b"k", b"v", db=e.db(b"blocks")))
+            with store.status.write() as cursor:
+                cursor.execute("INSERT INTO t VALUES (?, 0)", (i,))
+    with Store.open(tmp_path / "s") as store, store.status.read() as cursor:
+        assert cursor.execute("SELECT count(*) FROM t").get == 3
+
+
+def test_failed_opening_leaves_nothing_open(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        Store.open(tmp_path / "s", create=False)
+    with pytest.raises(Exception, match="syntax"):
+        Store.open(tmp_path / "s", schema_sql="CREATE NONSENSE")
+    with Store.open(tmp_path / "s", schema_sql=SCHEMA) as store:
+        assert store.runtime.slot == 0
+
+
+def test_many_threads_open_one_store(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def open_(_: int) -> Store:
+        together.wait(60)
+        return Store.open(tmp_path / "s", schema_sql=SCHEMA)
+
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(open_, range(4)))
+    assert len({id(store) for store in stores}) == 1
+    for store in stores:
+        assert not store.closed
+        store.close()
+    assert stores[0].closed
+
+
+def test_two_stores_in_one_process(tmp_path: Path) -> None:
+    with (
+        Store.open(tmp_path / "a", schema_sql=SCHEMA) as a,
+        Store.open(tmp_path / "b", schema_sql=SCHEMA) as b,
+    ):
+        assert a.store_id != b.store_id
+        with a.status.write() as one, b.status.write() as two:
+            one.execute("INSERT INTO t VALUES (1, 1)")
+            two.execute("INSERT INTO t VALUES (2, 2)")
+        assert a.environments.get("tablets/1") is not b.environments.get("tablets/1")
+
+
+def test_read_only_store_is_not_opened_to_write_meanwhile(store: Store, python) -> None:
+    code = """
+    store = Store.open(sys.argv[1], read_only=True)
+    try: Store.open(sys.argv[1])
+    except ValueError as error: say("refused", "read only" in str(error))
+    store.close()
+    Store.open(sys.argv[1]).close()
+    """
+    assert python(code, store.directory.path).finish() == ["refused True"]
+
+
+def test_read_only_store_on_a_read_only_file_system(tmp_path: Path, python) -> None:
+    path = tmp_path / "s"
+    with Store.open(path, schema_sql=SCHEMA) as store:
+        environment = store.environments.get("tablets/1")
+        environment.write(lambda txn: txn.put(b"k", b"v", db=environment.db(b"blocks")))
+        with store.status.write() as cursor:
+            cursor.execute("INSERT INTO t VALUES (1, 1)")
+        store.status.checkpoint()
+    code = """
+    import subprocess
+    path = sys.argv[1]
+    def run(*command): return subprocess.run(command, capture_output=True).returncode == 0
+    if os.geteuid() != 0 or not run("mount", "--bind", path, path):
+        say("no mount"); raise SystemExit
+    try:
+        if not run("mount", "-o", "remount,ro,bind", path):
+            say("no mount"); raise SystemExit
+        with Store.open(path, read_only=True) as store:
+            with store.status.read() as cursor:
+                say(cursor.execute("SELECT id FROM t").fetchall())
+            env = store.environments.get("tablets/1")
+            with env.read() as txn: say(bytes(txn.get(b"k", db=env.db(b"blocks"))).decode())
+            store.runtime.pin_snapshot(4)
+            say(store.status.change_number(), store.runtime.least_pin())
+    finally:
+        run("umount", "-l", path)
+    """
+    said = python(code, path).finish()
+    if said == ["no mount"]:
+        pytest.skip("no right to mount read-only")
+    assert said == ["[(1,)]", "v", "None 4"]
