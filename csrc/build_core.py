@@ -17,6 +17,7 @@ ROOT = CSRC.parent
 HEADERS = [
     "common/status.h",
     "common/bitmap.h",
+    "common/pages.h",
     "common/shared.h",
     "codec/crc32c.h",
     "codec/hash.h",

@@ -64,6 +64,12 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     const uint32_t list[] = {0, UINT32_MAX, block.rows / 2, block.rows == 0 ? 0 : block.rows - 1};
     const block_rows_t all = {NULL, 0, block.rows}, half = {NULL, block.rows / 2, block.rows / 2},
                        some = {list, 0, 4}, outside = {NULL, block.rows, 1};
+    for (uint32_t i = 0; i < 4; i++) {
+        block_value_t value;
+        volatile uint8_t seen = 0;
+        if (block_value(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
+        for (size_t at = 0; at < value.len; at++) seen = seen ^ value.data[at];
+    }
     if (block.rows < (1u << 20)) {
         decode(&block, all);
         decode(&block, half);

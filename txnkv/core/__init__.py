@@ -13,6 +13,7 @@ from txnkv.core.codec import KeyCodec, successor
 from txnkv.core.keys import Keys
 from txnkv.core.merger import Merger
 from txnkv.core.native import CoreError
+from txnkv.core.pages import release_pages
 from txnkv.core.partition import hash_partition, range_partition, scatter
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.search import (
@@ -24,6 +25,7 @@ from txnkv.core.search import (
     sort_keys,
 )
 from txnkv.core.shared import shared_add, shared_cas, shared_load, shared_store
+from txnkv.core.value import ValueReader
 from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
 from txnkv.core.zone import Zone, zone
 
@@ -37,6 +39,7 @@ __all__ = [
     "Keys",
     "Merger",
     "Rows",
+    "ValueReader",
     "Zone",
     "block_rows",
     "bloom_build",
@@ -54,6 +57,7 @@ __all__ = [
     "mark_common",
     "mark_duplicates",
     "range_partition",
+    "release_pages",
     "scatter",
     "shared_add",
     "shared_cas",

@@ -34,7 +34,7 @@ def encode_block(
         IndexError: a row is not in the array.
     """
     n = _count(len(array), rows, lo, n)
-    kind, width = _layout(array.type)
+    kind, width = block_layout(array.type)
     if kind == lib.BLOCK_OPAQUE:
         return _encode_opaque(array, seed, rows, lo, n)
     column, held = _column(array, kind, width)
@@ -65,7 +65,7 @@ _LAYOUTS: dict[int, tuple[int, int]] = {
 }
 
 
-def _layout(type_: pa.DataType) -> tuple[int, int]:
+def block_layout(type_: pa.DataType) -> tuple[int, int]:
     """The kind of a type's blocks, and the bytes of a value (0 unless fixed)."""
     layout = _LAYOUTS.get(type_.id)
     if layout is None:
@@ -157,7 +157,7 @@ def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
     view = ffi.new("block_t *")
     if status := lib.block_parse(memory, len(memory), view):
         check(status, f"reading a block of {type_}")
-    if (view.kind, view.width) != _layout(type_):
+    if (view.kind, view.width) != block_layout(type_):
         raise CoreError(
             f"reading a block of {type_}: found kind {view.kind}, width {view.width}. "
             "Check that column and type belong together."

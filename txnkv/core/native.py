@@ -22,9 +22,6 @@ class CoreError(Exception):
     """
 
 
-_NO_BYTES = ffi.new("uint8_t[1]")
-
-
 def check(status: int, what: str) -> None:
     """Raises what a status says; callers whose `what` takes time ask for the status first.
 
@@ -63,6 +60,9 @@ def allocate(size: int) -> pa.Buffer:
     return pa.allocate_buffer(size)
 
 
-def pointer(buffer: pa.Buffer | None, kind: str = "uint8_t *") -> Any:
+_BYTES = ffi.typeof("uint8_t *")
+
+
+def pointer(buffer: pa.Buffer | None, kind: Any = _BYTES) -> Any:
     """The address of an Arrow buffer; the caller keeps the buffer. None is NULL."""
     return ffi.NULL if buffer is None else ffi.cast(kind, buffer.address)
