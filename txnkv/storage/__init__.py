@@ -3,9 +3,9 @@
     seam         time, boot and fault points
     directory    the layout on disk and FORMAT
     gate, fork   who may be inside while the map moves or the process forks
-    environment  LMDB: lmdb_open, lmdb_errors below it, environments above
+    lmdb_errors, lmdb_open, lmdb_handles, environment, environments    LMDB
     slots, runtime_file, runtime    what the processes share in memory
-    sqlite_connection, write_queue, status_db    SQLite
+    sqlite_connection, reader_pool, write_queue, status_db    SQLite
     store        all of it, once a process
 
 What is exported here is what other layers use.

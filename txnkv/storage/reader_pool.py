@@ -71,8 +71,12 @@ class ReadTransaction:
         GATE.enter()
         try:
             self._connection = self._pool.borrow()
-            self._cursor = self._connection.cursor()
-            self._cursor.execute("BEGIN")
+            try:
+                self._cursor = self._connection.cursor()
+                self._cursor.execute("BEGIN")
+            except BaseException:
+                self._connection.close(True)
+                raise
         except BaseException as error:
             GATE.leave()
             translated = translate(error, self._pool.path, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -40,39 +41,56 @@ def check_sqlite_version(version: str | None = None) -> None:
 
 def open_writer(path: Path) -> apsw.Connection:
     """A connection that may write, to a database file that is there."""
-    connection = _open_read_write(path)
-    connection.pragma("page_size", PAGE_BYTES)
-    if connection.pragma("journal_mode", "wal") != "wal":
-        raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
-    return connection
+
+    def prepare(connection: apsw.Connection) -> None:
+        _prepare_read_write(connection)
+        connection.pragma("page_size", PAGE_BYTES)
+        if connection.pragma("journal_mode", "wal") != "wal":
+            raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
+
+    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare)
 
 
 def open_reader(path: Path, *, read_only: bool) -> apsw.Connection:
     """A connection that reads, and may checkpoint unless it is `read_only`."""
-    connection = _open_read_only(path) if read_only else _open_read_write(path)
-    connection.pragma("query_only", 1)
+    if read_only:
+        return _open_read_only(path)
+
+    def prepare(connection: apsw.Connection) -> None:
+        _prepare_read_write(connection)
+        connection.pragma("query_only", 1)
+
+    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare)
+
+
+def _open(name: str, flags: int, prepare: Callable[[apsw.Connection], None]) -> apsw.Connection:
+    connection = apsw.Connection(name, flags=flags)
+    try:
+        connection.set_busy_timeout(BUSY_MILLISECONDS)
+        connection.pragma("mmap_size", 0)
+        connection.pragma("foreign_keys", 1)
+        connection.pragma("cache_size", -_CACHE_KIBIBYTES)
+        prepare(connection)
+    except BaseException:
+        # Closed here and not by a destructor some time later: it must not be there at a fork.
+        connection.close(True)
+        raise
     return connection
 
 
-def _open_read_write(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    _configure(connection)
+def _prepare_read_write(connection: apsw.Connection) -> None:
     # Checkpoints are the leader's. Without this the last connection to close would make one,
     # and every fork closes all connections.
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.pragma("synchronous", "full")
     connection.pragma("wal_autocheckpoint", 0)
-    return connection
 
 
 def _open_read_only(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        _configure(connection)
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()
-        return connection
+        return _open(str(path), apsw.SQLITE_OPEN_READONLY, _look)
     except (apsw.CantOpenError, apsw.ReadOnlyError):
-        connection.close(True)
+        pass
     # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
     # the database alone is the whole truth, and it cannot change under us.
     wal = path.with_name(path.name + "-wal")
@@ -82,17 +100,11 @@ def _open_read_only(path: Path) -> apsw.Connection:
             "once where it can be written"
         )
     uri = f"{path.as_uri()}?immutable=1"
-    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(uri, flags=flags)
-    _configure(connection)
-    return connection
+    return _open(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, _look)
 
 
-def _configure(connection: apsw.Connection) -> None:
-    connection.set_busy_timeout(BUSY_MILLISECONDS)
-    connection.pragma("mmap_size", 0)
-    connection.pragma("foreign_keys", 1)
-    connection.pragma("cache_size", -_CACHE_KIBIBYTES)
+def _look(connection: apsw.Connection) -> None:
+    connection.execute("SELECT 1 FROM sqlite_master").fetchall()
 
 
 def end_transaction(connection: apsw.Connection) -> None:
