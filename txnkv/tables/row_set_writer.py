@@ -58,9 +58,9 @@ class SortedRows:
     def high(self) -> bytes:
         return self.keys.key(self.keys.n - 1)
 
-    def overlap(self, other: SortedRows) -> bool:
+    def overlaps(self, keys: core.Keys) -> bool:
         """Whether the key ranges meet."""
-        return self.low <= other.high and other.low <= self.high
+        return self.low <= keys.key(keys.n - 1) and keys.key(0) <= self.high
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from txnkv import core
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.predicate import Filter, KeyRange
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import LARGE_READ, Pages, Tablet
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
@@ -119,8 +120,12 @@ class Plan:
 
     # -- one block ---------------------------------------------------------------------
 
+    @cached_property
+    def _large(self) -> bool:
+        return sum(part.info.size for part in self.parts) > LARGE_READ
+
     def _read(self, unit: Unit) -> pa.RecordBatch | None:
-        with unit.tablet.read() as pages:
+        with unit.tablet.read(once=self._large) as pages:
             lo, n = self._rows(pages, unit)
             if n == 0:
                 return None
@@ -245,7 +250,7 @@ class _Source:
     def advance(self) -> bool:
         """Go to the next block that has rows in the key range; False at the end."""
         for unit in self._units:
-            with unit.tablet.read() as pages:
+            with unit.tablet.read(once=self._plan._large) as pages:
                 lo, n = self._plan._rows(pages, unit)
                 if n == 0:
                     continue

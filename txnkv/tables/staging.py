@@ -119,13 +119,13 @@ class _Flight:
     """The chunk that is being written while the next one is prepared.
 
     Attributes:
-        parts: its rows; the next chunk is compared with them in memory.
+        keys: by tablet; the next chunk is compared with them in memory.
         checked: the sequence number up to which it was checked.
         before: sequence numbers of the chunk before it.
         staged: its own, once it is staged.
     """
 
-    parts: Sequence[_Prepared] = ()
+    keys: Sequence[tuple[Tablet, core.Keys]] = ()
     checked: int = 0
     before: Sequence[int] = ()
     staged: Sequence[int] = ()
@@ -137,11 +137,11 @@ class _Flight:
         if future is not None:
             future.result()
 
-    def common(self, other: _Prepared) -> pa.UInt32Array | None:
+    def common(self, part: _Prepared) -> pa.UInt32Array | None:
         """Positions of those of another chunk's keys that are in this one."""
-        for part in self.parts:
-            if part.tablet is other.tablet and part.rows.overlap(other.rows):
-                doubles = core.mark_common(other.rows.keys, part.rows.keys)
+        for tablet, keys in self.keys:
+            if tablet is part.tablet and part.rows.overlaps(keys):
+                doubles = core.mark_common(part.rows.keys, keys)
                 return doubles.positions().to_arrow() if doubles.count else None
         return None
 
@@ -178,22 +178,36 @@ def stage(
     with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
         try:
             for batch in batches:
-                prepared = _prepare(engine, table, batch, op, outcome)
-                engine.coordinator.admit(
-                    context.row,
-                    KIND,
-                    [part.tablet.id for part in prepared],
-                    transactional=context.transactional,
-                )
-                fresh, checked = _check_present(engine, context, prepared, flight, op, outcome)
-                if fresh:
-                    encoded = _claim_and_encode(engine, context.scope, fresh, checked)
-                    flight.land()
-                    flight = _Flight(fresh, checked, flight.staged)
-                    flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
+                flight = _stage_chunk(engine, context, table, batch, op, outcome, flight, writer)
+                del batch  # or it would stay in memory while the next one is made
         finally:
             flight.land()
     return outcome
+
+
+def _stage_chunk(
+    engine: TableEngine,
+    context: WriteContext,
+    table: catalog.TableInfo,
+    batch: pa.RecordBatch,
+    op: str,
+    outcome: Outcome,
+    before: _Flight,
+    writer: ThreadPoolExecutor,
+) -> _Flight:
+    """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
+    prepared = _prepare(engine, table, batch, op, outcome)
+    ids = [part.tablet.id for part in prepared]
+    engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
+    fresh, checked = _check_present(engine, context, prepared, before, op, outcome)
+    if not fresh:
+        return before
+    encoded = _claim_and_encode(engine, context.scope, fresh)
+    before.land()
+    keys = [(part.tablet, part.rows.keys) for part in fresh]
+    flight = _Flight(keys, checked, before.staged)
+    flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
+    return flight
 
 
 # -- sorting and checking --------------------------------------------------------------
@@ -330,7 +344,7 @@ def readable_key(tablet: Tablet, key: bytes) -> Any:
 
 
 def _claim_and_encode(
-    engine: TableEngine, scope: Scope, fresh: Sequence[_Prepared], checked: int
+    engine: TableEngine, scope: Scope, fresh: Sequence[_Prepared]
 ) -> list[EncodedRowSet]:
     with engine.store.status.write() as cur:
         for part in fresh:

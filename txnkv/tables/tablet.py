@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import apsw
 import lmdb
@@ -28,16 +28,30 @@ from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
 BLOCKS_DB = b"blocks"
 
 
+LARGE_CHECK: Final = 16 << 20
+LARGE_READ: Final = 128 << 20
+"""A check against, or a scan of, more bytes than this gives the pages back that it is
+done with: else a large table would fill the process's resident memory with LMDB's map."""
+
+
 @dataclass(frozen=True)
 class Pages:
-    """A read transaction on a tablet's environment, with the handle of its blocks."""
+    """A read transaction on a tablet's environment, with the handle of its blocks.
+
+    Attributes:
+        seen: the values read, when they are to be given back.
+    """
 
     txn: lmdb.Transaction
     blocks: Any
+    seen: list[memoryview] | None
 
     def get(self, key: bytes) -> memoryview | None:
         """The value of an LMDB key as it lies in the map: valid inside the transaction alone."""
-        return self.txn.get(key, db=self.blocks)  # type: ignore[return-value]
+        value: memoryview | None = self.txn.get(key, db=self.blocks)  # type: ignore[assignment]
+        if self.seen is not None and value is not None:
+            self.seen.append(value)
+        return value
 
 
 class Tablet:
@@ -80,7 +94,14 @@ class Tablet:
     # -- storage -----------------------------------------------------------------------
 
     def environment(self, *, create: bool = False) -> Environment:
-        return self._store.environments.get(f"tablets/{self.id}", create=create)
+        """The tablet's environment, with its databases opened.
+
+        Opened outside of a transaction: one that began before could not use them.
+        """
+        environment = self._store.environments.get(f"tablets/{self.id}", create=create)
+        environment.db(BLOCKS_DB)
+        environment.db(FENCE_DB)
+        return environment
 
     @property
     def blocks_db(self) -> Any:
@@ -88,11 +109,18 @@ class Tablet:
         return self.environment().db(BLOCKS_DB)
 
     @contextmanager
-    def read(self) -> Iterator[Pages]:
-        """A read transaction; short, for it keeps pages from being used again."""
+    def read(self, *, once: bool = False) -> Iterator[Pages]:
+        """A read transaction; short, for it keeps pages from being used again.
+
+        Args:
+            once: what is read is not needed again soon: give its memory back.
+        """
         environment = self.environment()
         with environment.read() as txn:
-            yield Pages(txn, environment.db(BLOCKS_DB))
+            pages = Pages(txn, environment.db(BLOCKS_DB), [] if once else None)
+            yield pages
+            for value in pages.seen or ():
+                core.release_pages(value)
 
     @property
     def fence_db(self) -> Any:
@@ -134,11 +162,12 @@ class Tablet:
         candidates = [info for info in infos if info.overlaps(low, high)]
         if not candidates:
             return []
-        with self.read() as pages:
-            for info in candidates:
+        large = sum(info.rows for info in candidates) * len(low) > LARGE_CHECK
+        for info in candidates:
+            with self.read(once=large) as pages:
                 positions = self.row_set(info).common(pages, keys)
-                if len(positions):
-                    found.append((info, positions))
+            if len(positions):
+                found.append((info, positions))
         return found
 
     def filler(self, name: str, n: int) -> pa.Array:
