@@ -49,14 +49,14 @@ uint32_t key_type_width(key_type_t type);
 /* Bytes of a whole key, 0 when it varies. */
 uint32_t key_width(const key_type_t *types, uint32_t n_types);
 
-/* n rows of fixed columns to n * key_width bytes. */
+/* n rows of fixed columns to n * key_width bytes. INPUT: a buffer is too short. */
 status_t key_encode_fixed(const key_column_t *columns, uint32_t n_columns, uint32_t n,
                           uint8_t *out, size_t out_len);
 
 /* Variable keys go in two steps. The first writes where each key begins to out_offsets
  * [1 .. n] and the size of them all; the second, given the same offsets, writes the keys
- * and leaves offsets as keys_t has them. CORRUPT: the Arrow offsets make no sense.
- * LIMIT: the keys pass 4 GiB. */
+ * and leaves offsets as keys_t has them. INPUT: a buffer is too short, or Arrow offsets fall.
+ * LIMIT: the keys pass 4 GiB. Columns stay as they are between the two. */
 status_t key_encode_starts(const key_column_t *columns, uint32_t n_columns, uint32_t n,
                            uint32_t *out_offsets, uint64_t *out_size);
 status_t key_encode_variable(const key_column_t *columns, uint32_t n_columns, uint32_t n,

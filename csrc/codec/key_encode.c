@@ -20,16 +20,12 @@ uint32_t key_width(const key_type_t *types, uint32_t n_types) {
     return width;
 }
 
-static void check_column(const key_column_t *column, uint32_t n) {
+static bool buffers_hold(const key_column_t *column, uint32_t n) {
     const uint64_t rows = column->offset + n;
-    if (n == 0) return;
-    if (column->type == KEY_BYTES) {
-        CHECK(column->offsets_len / 4 > rows);
-    } else if (column->type == KEY_BOOL) {
-        CHECK(column->values_len >= bits_bytes(rows));
-    } else {
-        CHECK(column->values_len / key_type_width(column->type) >= rows);
-    }
+    if (n == 0) return true;
+    if (column->type == KEY_BYTES) return column->offsets_len / 4 > rows;
+    if (column->type == KEY_BOOL) return column->values_len >= bits_bytes(rows);
+    return column->values_len / key_type_width(column->type) >= rows;
 }
 
 /* A writer puts value i of a column at `to` and returns what is behind it. Fixed keys call
@@ -109,7 +105,7 @@ status_t key_encode_fixed(const key_column_t *columns, uint32_t n_columns, uint3
                           uint8_t *out, size_t out_len) {
     size_t width = 0;
     for (uint32_t i = 0; i < n_columns; i++) {
-        check_column(&columns[i], n);
+        if (!buffers_hold(&columns[i], n)) return STATUS_INPUT;
         width += key_type_width(columns[i].type);
     }
     CHECK(out_len >= width * n);
@@ -143,9 +139,9 @@ status_t key_encode_starts(const key_column_t *columns, uint32_t n_columns, uint
                            uint32_t *out_offsets, uint64_t *out_size) {
     uint32_t fixed = 0;
     for (uint32_t c = 0; c < n_columns; c++) {
-        check_column(&columns[c], n);
+        if (!buffers_hold(&columns[c], n)) return STATUS_INPUT;
         if (n != 0 && columns[c].type == KEY_BYTES && !offsets_sane(&columns[c], n)) {
-            return STATUS_CORRUPT;
+            return STATUS_INPUT;
         }
         fixed += key_type_width(columns[c].type);
     }

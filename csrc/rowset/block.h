@@ -88,8 +88,8 @@ status_t block_parse(const uint8_t *bytes, size_t len, block_t *out);
 status_t block_keys(const uint8_t *bytes, size_t len, keys_t *out);
 
 /* The size of the encoded block, then the block itself into exactly that many bytes.
- * RANGE: a row is outside of the column. CORRUPT: Arrow offsets fall or pass their data.
- * LIMIT: more than 4 GiB of data. */
+ * RANGE: a row is outside of the column. INPUT: a buffer is too short, or Arrow offsets
+ * fall. LIMIT: more than 2 GiB of strings. The column stays as it is between the two. */
 status_t block_encode_size(const block_column_t *column, block_rows_t rows, uint64_t *out_size);
 status_t block_encode(const block_column_t *column, block_rows_t rows, uint32_t seed,
                       uint8_t *out, size_t out_len);

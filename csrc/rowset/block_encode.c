@@ -25,17 +25,18 @@ static uint32_t value_len(const block_column_t *column, uint64_t row) {
     return value_start(column, row + 1) - value_start(column, row);
 }
 
-static void check_column(const block_column_t *column) {
+static bool buffers_hold(const block_column_t *column) {
     const uint64_t end = column->offset + column->length;
     CHECK((column->kind == BLOCK_FIXED) == (column->width != 0));
-    if (column->length == 0) return;
-    CHECK(column->validity == NULL || column->validity_len >= bits_bytes(end));
+    if (column->length == 0) return true;
+    if (column->validity != NULL && column->validity_len < bits_bytes(end)) return false;
     switch (column->kind) {
-        case BLOCK_FIXED: CHECK(column->values_len >= end * column->width); break;
-        case BLOCK_BIT: CHECK(column->values_len >= bits_bytes(end)); break;
-        case BLOCK_VARLEN: CHECK(column->offsets_len / 4 > end); break;
-        case BLOCK_OPAQUE: CHECK(column->kind != BLOCK_OPAQUE);
+        case BLOCK_FIXED: return column->values_len / column->width >= end;
+        case BLOCK_BIT: return column->values_len >= bits_bytes(end);
+        case BLOCK_VARLEN: return column->offsets_len / 4 > end;
+        case BLOCK_OPAQUE: break;
     }
+    return false;
 }
 
 static bool rows_inside(const block_column_t *column, block_rows_t rows) {
@@ -64,14 +65,14 @@ static status_t check_offsets(const block_column_t *column, block_rows_t rows) {
             bad |= load_le32(starts + 4 * i) > load_le32(starts + 4 * i + 4);
         }
         if (rows.n != 0) bad |= load_le32(starts + 4 * (size_t)rows.n) > column->values_len;
-        return bad == 0 ? STATUS_OK : STATUS_CORRUPT;
+        return bad == 0 ? STATUS_OK : STATUS_INPUT;
     }
     for (uint32_t i = 0; i < rows.n; i++) {
         const uint64_t row = row_of(column, rows, i);
         const uint32_t from = value_start(column, row), to = value_start(column, row + 1);
         bad |= (uint32_t)(from > to) | (uint32_t)(to > column->values_len);
     }
-    return bad == 0 ? STATUS_OK : STATUS_CORRUPT;
+    return bad == 0 ? STATUS_OK : STATUS_INPUT;
 }
 
 static uint64_t sum_lens(const block_column_t *column, block_rows_t rows) {
@@ -104,7 +105,7 @@ static layout_t layout_make(block_kind_t kind, uint32_t rows, uint32_t nulls, ui
 
 static status_t measure(const block_column_t *column, block_rows_t rows, uint32_t *nulls,
                         uint64_t *data_len) {
-    check_column(column);
+    if (!buffers_hold(column)) return STATUS_INPUT;
     if (!rows_inside(column, rows)) return STATUS_RANGE;
     *nulls = count_nulls(column, rows);
     *data_len = 0;

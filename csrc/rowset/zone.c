@@ -27,17 +27,23 @@ typedef struct {
     uint64_t max;
 } range_t;
 
-/* `ordered` and `width` are constants at each call, which makes this a loop of its own. */
-static inline range_t range_of(const block_t *block, uint64_t (*ordered)(const uint8_t *),
-                               size_t width) {
+/* All but the block are constants at each call, which makes this a loop of its own. */
+static inline range_t range_among(const block_t *block, uint64_t (*ordered)(const uint8_t *),
+                                  size_t width, bool has_nulls) {
     range_t range = {UINT64_MAX, 0};
     for (uint32_t i = 0; i < block->rows; i++) {
-        if (!row_valid(block, i)) continue;
+        if (has_nulls && !row_valid(block, i)) continue;
         const uint64_t value = ordered(block->data + i * width);
         range.min = value < range.min ? value : range.min;
         range.max = value > range.max ? value : range.max;
     }
     return range;
+}
+
+static inline range_t range_of(const block_t *block, uint64_t (*ordered)(const uint8_t *),
+                               size_t width) {
+    return block->validity == NULL ? range_among(block, ordered, width, false)
+                                   : range_among(block, ordered, width, true);
 }
 
 static range_t number_range(const block_t *block, key_type_t type) {

@@ -223,10 +223,16 @@ void test_block(void) {
     }
     const source_t source = source_of(3, 10, 0, true);
     const uint32_t outside = 10;
-    const block_rows_t late = {NULL, 8, 3}, list = {&outside, 0, 1};
+    const block_rows_t late = {NULL, 8, 3}, list = {&outside, 0, 1}, all = {NULL, 0, 10};
     uint64_t size;
     EXPECT(block_encode_size(&source.column, late, &size) == STATUS_RANGE);
     EXPECT(block_encode_size(&source.column, list, &size) == STATUS_RANGE);
+    block_column_t few = source.column;
+    few.values_len--;
+    EXPECT(block_encode_size(&few, all, &size) == STATUS_INPUT);
+    few = source.column;
+    few.validity_len--;
+    EXPECT(block_encode_size(&few, all, &size) == STATUS_INPUT);
     source_drop(source);
 }
 

@@ -182,7 +182,11 @@ void test_key(void) {
     uint32_t bad[2] = {1, 0}, good[2] = {0, 5}, out[2];
     uint64_t size;
     key_column_t column = {(const uint8_t *)"abc", 3, (const uint8_t *)bad, 8, 0, KEY_BYTES};
-    EXPECT(key_encode_starts(&column, 1, 1, out, &size) == STATUS_CORRUPT);
+    EXPECT(key_encode_starts(&column, 1, 1, out, &size) == STATUS_INPUT);
     column.offsets = (const uint8_t *)good;
-    EXPECT(key_encode_starts(&column, 1, 1, out, &size) == STATUS_CORRUPT);
+    EXPECT(key_encode_starts(&column, 1, 2, out, &size) == STATUS_INPUT);
+    key_column_t number = {(const uint8_t *)"1234567", 7, NULL, 0, 0, KEY_I64};
+    uint8_t encoded[8];
+    EXPECT(key_encode_fixed(&number, 1, 1, encoded, 8) == STATUS_INPUT);
+    EXPECT(key_encode_starts(&column, 1, 1, out, &size) == STATUS_INPUT);
 }

@@ -185,6 +185,16 @@ def test_other_mistakes_are_errors():
         block_rows(b"")
 
 
+def test_arrow_offsets_that_fall_are_refused():
+    offsets = pa.array([0, 2, 1], pa.int32()).buffers()[1].slice(0, 12)
+    array = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    for rows in (None, Rows.of([1])):
+        with pytest.raises(ValueError, match="broken"):
+            encode_block(array, 0, rows)
+    with pytest.raises(ValueError, match="broken"):
+        KeyCodec([array.type]).encode([array])
+
+
 # -- zones -------------------------------------------------------------------------------
 
 

@@ -30,8 +30,9 @@ def encode_block(
         n: without `rows`, how many; None for all from `lo` on.
 
     Raises:
-        CoreError: more than 2 GiB of strings, or Arrow offsets that make no sense.
+        CoreError: more than 2 GiB of strings.
         IndexError: a row is not in the array.
+        ValueError: a buffer of the array is too short, or its offsets fall.
     """
     n = _count(len(array), rows, lo, n)
     kind, width = block_layout(array.type)

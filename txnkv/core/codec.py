@@ -54,7 +54,8 @@ class KeyCodec:
         Raises:
             CoreError: the keys pass 4 GiB.
             TypeError: a column is of another type.
-            ValueError: the columns are too few or many, differ in length, or have nulls.
+            ValueError: the columns are too few or many, differ in length, have nulls, or are
+                broken arrays.
         """
         n = self._demand_columns(columns)
         held = [column.buffers() for column in columns]

@@ -33,6 +33,7 @@ def check(status: int, what: str) -> None:
         CoreError: the bytes are damaged, or the result passes a limit of the format.
         IndexError: a row number is outside of its array.
         MemoryError: there is no memory.
+        ValueError: an Arrow array is shorter than it says, or its offsets fall.
     """
     if status == 0:
         return
@@ -42,6 +43,8 @@ def check(status: int, what: str) -> None:
         raise CoreError(f"{what}: more data than offsets can say. Take fewer rows at a time.")
     if status == lib.STATUS_RANGE:
         raise IndexError(f"{what}: a row number is outside of the array. Check the row list.")
+    if status == lib.STATUS_INPUT:
+        raise ValueError(f"{what}: an Arrow array is broken. Its validate(full=True) says how.")
     raise MemoryError(f"{what}: no memory")
 
 
