@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -61,6 +62,7 @@ class TxnContext:
         self.sessions: list[Flushable] = []
         self.ended: TxnState | None = None
         self.commit_called = False
+        self.on_stored: Callable[[], Callable[[], None] | None] = lambda: None
         self._lock = threading.RLock()
         self._pid = os.getpid()
         if not stored:
@@ -116,6 +118,9 @@ class TxnContext:
             if not self.stored:
                 self.row = self.instance.coordinator.write_open(self.row)
                 self.stored = True
+                told = self.on_stored()
+                if told is not None:
+                    told()
             return self.row
 
     def write_context(self) -> WriteContext:

@@ -25,6 +25,7 @@ from txnkv.errors import (
     TransactionConflictError,
 )
 from txnkv.instance import Instance
+from txnkv.row_operations import RowOperations
 from txnkv.tables import ingest, staging
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.manifest import Scope
@@ -64,7 +65,7 @@ class _Run:
 Write = tuple[TableInfo, Callable[[], Iterator[pa.RecordBatch]], str]
 
 
-class Session:
+class Session(RowOperations):
     """Writes rows, in a transaction or, without one, each flush in a transaction of its own.
 
     Belongs to one thread at a time.
@@ -94,39 +95,6 @@ class Session:
         self._timer: threading.Timer | None = None
 
     # -- rows --------------------------------------------------------------------------
-
-    def insert(self, table: str | Table, row: Any) -> None:
-        """Insert a row: a dict, a tuple in schema order or a dataclass.
-
-        Raises:
-            SchemaError: a column is unknown or missing, or a value does not fit.
-            RowErrors: in auto_sync, the key is there already.
-        """
-        self._add(table, "insert", row)
-
-    def insert_ignore(self, table: str | Table, row: Any) -> None:
-        """Insert a row, or do nothing when its key is there already."""
-        self._add(table, "insert_ignore", row)
-
-    def upsert(self, table: str | Table, row: Any) -> None:
-        """Not in this version: raises NotSupportedError."""
-        self._add(table, "upsert", row)
-
-    def update(self, table: str | Table, row: Any) -> None:
-        """Not in this version: raises NotSupportedError."""
-        self._add(table, "update", row)
-
-    def update_ignore(self, table: str | Table, row: Any) -> None:
-        """Not in this version: raises NotSupportedError."""
-        self._add(table, "update_ignore", row)
-
-    def delete(self, table: str | Table, key: Any) -> None:
-        """Not in this version: raises NotSupportedError."""
-        self._add(table, "delete", key)
-
-    def delete_ignore(self, table: str | Table, key: Any) -> None:
-        """Not in this version: raises NotSupportedError."""
-        self._add(table, "delete_ignore", key)
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         staging.require_operation(op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
+from txnkv.row_operations import RowOperations
 from txnkv.scan import Scan
 from txnkv.session import Session, WriteResult
 from txnkv.tables import lookup
@@ -56,7 +58,7 @@ class TxnInfo:
     reason: str | None
 
 
-class Transaction:
+class Transaction(RowOperations):
     """One transaction. Shared by threads; crosses processes as a token.
 
     Used as a context manager it commits at the end and rolls back on an exception; one made
@@ -75,6 +77,8 @@ class Transaction:
         self._lock = threading.RLock()
         self._own_session: Session | None = None
         self._pid = os.getpid()
+        # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
+        context.on_stored = weakref.WeakMethod(self._start_heart)
         if context.stored:
             self._start_heart()
 
@@ -212,7 +216,7 @@ class Transaction:
         """
         self.context.require_process()
         if self.context.ended is None:
-            self._ensure_stored()
+            self.context.ensure_stored()
         row = self.context.row
         expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
         content = tokens.TokenContent(
@@ -251,34 +255,6 @@ class Transaction:
         session = Session(self.client, self.context, flush_mode)
         self.context.sessions.append(session)
         return session
-
-    def insert(self, table: str | Table, row: Any) -> None:
-        """Insert a row with the transaction's own session; see `Session.insert`."""
-        self._session().insert(table, row)
-
-    def insert_ignore(self, table: str | Table, row: Any) -> None:
-        """See `Session.insert_ignore`."""
-        self._session().insert_ignore(table, row)
-
-    def upsert(self, table: str | Table, row: Any) -> None:
-        """See `Session.upsert`."""
-        self._session().upsert(table, row)
-
-    def update(self, table: str | Table, row: Any) -> None:
-        """See `Session.update`."""
-        self._session().update(table, row)
-
-    def update_ignore(self, table: str | Table, row: Any) -> None:
-        """See `Session.update_ignore`."""
-        self._session().update_ignore(table, row)
-
-    def delete(self, table: str | Table, key: Any) -> None:
-        """See `Session.delete`."""
-        self._session().delete(table, key)
-
-    def delete_ignore(self, table: str | Table, key: Any) -> None:
-        """See `Session.delete_ignore`."""
-        self._session().delete_ignore(table, key)
 
     def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
         """See `Session.write`."""
@@ -325,6 +301,9 @@ class Transaction:
 
     # -- inside ------------------------------------------------------------------------
 
+    def _add(self, table: str | Table, op: str, row: Any) -> None:
+        self._session()._add(table, op, row)
+
     def _session(self) -> Session:
         with self._lock:
             if self._own_session is None:
@@ -336,12 +315,6 @@ class Transaction:
         for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
-        if self.context.stored and self._heart is None:
-            self._start_heart()
-
-    def _ensure_stored(self) -> None:
-        self.context.ensure_stored()
-        self._start_heart()
 
     def _start_heart(self) -> None:
         if self._keepalive and self._heart is None and self.context.ended is None:

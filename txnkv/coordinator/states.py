@@ -15,6 +15,8 @@ from enum import IntEnum
 
 
 class TxnState(IntEnum):
+    """The state of a transaction, by its number in status.db."""
+
     OPEN = 1
     ABORTED = 2
     COMMIT_IN_PROGRESS = 3

@@ -1,0 +1,109 @@
+"""Taste that matters, as tests: imports point down, files fit in the head, all is documented."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "txnkv"
+
+# Lowest first. A module may import from its own layer and those below.
+LAYERS = [
+    {"errors"},
+    {"core"},
+    {"storage"},
+    {"coordinator"},
+    {"tables"},
+    {
+        "instance", "context", "client", "transaction", "session", "row_operations", "scan",
+        "table", "token", "job", "inspection", "__init__",
+    },
+    {"spark", "cli", "demo", "__main__"},
+]  # fmt: skip
+
+C_LAYERS = ["common", "codec", "rowset"]
+
+
+def _layer(module: str) -> int:
+    return next(level for level, names in enumerate(LAYERS) if module in names)
+
+
+def _modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("txnkv"):
+            parts = node.module.split(".")
+            if len(parts) > 1:
+                found.add(parts[1])
+            else:
+                found |= {alias.name for alias in node.names}
+    return {
+        name for name in found if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()
+    }
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for other in _imported(path):
+        assert _layer(other) <= _layer(own), f"{own} imports {other}, which stands above it"
+
+
+def test_coordinator_knows_no_tables() -> None:
+    for path in (PACKAGE / "coordinator").glob("*.py"):
+        assert "txnkv.tables" not in path.read_text(), path.name
+
+
+def test_c_includes_point_down() -> None:
+    for path in sorted((ROOT / "csrc").glob("*/*.[ch]")):
+        folder = path.parent.name
+        if folder not in C_LAYERS:
+            continue
+        for included in re.findall(r'#include "(\w+)/', path.read_text()):
+            assert C_LAYERS.index(included) <= C_LAYERS.index(folder), path
+
+
+def test_c_core_knows_no_python_and_no_databases() -> None:
+    for path in (ROOT / "csrc").glob("*/*.[ch]"):
+        assert not re.search(r"#include <(Python|lmdb|sqlite)", path.read_text()), path
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_fit_in_the_head(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 450
+
+
+def test_public_names_are_documented() -> None:
+    import txnkv
+
+    for name in txnkv.__all__:
+        assert getattr(txnkv, name).__doc__, name
+    for kind in (txnkv.Client, txnkv.Transaction, txnkv.Session, txnkv.Table, txnkv.Scan):
+        for name, member in vars(kind).items():
+            if callable(member) and not name.startswith("_"):
+                assert member.__doc__, f"{kind.__name__}.{name}"
+
+
+def test_modules_begin_with_what_they_hold() -> None:
+    for path in _modules():
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_every_error_of_the_contract_is_there() -> None:
+    import txnkv
+
+    retriable = {"TransactionConflictError", "TransactionLockedError", "UnavailableError"}
+    for name in txnkv.__all__:
+        if name.endswith("Error") and name != "RowError":
+            error = getattr(txnkv, name)
+            assert issubclass(error, txnkv.TxnkvError)
+            assert error.retriable == (name in retriable), name
+    assert issubclass(txnkv.TransactionTimedOutError, TimeoutError)
