@@ -161,6 +161,7 @@ class TableEngine:
         for table_id, tablet_ids in doomed.items():
             for id in tablet_ids:
                 self.store.environments.drop(f"tablets/{id}")
+                self.store.directory.remove_tablet_dir(id)
                 self._tablets.pop(id, None)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
