@@ -1,0 +1,218 @@
+"""Who is aborted for silence or age, and who is not (Kudu's txn_status_manager-itest)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.coordinator import liveness
+from txnkv.coordinator.states import TxnState
+from txnkv.storage.runtime import Runtime
+
+OPEN, ABORTED = TxnState.OPEN, TxnState.ABORTED
+OTHERS = [state for state in TxnState if state is not OPEN]
+
+# options of begin, seconds of silence, seconds with a beat every second, the state then
+EXPIRY = [
+    ("fresh", {}, 0, 0, OPEN),
+    ("silent for less than the keepalive", {}, 29, 0, OPEN),
+    ("silent for the keepalive", {}, 31, 0, ABORTED),
+    ("kept alive", {}, 0, 120, OPEN),
+    ("kept alive, then silent", {}, 31, 60, ABORTED),
+    ("own keepalive", {"keepalive": 5.0}, 6, 0, ABORTED),
+    ("own longer keepalive", {"keepalive": 90.0}, 60, 0, OPEN),
+    ("past its timeout though alive", {"timeout": 10.0}, 0, 11, ABORTED),
+    ("before its timeout", {"timeout": 60.0}, 0, 50, OPEN),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "silent", "beating", "state"),
+    [case[1:] for case in EXPIRY],
+    ids=[case[0] for case in EXPIRY],
+)
+def test_expiry(
+    world: Any, now: Any, options: dict[str, float], silent: int, beating: int, state: TxnState
+) -> None:
+    """StaleTransactionsCleanup: OPEN without heartbeat is aborted."""
+    txn_id = world.begin(1, **options)
+    for _ in range(beating):
+        now.forward(1)
+        world.coordinator.keep_alive(txn_id)
+    now.forward(silent)
+    world.round()
+    assert world.state(txn_id) is state
+    row = world.coordinator.get(txn_id)
+    if state is ABORTED:
+        assert "timeout" in row.reason or "heartbeat" in row.reason
+        assert row.error == "TransactionTimedOutError"
+        assert world.pages.of(txn_id) == ["abort"]
+        with pytest.raises(txnkv.TransactionTimedOutError):
+            world.coordinator.orchestrator.start_commit(txn_id)
+
+
+@pytest.mark.parametrize("state", OTHERS, ids=lambda state: state.name)
+def test_only_open_transactions_expire(world: Any, now: Any, state: TxnState) -> None:
+    """StaleTransactionsCleanup: COMMIT_IN_PROGRESS stays, however old."""
+    txn_id = world.begin(1, timeout=5.0)
+    world.put_into(txn_id, state)
+    now.forward(10_000)
+    assert liveness.abort_expired(world.store, world.coordinator.orchestrator) == 0
+    assert world.state(txn_id) is state
+
+
+def test_one_that_begins_to_commit_meanwhile_is_left_alone(
+    world: Any, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checker read OPEN; before its move the owner began to commit."""
+    txn_id = world.begin(1)
+    now.forward(31)
+    expired = liveness.expired
+
+    def meanwhile(row: Any, store: Any) -> str | None:
+        world.put_into(txn_id, TxnState.COMMIT_IN_PROGRESS)
+        return expired(row, store)
+
+    monkeypatch.setattr(liveness, "expired", meanwhile)
+    assert liveness.abort_expired(world.store, world.coordinator.orchestrator) == 0
+    assert world.state(txn_id) is TxnState.COMMIT_IN_PROGRESS
+
+
+def test_commit_past_the_timeout(world: Any, now: Any) -> None:
+    txn_id = world.begin(1, timeout=5.0)
+    now.forward(6)
+    with pytest.raises(txnkv.TransactionTimedOutError, match="timed out"):
+        world.coordinator.orchestrator.start_commit(txn_id)
+    assert world.state(txn_id) is ABORTED
+
+
+def test_an_unstored_transaction_past_its_timeout_is_not_stored(world: Any, now: Any) -> None:
+    row = world.row(timeout=5.0)
+    now.forward(6)
+    with pytest.raises(txnkv.TransactionTimedOutError, match="5 s before it wrote anything"):
+        world.coordinator.write_open(row)
+    with pytest.raises(txnkv.TxnNotFoundError):
+        world.coordinator.get(row.txn_id)
+
+
+def test_heartbeats_after_a_restart(world: Any, now: Any) -> None:
+    """Heartbeats live in memory: at open each OPEN transaction gets a fresh one."""
+    txn_id = world.begin(1)
+    now.forward(25)
+    world.close()
+    now.forward(1000)
+    (world.path / "runtime").rename(world.path.parent / "gone")
+    world.open()
+    world.coordinator.recover()
+    assert world.state(txn_id) is OPEN
+    now.forward(29)
+    world.round()
+    assert world.state(txn_id) is OPEN
+    now.forward(2)
+    world.round()
+    assert world.state(txn_id) is ABORTED
+
+
+def test_after_a_boot_only_the_timeout_counts(world: Any, now: Any) -> None:
+    """The monotonic clock of another boot says nothing; the wall clock does."""
+    row = world.coordinator.get(world.begin(1, timeout=60.0))
+    elsewhere = replace(row, boot="another boot", deadline=1, heartbeat_slot=row.heartbeat_slot)
+    assert liveness.expired(elsewhere, world.store) is None
+    assert liveness.expired(replace(elsewhere, timeout=None), world.store) is None
+    now.forward(61)
+    assert "timeout" in str(liveness.expired(elsewhere, world.store))
+
+
+def test_slots_of_ended_transactions_are_used_again(world: Any) -> None:
+    ids = [world.begin(1) for _ in range(5)]
+    slots = [world.coordinator.get(id).heartbeat_slot for id in ids]
+    assert slots == list(range(5))
+    for gone in (1, 3):
+        world.coordinator.abort(ids[gone], "test")
+    fresh = [world.coordinator.get(world.begin(1)).heartbeat_slot for _ in range(3)]
+    assert fresh == [1, 3, 5]
+
+
+def test_a_beat_for_another_transaction_in_the_slot_counts_for_nothing(
+    world: Any, now: Any
+) -> None:
+    """The owner of an ended transaction goes on beating into a slot that has a new one."""
+    old = world.coordinator.get(world.begin(1))
+    world.coordinator.abort(old.txn_id, "test")
+    new = world.coordinator.get(world.begin(1))
+    assert new.heartbeat_slot == old.heartbeat_slot
+    now.forward(31)
+    world.store.runtime.heartbeat(old.heartbeat_slot, old.txn_id, liveness.clock.monotonic_micros())
+    world.round()
+    assert world.state(new.txn_id) is ABORTED
+
+
+def test_more_open_transactions_than_heartbeats(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runtime, "HEARTBEATS", 3)
+    ids = [world.begin(1) for _ in range(3)]
+    with pytest.raises(txnkv.UnavailableError, match="3 transactions are open"):
+        world.begin(1)
+    world.coordinator.abort(ids[0], "test")
+    world.begin(1)
+
+
+def test_the_log_says_who_was_aborted(
+    world: Any, now: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    txn_id = world.begin(1)
+    now.forward(31)
+    with caplog.at_level(logging.WARNING, "txnkv"):
+        world.round()
+    assert f"aborted transaction {txn_id}: it had no heartbeat for 30 s" in caplog.text
+
+
+# -- with real time and real threads ---------------------------------------------------
+
+
+def test_a_live_handle_keeps_its_transaction(connect: Any, until: Callable[..., Any]) -> None:
+    """testKeepaliveBasic: alive for three keepalive times, then dropped."""
+    client = connect(keepalive_time=0.2)
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    kept, dropped = client.new_transaction(), client.new_transaction()
+    for n, txn in enumerate((kept, dropped)):
+        txn.insert(table, {"id": n})
+        txn.flush()
+    id = dropped.id
+    dropped.close()
+    dropped.close()
+    until(lambda: client.transaction_state(id) is ABORTED)
+    assert kept.state is OPEN
+    kept.commit()
+    assert table.count() == 1
+
+
+def test_a_killed_process_loses_its_transaction(
+    connect: Any, process: Any, until: Callable[..., Any]
+) -> None:
+    """TestBackgroundAborts: its driver dies; its staged space comes back."""
+    client = connect(keepalive_time=0.2)
+    client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    other = process(
+        """
+        txn = client.new_transaction(timeout=None)
+        txn.insert("t", {"id": 1})
+        txn.flush()
+        say(txn.id)
+        wait()
+        """,
+        options={"keepalive_time": 0.2},
+    )
+    id = other.hear()
+    assert client.transaction_state(id) is OPEN
+    assert client.stats()["staged_row_sets"] == 1
+    other.kill()
+    client.instance.coordinator.maintenance.start()
+    until(lambda: client.transaction_state(id) is ABORTED)
+    assert client.stats()["staged_row_sets"] == 0
