@@ -21,7 +21,6 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionTimedOutError,
-    TxnkvError,
     TxnNotFoundError,
 )
 from txnkv.spark import processes
@@ -40,7 +39,7 @@ def main() -> int:
         sys.stdout.close()
         keep(client, txn, order["watch"])
         client.close()
-    except TxnkvError as error:
+    except Exception as error:  # whatever it is, it is the planner that has a log for it
         with suppress(ValueError):  # standard output is closed when it was beating
             print(f"{type(error).__name__}: {error}", flush=True)
         return 1

@@ -1,23 +1,66 @@
-"""Handing a transaction over to a keeper; what the planner does."""
+"""Handing a transaction over to a keeper; what the planner does.
+
+    0 s          the planner's own heartbeats
+    PATIENCE     still open: a keeper is started, and says when it beats
+    after that   the keeper's heartbeats; the planner may be stopped
+
+Most writes are over before that, and need no keeper: Spark keeps an idle planner for a
+minute. Where it is told not to (spark.python.worker.reuse), the keeper is started at once.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
-from typing import Any
+import time
+from typing import Any, Final
 
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import TxnkvError
 from txnkv.spark import processes
 from txnkv.transaction import Transaction
 
+PATIENCE: Final = 3.0
+_POLL: Final = 0.2
 _log = logging.getLogger("txnkv")
-_kept: set[Transaction] = set()
 
 
 def hand_over(txn: Transaction, path: str) -> None:
-    """Start a keeper. Until that says that it beats, this process goes on doing so."""
+    """Keep a transaction alive that this process began, beyond the life of this process."""
+    if not os.environ.get("SPARK_REUSE_WORKER"):
+        keeper = _start(txn, path)
+        _await_beats(keeper, txn)
+        threading.Thread(target=keeper.wait, name="txnkv-keeper", daemon=True).start()
+    else:
+        threading.Thread(
+            target=_later, args=(txn, path), name="txnkv-hand-over", daemon=True
+        ).start()
+
+
+def _later(txn: Transaction, path: str) -> None:
+    """Holds the transaction, and with it its heartbeats, until a keeper does."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if not _is_open(txn):
+            return
+        time.sleep(_POLL)
+    keeper = _start(txn, path)
+    _await_beats(keeper, txn)
+    keeper.wait()
+
+
+def _is_open(txn: Transaction) -> bool:
+    try:
+        return txn.state is TxnState.OPEN
+    except TxnkvError:
+        return False
+
+
+def _start(txn: Transaction, path: str) -> subprocess.Popen[Any]:
     jvm = processes.jvm()
     order = {
         "path": path,
@@ -37,21 +80,23 @@ def hand_over(txn: Transaction, path: str) -> None:
     assert keeper.stdin is not None
     keeper.stdin.write(json.dumps(order))  # a token is a secret: not for the argument list
     keeper.stdin.close()
-    _kept.add(txn)
-    threading.Thread(target=_wait, args=(keeper, txn), name="txnkv-hand-over", daemon=True).start()
+    return keeper
 
 
-def _wait(keeper: subprocess.Popen[Any], txn: Transaction) -> None:
+def _await_beats(keeper: subprocess.Popen[Any], txn: Transaction) -> None:
+    """Stop this process's heartbeats once the keeper has begun with its own."""
     assert keeper.stdout is not None
     with keeper.stdout:
         answer = keeper.stdout.readline().strip()
     if answer == "beating":
         txn.close()
-        _kept.discard(txn)
-    else:
+    elif _is_open(txn):
         _log.warning(
             "no keeper for transaction %s (%s): it lives as long as this planner process does",
             txn.id,
             answer or f"exit status {keeper.wait()}",
         )
-    keeper.wait()
+        _held.append(txn)
+
+
+_held: Final[list[Transaction]] = []

@@ -22,7 +22,7 @@ from txnkv.spark.settings import Settings
 
 TASK_ROWS: Final = 1 << 20
 """At most about so many rows a task."""
-_TASKS_A_CORE: Final = 4
+_TASKS_A_CORE: Final = 2
 
 
 class ScanPartition(InputPartition):
