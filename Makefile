@@ -1,0 +1,60 @@
+# Every target sets up what it needs in .venv: a Python of 3.11 or later with its headers, a C
+# compiler and make are all that must be there before.
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	{ echo $$python; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD := pyproject.toml setup.py MANIFEST.in $(wildcard csrc/*.py csrc/*/*.c csrc/*/*.h)
+DEMO_STORE := demo-store
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint ctest bench clean
+
+help: ## show this
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or Parquet of yours
+	@rm -rf $(DEMO_STORE)
+	@$(BIN)/txnkv demo --store $(DEMO_STORE) $(if $(INPUT),--input "$(INPUT)")
+
+test: lint ctest ## lint, the C core under sanitizers, and all tests but the slow ones
+	$(BIN)/pytest -m "not slow" -rs
+
+test-slow: $(VENV)/.dev ## the tests that take minutes
+	$(BIN)/pytest -m slow -rs
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+ctest: ## the C core's own tests, under AddressSanitizer and UBSan
+	$(MAKE) -C csrc/tests test
+
+bench: $(VENV)/.bench ## the benchmarks, beside their peers
+	$(BIN)/python -m benchmarks
+
+clean: ## remove all that was built or set up here
+	rm -rf $(VENV) build dist *.egg-info $(DEMO_STORE) txnkv/_core*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis csrc/tests/bin
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or later found: install one, or name it as" \
+		"make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.spark: $(VENV)/.made $(BUILD)
+	$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made $(BUILD)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.made $(BUILD)
+	$(BIN)/python -m pip install --quiet --editable '.[bench,spark]'
+	@touch $@

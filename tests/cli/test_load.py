@@ -1,0 +1,296 @@
+"""Loads: every format in, whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import txnkv
+
+CSV = "id,name,total\n2,b,2.5\n1,a,\n3,,1\n"
+ROWS = [
+    {"id": 1, "name": "a", "total": None},
+    {"id": 2, "name": "b", "total": 2.5},
+    {"id": 3, "name": None, "total": 1.0},
+]
+JSON = "".join(json.dumps(row) + "\n" for row in ROWS)
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def rows_of(store, table):
+    with txnkv.connect(store) as client:
+        return client.table(table).scan(ordered=True).to_arrow().to_pylist()
+
+
+def tables_of(store):
+    with txnkv.connect(store) as client:
+        return client.tables()
+
+
+def arrow_bytes(new):
+    sink = pa.BufferOutputStream()
+    with new(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    return sink.getvalue().to_pybytes()
+
+
+def parquet_bytes():
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(TABLE, sink)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS = {
+    "rows.csv": CSV,
+    "rows.tsv": CSV.replace(",", "\t"),
+    "rows.csv.gz": gzip.compress(CSV.encode()),
+    "rows.jsonl": JSON,
+    "rows.json": JSON,
+    "rows.ndjson.gz": gzip.compress(JSON.encode()),
+    "rows.parquet": parquet_bytes(),
+    "rows.arrow": arrow_bytes(pa.ipc.new_file),
+    "rows.arrows": arrow_bytes(pa.ipc.new_stream),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_loads_each_format(name, store, file, run):
+    run("load", store, "t", file(name, FORMATS[name]), "--key", "id")
+    assert rows_of(store, "t") == ROWS
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "rows.parquet"])
+def test_loads_from_stdin(name, store, run):
+    content = FORMATS[name]
+    kind = "csv" if "sv" in name else "json" if "json" in name else "arrow"
+    extra = ["--delimiter", "\t"] if "tsv" in name else []
+    if name == "rows.arrow":
+        pytest.skip("a file of Arrow IPC needs to be seekable; streams are read from pipes")
+    run("load", store, "t", "-", "--format", kind, "--key", "id", *extra, input=content)
+    assert rows_of(store, "t") == ROWS
+
+
+def test_tells_people_and_programs_what_it_did(store, file, run):
+    path = file("rows.csv", CSV)
+    assert run("load", store, "t", path, "--key", "id").out.startswith(
+        "loaded 3 rows into t (made) in "
+    )
+    ran = run("load", store, "t", path, "--operation", "insert_ignore", "--json").json
+    assert ran.pop("seconds") > 0
+    assert ran.pop("commit_timestamp") > 0
+    assert ran == {"table": "t", "made": False, "rows": 3, "inserted": 0, "ignored": 3}
+
+
+def test_makes_the_store_when_it_is_missing(tmp_path, file, run):
+    run("load", tmp_path / "new", "t", file("rows.csv", CSV), "--key", "id")
+    assert rows_of(tmp_path / "new", "t") == ROWS
+
+
+def test_makes_the_table_as_the_schema_says(store, file, run):
+    schema = (
+        "id:int32,name:string,total:decimal128(5, 2)?,list:list<int64>?,at:timestamp[us, tz=UTC]?"
+    )
+    lines = '{"id":1,"name":"a","total":"1.5","list":[1,2],"at":"2026-01-01T10:00:00Z"}\n'
+    run("load", store, "t", file("a.jsonl", lines), "--schema", schema, "--key", "id")
+    with txnkv.connect(store) as client:
+        assert client.table("t").schema == txnkv.Schema(
+            {
+                "id": "int32",
+                "name": "string",
+                "total": "decimal128(5,2)?",
+                "list": "list<int64>?",
+                "at": "timestamp[us, tz=UTC]?",
+            },
+            primary_key=["id"],
+        )
+    assert rows_of(store, "t") == [
+        {
+            "id": 1,
+            "name": "a",
+            "total": decimal.Decimal("1.50"),
+            "list": [1, 2],
+            "at": dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC),
+        }
+    ]
+
+
+def test_a_composite_key_and_hash_partitions(store, file, run):
+    csv = "a,b,c\n" + "".join(f"{i},{i % 3},x\n" for i in range(100))
+    options = ["--key", "b,a", "--partition-hash", "a:4", "--partition-hash", "b:2"]
+    run("load", store, "t", file("a.csv", csv), *options)
+    with txnkv.connect(store) as client:
+        table = client.table("t")
+        assert table.schema.primary_key == ("b", "a")
+        assert len(table.info.tablets) == 8
+        assert table.count() == 100
+
+
+def test_several_files_are_one_transaction(store, file, run, fail):
+    first, second = file("1.csv", "id,v\n1,a\n"), file("2.csv", "id,v\n2,b\n")
+    run("load", store, "t", first, second, "--key", "id")
+    assert [row["id"] for row in rows_of(store, "t")] == [1, 2]
+    assert "key 2" in fail("load", store, "t", file("3.csv", "id,v\n3,c\n"), second)
+    assert [row["id"] for row in rows_of(store, "t")] == [1, 2]
+
+
+def test_what_stands_for_null_in_csv(store, file, run):
+    csv = 'id,name,v\n1,"",1\n2,,NA\n3,NA,2\n'
+    schema = "id:int64,name:string?,v:int64?"
+    options = ["--schema", schema, "--key", "id", "--null", "NA"]
+    run("load", store, "na", file("a.csv", csv), *options)
+    assert [row["name"] for row in rows_of(store, "na")] == ["", "", None]
+    csv = 'id,name,need\n1,"",\n2,,x\n'
+    schema = "id:int64,name:string?,need:string"
+    run("load", store, "empty", file("b.csv", csv), "--schema", schema, "--key", "id")
+    assert [row["name"] for row in rows_of(store, "empty")] == ["", None]
+    assert [row["need"] for row in rows_of(store, "empty")] == ["", "x"]
+
+
+def test_csv_with_newlines_in_values_and_without_a_header(store, file, run, fail):
+    path = file("a.csv", '1,"two\nlines"\n2,x\n')
+    run("load", store, "t", path, "--no-header", "--schema", "id:int64,v:string", "--key", "id")
+    assert rows_of(store, "t") == [{"id": 1, "v": "two\nlines"}, {"id": 2, "v": "x"}]
+    assert "--no-header needs --schema" in fail(
+        "load", store, "u", path, "--no-header", "--key", "id"
+    )
+
+
+def test_types_of_text_that_no_column_has_become_text(store, file, run):
+    csv = "id,at,none\n1,10:00:00,\n2,11:00:00,\n"
+    run("load", store, "t", file("a.csv", csv), "--key", "id")
+    assert rows_of(store, "t")[0] == {"id": 1, "at": "10:00:00", "none": None}
+
+
+def test_dates_and_bytes_of_json(store, file, run):
+    line = {"id": 1, "day": "2026-01-31", "raw": base64.b64encode(b"\xff\0").decode()}
+    schema = "id:int64,day:date32,raw:binary?"
+    path = file("a.jsonl", json.dumps(line) + "\n" + '{"id":2,"day":"2026-02-01"}')
+    run("load", store, "t", path, "--schema", schema, "--key", "id")
+    assert rows_of(store, "t") == [
+        {"id": 1, "day": dt.date(2026, 1, 31), "raw": b"\xff\0"},
+        {"id": 2, "day": dt.date(2026, 2, 1), "raw": None},
+    ]
+
+
+def test_text_longer_than_a_block_is_read_whole(store, file, run, monkeypatch):
+    """The reader cuts text into blocks at line ends; values and errors must not notice."""
+    monkeypatch.setattr("txnkv.cli.sources.text.BLOCK", 1000)
+    monkeypatch.setattr("txnkv.cli.sources.csv.BLOCK", 1000)
+    monkeypatch.setattr("txnkv.cli.sources.jsonl.BLOCK", 1000)
+    wanted = [{"id": i, "v": f"{i}," * (i % 50)} for i in range(1000)]
+    csv = "id,v\n" + "".join(f'{row["id"]},"{row["v"]}"\n' for row in wanted)
+    lines = "\n".join(json.dumps(row) for row in wanted)
+    for name, text in {
+        "a.csv": csv,
+        "b.csv.gz": gzip.compress(csv.encode()),
+        "c.jsonl": lines,
+    }.items():
+        run("load", store, name, file(name, text), "--key", "id")
+        assert rows_of(store, name) == wanted
+
+
+BAD = {
+    "type.csv": ("id,v\n1,2\n2,x\n", "type.csv: line 3: column 'v': 'x' is no int64"),
+    "short.csv": ("id,v\n1,2\n2\n", "short.csv: line 3: Expected 2 columns, got 1"),
+    "unknown.csv": ("id,w\n1,2\n", "columns that the table does not have: w"),
+    "missing.csv": ("v\n1\n", "no column 'id'"),
+    "twice.csv": ("id,id\n1,2\n", "a column twice"),
+    "utf8.csv": (b"id,v\n1,2\n\xff,3\n", "utf8.csv: "),
+    "cut.csv.gz": (gzip.compress(b"id,v\n1,2\n" * 1000)[:-20], "Truncated"),
+    "key.csv": ("id,v\n1,2\n1,3\n", "1 row refused: key 1: "),
+    "syntax.jsonl": ('{"id":1}\n{"id":2\n', "syntax.jsonl: line 2: Missing a comma"),
+    "type.jsonl": ('{"id":1}\n\n{"id":"q"}\n', "column 'id': a string where a number was expected"),
+    "field.jsonl": ('{"id":1}\n{"id":2,"w":5}\n', "field.jsonl: line 2: there is no column 'w'"),
+    "null.jsonl": ('{"id":1}\n{"v":5}\n', "'id' is not nullable"),
+    "array.json": ('[{"id":1}]', "one JSON array, not JSON lines"),
+    "bad.parquet": ("hello", "bad.parquet: this is no Parquet file"),
+    "bad.arrow": ("hello", "bad.arrow: this is no Arrow IPC file or stream"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_load_that_fails_leaves_nothing(name, store, file, fail):
+    content, wanted = BAD[name]
+    schema = ["--schema", "id:int64,v:int64?", "--key", "id"]
+    assert wanted in fail("load", store, "t", file(name, content), *schema)
+    assert tables_of(store) == []
+
+
+def test_a_load_that_fails_late_leaves_nothing_and_says_how_far_it_came(
+    store, file, run, fail, monkeypatch
+):
+    monkeypatch.setattr("txnkv.cli.sources.text.BLOCK", 1000)
+    monkeypatch.setattr("txnkv.cli.sources.csv.BLOCK", 1000)
+    good, bad = "".join(f"{i},{i}\n" for i in range(1000)), "1000,x\n"
+    path = file("a.csv", "id,v\n" + good + bad)
+    message = fail("load", store, "t", path, "--key", "id")
+    assert "a.csv: line 1,002: column 'v': 'x' is no int64" in message
+    read = int(message.split("nothing was loaded (")[1].split(" rows")[0].replace(",", ""))
+    assert 0 < read < 1001
+    assert tables_of(store) == []
+    run("load", store, "t", file("b.csv", "id,v\n5000,1\n"), "--key", "id")
+    assert "nothing was loaded" in fail("load", store, "t", path)
+    assert rows_of(store, "t") == [{"id": 5000, "v": 1}]
+
+
+def test_keys_that_are_there_are_refused_or_left_out(store, file, run, fail):
+    path = file("a.csv", CSV)
+    run("load", store, "t", path, "--key", "id")
+    more = file("b.csv", CSV + "4,d,4\n")
+    message = fail("load", store, "t", more)
+    assert message.startswith("3 rows refused: key ")
+    assert "--operation insert_ignore" in message
+    assert "(4 rows had been read)" in message
+    assert run("load", store, "t", more, "--operation", "insert_ignore").out.startswith(
+        "loaded 1 row into t (3 were there already) in "
+    )
+    assert [row["id"] for row in rows_of(store, "t")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ([], "to make it name its key, as --key id"),
+        (["--key", "nope"], "the primary key names 'nope'"),
+        (["--key", "id,"], "separated by single commas"),
+        (["--key", "id", "--schema", "id"], "'id' is no column"),
+        (["--key", "id", "--schema", "id:int64,id:int64"], "twice"),
+        (["--key", "id", "--schema", "id:text"], "'text' is not a column type"),
+        (["--key", "id", "--schema", "id:int64?"], "cannot be nullable"),
+        (["--key", "id", "--partition-hash", "id"], "is not column:buckets"),
+        (["--key", "id", "--partition-hash", "name:4"], "not of the primary key"),
+        (["--key", "id", "--partition-hash", "id:0"], "1 to 1024 buckets"),
+    ],
+)
+def test_options_that_do_not_fit(options, wanted, store, file, fail):
+    assert wanted in fail("load", store, "t", file("a.csv", CSV), *options)
+    assert tables_of(store) == []
+
+
+def test_options_that_contradict_the_table(store, file, run, fail):
+    path = file("a.csv", CSV)
+    run("load", store, "t", path, "--key", "id")
+    assert "exists with the key id" in fail("load", store, "t", path, "--key", "name")
+    assert "exists with other columns" in fail("load", store, "t", path, "--schema", "id:int64")
+    assert "exists; leave the option out" in fail(
+        "load", store, "t", path, "--partition-hash", "id:2"
+    )
+
+
+def test_files_that_cannot_be_read(store, file, fail, misuse, tmp_path):
+    assert "nothing.csv: No such file" in fail(
+        "load", store, "t", tmp_path / "nothing.csv", "--key", "id"
+    )
+    assert "does not tell the format" in fail("load", store, "t", file("a", CSV), "--key", "id")
+    assert "no rows to infer" in fail("load", store, "t", file("b.csv", ""), "--key", "id")
+    assert "no rows to infer" in fail("load", store, "t", file("c.csv", "id\n"), "--key", "id")
+    assert "no rows to infer" in fail("load", store, "t", file("d.json", "\n"), "--key", "id")
+    assert "one character" in misuse("load", store, "t", "a.csv", "--delimiter", "--")
+    assert "Missing argument" in misuse("load", store, "t")

@@ -1,0 +1,150 @@
+"""init, tables, stats, check and txn."""
+
+from __future__ import annotations
+
+import lmdb
+import pytest
+
+import txnkv
+from txnkv.storage.directory import FORMAT_NAME
+
+
+def test_init_makes_a_store_once(tmp_path, run):
+    path = tmp_path / "a" / "shop"
+    assert run("init", path, "--json").json == {"path": str(path), "made": True, "tables": 0}
+    assert FORMAT_NAME in (path / "FORMAT").read_text()
+    assert "is a store already, with 0 tables" in run("init", path).out
+    assert run("init", tmp_path / "b").out == f"made the store {tmp_path / 'b'}\n"
+
+
+def test_init_refuses_a_foreign_directory(tmp_path, fail):
+    (tmp_path / "letter.txt").write_text("hello")
+    fail("init", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "command", [["scan", "{}", "t"], ["tables", "{}"], ["stats", "{}"], ["check", "{}"]]
+)
+def test_reading_makes_no_store(command, tmp_path, fail):
+    path = tmp_path / "none"
+    message = fail(*(word.format(path) for word in command))
+    assert message == f"no store at {path}: there is nothing; `txnkv init` makes one"
+    assert not path.exists()
+
+
+def test_tables(orders, run):
+    assert run("tables", orders, "--json").json == [
+        {
+            "name": "orders",
+            "rows": 4,
+            "bytes": pytest.approx(1000, abs=900),
+            "tablets": 1,
+            "primary_key": ["id"],
+            "columns": {
+                "id": "int64",
+                "region": "string?",
+                "total": "double?",
+                "day": "date32[day]?",
+            },
+        }
+    ]
+    out = run("tables", orders).out
+    assert "id int64, region string?, total double?, day date32[day]?" in out
+
+
+def test_no_tables(store, run):
+    assert run("tables", store).out == "no tables\n"
+    assert run("tables", store, "--json").json == []
+
+
+def test_stats(orders, run):
+    found = run("stats", orders, "--json").json
+    assert found["tables"]["orders"]["rows"] == 4
+    assert found["transactions"] == {"COMMITTED": 1}
+    out = run("stats", orders).out
+    assert "1 COMMITTED" in out
+    assert str(found["snapshot"]) in out
+
+
+def test_check_is_content(orders, run):
+    assert run("check", orders).out.startswith("ok: 4 rows, ")
+    found = run("check", orders, "--json").json
+    assert found["ok"] is True
+    assert found["rows"] == 4
+    assert found["problems"] == []
+
+
+def test_check_finds_a_flipped_byte(tmp_path, file, run, invoke):
+    path = tmp_path / "damaged"
+    run("load", path, "t", file("a.csv", "id\n1\n2\n"), "--key", "id")
+    flip_a_byte(path)
+    ran = invoke("check", path)
+    assert (ran.status, ran.err) == (1, f"Error: 1 problem found in {path}\n")
+    assert "row set" in ran.out
+    assert len(ran.out.splitlines()) == 1
+    ran = invoke("check", path, "--json")
+    assert ran.status == 1
+    assert ran.json["ok"] is False
+    assert len(ran.json["problems"]) == 1
+
+
+def flip_a_byte(store):
+    """The last of the last block."""
+    folder = next((store / "tablets").iterdir())
+    with lmdb.open(str(folder), max_dbs=8) as environment, environment.begin(write=True) as txn:
+        blocks = environment.open_db(b"blocks", txn)
+        key, value = list(txn.cursor(blocks))[-1]
+        txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=blocks)
+
+
+@pytest.fixture
+def transactions(orders):
+    """The store with an open and an aborted transaction besides the committed one."""
+    with txnkv.connect(orders) as client:
+        aborted = client.new_transaction()
+        aborted.insert("orders", {"id": 10})
+        aborted.flush()
+        aborted.rollback()
+        opened = client.new_transaction(timeout=None)
+        opened.insert("orders", {"id": 11})
+        opened.flush()
+        yield orders, opened.id.local, aborted.id.local
+        opened.rollback()
+
+
+def test_txn_list(transactions, run):
+    store, opened, aborted = transactions
+    found = {info["id"]: info for info in run("txn", "list", store, "--json").json}
+    assert found[opened]["state"] == "OPEN"
+    assert found[opened]["participants"] == 1
+    assert found[aborted]["state"] == "ABORTED"
+    assert found[aborted]["reason"] == "rolled back"
+    listed = run("txn", "list", store, "--state", "open").out
+    assert str(opened) in listed
+    assert "ABORTED" not in listed
+    assert len(run("txn", "list", store, "--json").json) == 3
+
+
+def test_txn_list_of_an_empty_store(store, run):
+    assert run("txn", "list", store).out == "no transactions\n"
+
+
+def test_txn_show(transactions, run, fail):
+    store, opened, _ = transactions
+    info = run("txn", "show", store, opened, "--json").json
+    assert (info["id"], info["state"], info["timeout"]) == (opened, "OPEN", None)
+    assert run("txn", "show", store, info["full_id"], "--json").json == info
+    assert "OPEN" in run("txn", "show", store, opened).out
+    assert "there is no transaction 999999" in fail("txn", "show", store, 999999)
+
+
+def test_txn_abort(transactions, run, fail, misuse):
+    store, opened, aborted = transactions
+    assert run("txn", "abort", store, opened).out == f"transaction {opened} is ABORTED\n"
+    assert run("txn", "abort", store, aborted, "--json").json == {"id": aborted, "state": "ABORTED"}
+    assert run("txn", "list", store, "--state", "OPEN").out == "no transactions\n"
+    committed = run("txn", "list", store, "--state", "COMMITTED", "--json").json[0]["id"]
+    assert "is COMMITTED" in fail("txn", "abort", store, committed)
+    assert "999999" in fail("txn", "abort", store, 999999)
+    assert "not a valid integer" in misuse("txn", "abort", store, "x")

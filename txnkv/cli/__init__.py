@@ -1,0 +1,31 @@
+"""The command line: `txnkv`, or `python -m txnkv`.
+
+People get tables, programs get JSON (`--json`). What goes wrong is one line on stderr and
+exit status 1; a wrong call is exit status 2.
+"""
+
+from __future__ import annotations
+
+import click
+
+from txnkv import __version__
+from txnkv.cli.group import Group
+from txnkv.cli.load import load
+from txnkv.cli.looking import check, init, stats, tables
+from txnkv.cli.scan import scan
+from txnkv.cli.txn import txn
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="txnkv")
+def main() -> None:
+    """Tables with transactions, in a directory.
+
+    STORE is the directory of a store, as `shop` or `data/shop`.
+    """
+
+
+for command in (init, load, scan, tables, txn, stats, check):
+    main.add_command(command)
+
+__all__ = ["main"]

@@ -1,0 +1,118 @@
+"""What people see: tables, sizes, durations. JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+from rich.text import Text
+
+_PIPE_WIDTH: Final = 1 << 16
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+store_argument = click.argument("store", metavar="STORE")
+
+
+def out() -> Console:
+    """Stdout; without line breaks of its own when it is a pipe or a file."""
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def err() -> Console:
+    """Stderr."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on one line."""
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Strict JSON: NaN and infinities, which it does not have, are null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+def print_grid(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
+) -> None:
+    """A table; the columns named in `right` are aligned to the right."""
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    numbers = set(right)
+    for name in head:
+        grid.add_column(Text(name), justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    console = out()
+    console.print(grid, crop=False)
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Name and value, one a line."""
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(Text(name), Text(value))
+    out().print(grid, crop=False)
+
+
+def bar(unit: str = "") -> Progress:
+    """A progress bar on stderr, there only while it is a terminal that watches."""
+    console = err()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[note]}" + unit),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def size(count: float) -> str:
+    """Bytes, as 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def rate(rows: int, seconds: float) -> str:
+    """Rows per second, as 2.4 M rows/s."""
+    per_second = rows / max(seconds, 1e-9)
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:.1f} M rows/s"
+    return f"{per_second:,.0f} rows/s"
+
+
+def plural(count: int, noun: str) -> str:
+    """As 1 row, 2,000 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

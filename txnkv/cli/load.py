@@ -1,0 +1,276 @@
+"""`txnkv load`: files into a table, in one transaction.
+
+Rows stream from the files through Arrow batches into the transaction; at no time more than
+a few batches are in memory. The transaction has no timeout: it lives as long as its process
+sends heartbeats. Whatever fails rolls all of it back, and a table made for it goes too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import pyarrow as pa
+from rich.progress import Progress, TaskID
+
+import txnkv
+from txnkv.cli import texts
+from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
+from txnkv.cli.group import words
+from txnkv.cli.sources import FORMATS, Options, Source, named, open_source
+from txnkv.errors import (
+    AlreadyPresentError,
+    RowErrors,
+    StoreNotFoundError,
+    TableNotFoundError,
+    TxnkvError,
+)
+from txnkv.tables.partitioning import HashPartition
+
+
+@click.command()
+@store_argument
+@click.argument("table", metavar="TABLE")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--key", help="Key columns of a table to be made, as id or id,region.")
+@click.option("--schema", help='Columns, as "id:int64,name:string?"; ? means nullable.')
+@click.option(
+    "--partition-hash",
+    "partitions",
+    multiple=True,
+    metavar="COL:N",
+    help="Make the table in N tablets by a hash of COL.",
+)
+@click.option(
+    "--operation",
+    type=click.Choice(["insert", "insert_ignore"]),
+    default="insert",
+    show_default=True,
+    help="insert_ignore leaves out rows whose key is there already.",
+)
+@click.option("--format", type=click.Choice(FORMATS), help="Default: by the file's name.")
+@click.option("--delimiter", metavar="CHAR", help="Of CSV. Default: a comma; a tab in .tsv files.")
+@click.option("--no-header", is_flag=True, help="CSV without names in its first line.")
+@click.option(
+    "--null",
+    "nulls",
+    multiple=True,
+    metavar="TEXT",
+    help="What stands for null in CSV, unquoted. Default: nothing between two delimiters.",
+)
+@json_option
+def load(
+    store: str,
+    table: str,
+    files: tuple[str, ...],
+    key: str | None,
+    schema: str | None,
+    partitions: tuple[str, ...],
+    operation: str,
+    format: str | None,
+    delimiter: str | None,
+    no_header: bool,
+    nulls: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Load files into TABLE, all of them in one transaction.
+
+    Reads CSV, JSON lines, Parquet and Arrow IPC, the text formats also gzipped; "-" is stdin.
+    The store and the table are made when they are missing. The types of a new table come
+    from --schema, or from the files: text is inferred from its first megabytes.
+    """
+    if delimiter is not None and len(delimiter) != 1:
+        raise click.UsageError("--delimiter is one character")
+    options = Options(format, delimiter, not no_header, nulls or ("",))
+    target = Target(store, table, key, schema, [texts.partition(text) for text in partitions])
+    with ExitStack() as stack:
+        sources = target.open(stack, files, options)
+        client = stack.enter_context(target.client())
+        made = target.make(client)
+        done = _Load(client, table, sources, operation)
+        try:
+            timestamp, result, seconds = done.run()
+        except BaseException as error:
+            if made:
+                _unmake(client, table)
+            if isinstance(error, (TxnkvError, OSError, ValueError, pa.ArrowException)):
+                raise click.ClickException(done.failure(error)) from error
+            raise
+    if as_json:
+        print_json(
+            {
+                "table": table,
+                "made": made,
+                "rows": done.rows,
+                "inserted": result.inserted,
+                "ignored": result.ignored,
+                "seconds": round(seconds, 6),
+                "commit_timestamp": int(timestamp),
+            }
+        )
+        return
+    ignored = f" ({result.ignored:,} were there already)" if result.ignored else ""
+    click.echo(
+        f"loaded {plural(result.inserted, 'row')} into {table}{' (made)' if made else ''}{ignored} "
+        f"in {seconds:.2f} s, {rate(done.rows, seconds)}"
+    )
+
+
+@dataclass
+class Target:
+    """The table to load into, there or to be made."""
+
+    store: str
+    table: str
+    key: str | None
+    schema_text: str | None
+    partitions: list[HashPartition]
+    _schema: txnkv.Schema | None = None
+    _exists: bool = False
+
+    def open(self, stack: ExitStack, files: Sequence[str], options: Options) -> list[Source]:
+        """Open the files, before anything is made in the store.
+
+        Raises:
+            ValueError: a file is malformed, or the key of a new table is not given.
+        """
+        self._schema = self._found() or self._given()
+        sources: list[Source] = []
+        for file in files:
+            types = None if self._schema is None else self._schema.arrow
+            source = open_source(file, options, types)
+            stack.callback(source.close)
+            sources.append(source)
+            if self._schema is None:
+                self._schema = txnkv.Schema.from_arrow(_nullable(source.schema), self._keys())
+        return sources
+
+    def _found(self) -> txnkv.Schema | None:
+        try:
+            with txnkv.connect(self.store, create=False, read_only=True) as client:
+                found = client.table(self.table).schema
+        except (StoreNotFoundError, TableNotFoundError):
+            return None
+        self._exists = True
+        if self.key is not None and tuple(self._keys()) != found.primary_key:
+            raise ValueError(
+                f"--key {self.key}: the table {self.table!r} exists with the key "
+                f"{','.join(found.primary_key)}; leave --key out"
+            )
+        given = self._given(found.primary_key)
+        if given is not None and given != found:
+            raise ValueError(
+                f"--schema: the table {self.table!r} exists with other columns: {found!r}; "
+                "leave --schema out"
+            )
+        if self.partitions:
+            raise ValueError(
+                f"--partition-hash: the table {self.table!r} exists; leave the option out"
+            )
+        return found
+
+    def _given(self, key: Sequence[str] | None = None) -> txnkv.Schema | None:
+        if self.schema_text is None:
+            return None
+        return texts.schema(self.schema_text, key or self._keys())
+
+    def _keys(self) -> list[str]:
+        if self.key is None:
+            raise ValueError(
+                f"there is no table {self.table!r} yet: to make it name its key, as --key id"
+            )
+        return texts.names(self.key)
+
+    def client(self) -> txnkv.Client:
+        """Open the store; made when it is missing."""
+        return txnkv.connect(self.store)
+
+    def make(self, client: txnkv.Client) -> bool:
+        """Make the table; False when it was there."""
+        assert self._schema is not None
+        if not self._exists:
+            client.create_table(self.table, self._schema, self.partitions or None)
+        return not self._exists
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _unmake(client: txnkv.Client, table: str) -> None:
+    """Drop a table that was made for a load that failed, unless somebody uses it by now."""
+    with suppress(TxnkvError):
+        if client.table(table).count() == 0:
+            client.drop_table(table)
+
+
+class _Load:
+    """One load: what it reads, and how far it is."""
+
+    def __init__(
+        self, client: txnkv.Client, table: str, sources: list[Source], operation: str
+    ) -> None:
+        self.rows = 0
+        self._client = client
+        self._table = table
+        self._sources = sources
+        self._operation = operation
+
+    def run(self) -> tuple[txnkv.Timestamp, txnkv.WriteResult, float]:
+        """Read all, write all, commit."""
+        begin = time.monotonic()
+        total = txnkv.WriteResult()
+        with bar() as progress, self._client.transaction(timeout=None) as txn:
+            for source in self._sources:
+                task = progress.add_task(source.name, total=source.total, note="")
+                result = txn.write(
+                    self._table, self._reader(source, progress, task), self._operation
+                )
+                total.inserted += result.inserted
+                total.ignored += result.ignored
+            progress.add_task("committing", total=None, note="")
+            timestamp = txn.commit()
+        return timestamp, total, time.monotonic() - begin
+
+    def _reader(self, source: Source, progress: Progress, task: TaskID) -> Any:
+        batches = self._counted(source, progress, task)
+        first = next(batches, None)
+        schema = source.schema if first is None else first.schema
+
+        def all_batches() -> Iterator[pa.RecordBatch]:
+            if first is not None:
+                yield first
+                yield from batches
+
+        return pa.RecordBatchReader.from_batches(schema, all_batches())
+
+    def _counted(
+        self, source: Source, progress: Progress, task: TaskID
+    ) -> Iterator[pa.RecordBatch]:
+        with named(source.name):
+            batches = source.batches()
+        while True:
+            with named(source.name):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            self.rows += batch.num_rows
+            progress.update(task, completed=source.position, note=plural(self.rows, "row"))
+            yield batch
+        if source.total is not None:
+            progress.update(task, completed=source.total)
+
+    def failure(self, error: BaseException) -> str:
+        """What went wrong, and that nothing came of it."""
+        hint = ""
+        if isinstance(error, RowErrors) and any(
+            isinstance(row.error, AlreadyPresentError) for row in error.errors
+        ):
+            hint = "; --operation insert_ignore leaves out keys that are there"
+        return (
+            f"{words(error)}; nothing was loaded ({plural(self.rows, 'row')} had been read){hint}"
+        )

@@ -1,0 +1,160 @@
+"""`txnkv init, tables, stats, check`: a store from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+import txnkv
+from txnkv.cli.console import (
+    bar,
+    json_option,
+    plural,
+    print_grid,
+    print_json,
+    print_pairs,
+    size,
+    store_argument,
+)
+
+
+@click.command()
+@store_argument
+@json_option
+def init(store: str, as_json: bool) -> None:
+    """Make an empty store; one that is there already is left as it is."""
+    there = (Path(store) / "FORMAT").exists()
+    with txnkv.connect(store) as client:
+        path, tables = client.path, len(client.tables())
+    if as_json:
+        print_json({"path": path, "made": not there, "tables": tables})
+    elif there:
+        click.echo(f"{store} is a store already, with {plural(tables, 'table')}")
+    else:
+        click.echo(f"made the store {store}")
+
+
+@click.command()
+@store_argument
+@json_option
+def tables(store: str, as_json: bool) -> None:
+    """List the tables: rows, size, key and columns."""
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        sizes = client.stats()["tables"]
+        found = [_table_document(client.table(name), numbers) for name, numbers in sizes.items()]
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("no tables")
+    else:
+        print_grid(
+            ["table", "rows", "size", "tablets", "primary key", "columns"],
+            [_table_cells(entry) for entry in found],
+            right=["rows", "size", "tablets"],
+        )
+
+
+def _table_document(table: txnkv.Table, numbers: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": table.name,
+        "rows": table.count(),
+        "bytes": numbers["bytes"],
+        "tablets": numbers["tablets"],
+        "primary_key": list(table.schema.primary_key),
+        "columns": {
+            name: f"{column.type}{'?' if column.nullable else ''}"
+            for name, column in table.schema.columns.items()
+        },
+    }
+
+
+def _table_cells(entry: dict[str, Any]) -> list[str]:
+    return [
+        entry["name"],
+        f"{entry['rows']:,}",
+        size(entry["bytes"]),
+        str(entry["tablets"]),
+        ", ".join(entry["primary_key"]),
+        ", ".join(f"{name} {kind}" for name, kind in entry["columns"].items()),
+    ]
+
+
+@click.command()
+@store_argument
+@json_option
+def stats(store: str, as_json: bool) -> None:
+    """Show numbers about a store: space, transactions, the latest snapshot."""
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        found = client.stats()
+    if as_json:
+        print_json(found)
+        return
+    when = txnkv.Timestamp(found["snapshot"]).datetime
+    transactions = ", ".join(f"{n:,} {name}" for name, n in sorted(found["transactions"].items()))
+    leader = found["leader_pid"]
+    print_pairs(
+        [
+            ("store", found["path"]),
+            ("store id", found["store_id"]),
+            ("space on disk", size(found["files_bytes"])),
+            ("latest snapshot", f"{found['snapshot']} ({when:%Y-%m-%d %H:%M:%S} UTC)"),
+            ("transactions", transactions or "none"),
+            ("staged, undecided", _staged(found)),
+            ("leader", f"process {leader}" if leader is not None else "none at the moment"),
+        ]
+    )
+    if found["tables"]:
+        click.echo()
+        print_grid(
+            ["table", "rows", "size", "tablets", "row sets"],
+            [
+                [
+                    name,
+                    f"{numbers['rows']:,}",
+                    size(numbers["bytes"]),
+                    str(numbers["tablets"]),
+                    f"{numbers['row_sets']:,}",
+                ]
+                for name, numbers in found["tables"].items()
+            ],
+            right=["rows", "size", "tablets", "row sets"],
+        )
+
+
+def _staged(found: dict[str, Any]) -> str:
+    if not found["staged_row_sets"]:
+        return "nothing"
+    return f"{plural(found['staged_row_sets'], 'row set')}, {size(found['staged_bytes'])}"
+
+
+@click.command()
+@store_argument
+@json_option
+def check(store: str, as_json: bool) -> None:
+    """Read everything in a store and compare it with its checksums and its catalog.
+
+    Exit status 1 when something is wrong.
+    """
+    with txnkv.connect(store, create=False, read_only=True) as client, bar() as progress:
+        task = progress.add_task("checking", total=None, note="")
+
+        def step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} row sets")
+
+        report = client.check(step)
+    counted = (
+        f"{plural(report.rows, 'row')}, {plural(report.blocks, 'block')}, "
+        f"{plural(report.row_sets, 'row set')}"
+    )
+    if as_json:
+        print_json({"ok": report.ok, **dataclasses.asdict(report)})
+    elif report.ok:
+        click.echo(f"ok: {counted}")
+    else:
+        for problem in report.problems:
+            click.echo(problem)
+    if not report.ok:
+        raise click.ClickException(f"{plural(len(report.problems), 'problem')} found in {store}")

@@ -1,0 +1,145 @@
+"""What users type: schemas, predicates, partitions, snapshots, ids of transactions."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.tables.partitioning import HashPartition, hash_partition
+from txnkv.tables.schema import Schema
+
+_OPENING: Final = "(<["
+_CLOSING: Final = ")>]"
+_WHERE: Final = re.compile(
+    r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s=!<>"]+))\s*
+        (?:(?P<null>is\s+(?:not\s+)?null)|(?P<op>==|=|!=|<>|<=|>=|<|>|\bin\b)\s*(?P<value>.+?))\s*""",
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_SAME: Final = {"==": "=", "<>": "!="}
+
+
+def names(text: str) -> list[str]:
+    """`id,region` as names.
+
+    Raises:
+        ValueError: one is empty.
+    """
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise ValueError(f"{text!r}: names are separated by single commas, as id,region")
+    return found
+
+
+def schema(text: str, key: Sequence[str]) -> Schema:
+    """`id:int64,name:string?` as a schema.
+
+    Raises:
+        ValueError: it is not written like that, or names a column twice.
+        SchemaError: a type is unknown, or the key does not fit.
+    """
+    columns: dict[str, str] = {}
+    for part in _split_outside(text):
+        name, colon, kind = part.partition(":")
+        if not colon or not name.strip() or not kind.strip():
+            raise ValueError(
+                f"--schema: {part.strip()!r} is no column; write name:type, as "
+                "id:int64,name:string? (? for nullable)"
+            )
+        if name.strip() in columns:
+            raise ValueError(f"--schema names the column {name.strip()!r} twice")
+        columns[name.strip()] = kind.strip()
+    return Schema(columns, primary_key=key)
+
+
+def _split_outside(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]
+
+
+def partition(text: str) -> HashPartition:
+    """`id:4` or `id,region:4` as a hash partition.
+
+    Raises:
+        ValueError: it is not written like that.
+    """
+    columns, colon, buckets = text.rpartition(":")
+    if not colon or not buckets.strip().isdecimal():
+        raise ValueError(f"--partition-hash: {text!r} is not column:buckets, as id:4")
+    return hash_partition(names(columns), int(buckets))
+
+
+def where(text: str, table: Schema) -> tuple[Any, ...]:
+    """`total > 5`, `region in eu,us` or `total is null` as a predicate of `scan`.
+
+    Raises:
+        ValueError: it is not written like that, or the value does not fit the column.
+        SchemaError: there is no such column.
+    """
+    found = _WHERE.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"--where: {text!r} is no condition; write column operator value, as 'total > 5', "
+            "'region in eu,us' or 'total is null'"
+        )
+    name = found["quoted"] or found["name"]
+    table.position(name)
+    if found["null"]:
+        return (name, " ".join(found["null"].lower().split()))
+    kind = table.columns[name].type
+    assert isinstance(kind, pa.DataType)
+    op = found["op"].lower()
+    if op == "in":
+        return (name, op, [_value(name, item, kind) for item in _items(found["value"])])
+    return (name, _SAME.get(op, op), _value(name, found["value"], kind))
+
+
+def _items(text: str) -> list[str]:
+    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    quote = "'" if "'" in inner else '"'
+    return next(csv.reader([inner], quotechar=quote, skipinitialspace=True), [])
+
+
+def _value(name: str, text: str, kind: pa.DataType) -> Any:
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    try:
+        return pa.array([text]).cast(kind)[0].as_py()
+    except pa.ArrowException as error:
+        hint = ""
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            hint = " (give a time zone, as 2026-01-31T12:00Z)"
+        raise ValueError(
+            f"--where: column {name!r} is {kind}, and {text!r} is none{hint}"
+        ) from error
+
+
+def snapshot(text: str) -> Timestamp | datetime:
+    """A timestamp's number, or an ISO date and time with its zone.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.isdecimal():
+        return Timestamp(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"--snapshot: {text!r} is neither a timestamp (as `txnkv stats` shows it) nor a "
+            "time, as 2026-01-31T12:00:00+00:00"
+        ) from None
+    if when.tzinfo is None:
+        raise ValueError(f"--snapshot: {text!r} has no time zone; end it with Z or +02:00")
+    return when
