@@ -1,0 +1,158 @@
+"""Hybrid time and snapshots: they never change what they show."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.coordinator.clock import MAX_BEHIND, latest_snapshot, next_timestamp
+from txnkv.coordinator.ids import EPOCH, Timestamp
+from txnkv.storage.seam import clock
+
+
+def test_timestamps_rise_whatever_the_wall_clock_does(world: Any, now: Any) -> None:
+    """A clock that jumps back is carried as logical time."""
+    found = []
+    for ahead in (0, 0, 5, -100, -100, 3, -3000, 0):
+        now.ahead = ahead
+        with world.store.status.write() as cur:
+            found += [next_timestamp(cur), next_timestamp(cur)]
+    assert found == sorted(set(found))
+
+
+def test_timestamps_follow_the_wall_clock(world: Any) -> None:
+    with world.store.status.write() as cur:
+        stamp = next_timestamp(cur)
+    assert abs(stamp.micros - clock.now_micros()) < 60e6
+
+
+def test_a_clock_far_behind_is_refused(world: Any, now: Any) -> None:
+    with world.store.status.write() as cur:
+        before = next_timestamp(cur)
+    now.ahead = -MAX_BEHIND / 1e6 - 10
+    with (
+        pytest.raises(txnkv.UnavailableError, match=r"clock is 36\d\d s behind"),
+        world.store.status.write() as cur,
+    ):
+        next_timestamp(cur)
+    now.ahead = 0
+    with world.store.status.write() as cur:
+        assert next_timestamp(cur) > before
+
+
+def test_a_snapshot_ahead_of_the_last_commit_stays_as_it_is(client: Any, table: Any) -> None:
+    """TestLatestSnapshots: no later commit appears inside a snapshot once given."""
+    moment = Timestamp.from_micros(clock.now_micros())
+    named = client.snapshot(at=moment)
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    assert txn.commit() > named.timestamp
+    assert named.get(table, 1) is None
+    assert table.count(snapshot=named) == 0
+    with client.snapshot() as after:
+        assert after.timestamp == txn.commit()
+        assert after.get(table, 1) == {"id": 1, "v": None}
+
+
+def test_every_snapshot_sees_what_committed_at_or_below_it(client: Any, table: Any) -> None:
+    """TestTimestampSnapshot, with the inclusive bound: commit timestamp <= T."""
+    stamps = []
+    for id in range(6):
+        with client.transaction() as txn:
+            txn.insert(table, (id, None))
+        stamps.append(txn.commit())
+    for n, stamp in enumerate(stamps):
+        for at, rows in ((stamp - 1, n), (stamp, n + 1), (stamp + 1, n + 1)):
+            if at <= stamps[-1]:
+                assert table.count(snapshot=Timestamp(at)) == rows
+    for n, stamp in enumerate(stamps):  # again, from the newest store
+        assert table.scan(["id"], snapshot=stamp).to_arrow().num_rows == n + 1
+
+
+def test_a_snapshot_by_datetime(client: Any, table: Any, now: Any) -> None:
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    first = txn.commit()
+    now.forward(10)
+    with client.transaction() as txn:
+        txn.insert(table, (2, None))
+    second = txn.commit()
+    for when, rows in (
+        (first.datetime - timedelta(seconds=1), 0),
+        (first.datetime, 1),
+        (first.datetime + timedelta(seconds=5), 1),
+        (second.datetime, 2),
+    ):
+        with client.snapshot(at=when) as snapshot:
+            assert snapshot.scan(table).to_arrow().num_rows == rows
+        assert table.count(snapshot=when) == rows
+
+
+BAD_MOMENTS = [
+    ("naive", datetime(2026, 1, 1), "time zone"),
+    ("before 2020", datetime(2010, 1, 1, tzinfo=UTC), "before 2020"),
+    ("in the future", datetime(2090, 1, 1, tzinfo=UTC), "in the future"),
+    ("timestamp in the future", Timestamp.from_micros(70 * 365 * 86400 * 10**6), "in the future"),
+    ("not a timestamp", -5, "63 bits"),
+]
+
+
+@pytest.mark.parametrize(
+    ("when", "words"), [b[1:] for b in BAD_MOMENTS], ids=[b[0] for b in BAD_MOMENTS]
+)
+def test_snapshot_refuses(client: Any, table: Any, when: Any, words: str) -> None:
+    """Future snapshot: InvalidArgument 'Snapshot time in the future'."""
+    with pytest.raises(ValueError, match=words):
+        client.snapshot(at=when)
+    with pytest.raises(ValueError, match=words):
+        table.scan(snapshot=when).to_arrow()
+    with pytest.raises(ValueError, match=words):
+        table.get(1, snapshot=when)
+
+
+def test_commit_timestamps_rise_over_processes(client: Any, table: Any, process: Any) -> None:
+    code = """
+        stamps = []
+        for n in range(30):
+            with client.transaction() as txn:
+                txn.insert("t", (first + n, None))
+            stamps.append(txn.commit())
+        say(stamps)
+    """
+    others = [process(code, first=100), process(code, first=200)]
+    lists = [other.finish() for other in others]
+    found = [stamp for stamps in lists for stamp in stamps]
+    assert all(stamps == sorted(stamps) for stamps in lists)
+    assert len(set(found)) == 60
+    with client.instance.store.status.read() as cur:
+        assert latest_snapshot(cur) == max(found)
+    assert table.count() == 60
+    assert Timestamp(max(found)).datetime > EPOCH
+
+
+def test_an_empty_commit_leaves_the_latest_snapshot(client: Any, table: Any) -> None:
+    """CommitTimestampPropagation: an empty transaction raises nothing."""
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    before = client.snapshot().timestamp
+    empty = client.new_transaction()
+    empty.commit()
+    assert client.snapshot().timestamp == before == txn.commit()
+
+
+def test_commit_timestamp_propagation(client: Any, table: Any, until: Any) -> None:
+    """Observed time is as before when a commit starts, higher when done, and stays."""
+    txn = client.new_transaction()
+    txn.insert(table, (1, None))
+    txn.flush()
+    before = client.snapshot().timestamp
+    txn.start_commit()
+    until(txn.is_commit_complete)
+    after = client.snapshot().timestamp
+    assert after > before
+    for _ in range(10):
+        assert txn.is_commit_complete()
+        assert client.snapshot().timestamp == after
