@@ -115,7 +115,7 @@ class Nursery:
             cwd=Path(__file__).parent.parent,
         )
 
-    def run(self, scenario: str, path: Path, fault: str = "") -> Death:
+    def run(self, scenario: str, path: Path, fault: str = "", *args: str) -> Death:
         """One child through a scenario, with a fault as in TXNKV_FAULT.
 
         Raises:
@@ -123,7 +123,7 @@ class Nursery:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([scenario, str(path), fault]) + "\n")
+        self._process.stdin.write(json.dumps([scenario, fault, str(path), *args]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
@@ -148,12 +148,11 @@ class Nursery:
 
 def _serve() -> None:
     for line in sys.stdin:
-        scenario, path, fault = json.loads(line)
-        code, said = _fork(scenario, path, fault)
+        code, said = _fork(*json.loads(line))
         print(json.dumps([code, said]), flush=True)
 
 
-def _fork(scenario: str, path: str, fault: str) -> tuple[int, list[str]]:
+def _fork(scenario: str, fault: str, *args: str) -> tuple[int, list[str]]:
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -161,7 +160,7 @@ def _fork(scenario: str, path: str, fault: str) -> tuple[int, list[str]]:
         code = 1
         try:
             arm_from_environment({"TXNKV_FAULT": fault})
-            SCENARIOS[scenario](path)
+            SCENARIOS[scenario](*args)
             code = 0
         except BaseException as error:
             sys.stderr.write(f"{scenario} with {fault!r}: {error!r}\n")

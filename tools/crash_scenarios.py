@@ -1,8 +1,9 @@
 """What the crash driver's children do until they are killed.
 
-A scenario is a function of the store's path. It says on standard output, line by line, what
-it was told is done: what it said has to be there afterwards. Row sets are cut into small
-blocks and written in small batches here, so that little data passes every fault point.
+A scenario is a function of the store's path (and a token, for one). It says on standard
+output, line by line, what it was told is done: what it said has to be there afterwards. Row
+sets are cut into small blocks and written in small batches here, so that little data passes
+every fault point.
 """
 
 from __future__ import annotations
@@ -91,10 +92,19 @@ def recover(path: str) -> None:
         say(ACKNOWLEDGED)
 
 
-SCENARIOS: Final[dict[str, Callable[[str], None]]] = {
+def work(path: str, token: str) -> None:
+    """Join a transaction by its token and load the first table."""
+    cut_small()
+    client = txnkv.connect(path, create=False)
+    txnkv.Transaction.deserialize(client, token).write(TABLES[0], rows(BEFORE, ROWS))
+    say(ACKNOWLEDGED)
+
+
+SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "create": create,
     "commit": commit,
     "commit_locked": commit_locked,
     "rollback": rollback,
     "recover": recover,
+    "work": work,
 }

@@ -11,12 +11,13 @@ from txnkv import core
 from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
-from txnkv.errors import CorruptionError, TxnkvError
+from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.instance import Instance
 from txnkv.tables import catalog, manifest
 from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
 
 
@@ -108,9 +109,8 @@ def check_store(
             continue
         with store.status.read() as cur:
             infos = manifest.readable(cur, id)
-            known = manifest.known_ids(cur, id)
         work += [(tablet, info) for info in infos]
-        report.problems += _unknown_row_sets(tablet, known)
+        report.problems += _unknown_row_sets(instance, tablet)
     for done, (tablet, info) in enumerate(work):
         if progress is not None:
             progress(done, len(work))
@@ -153,29 +153,38 @@ def _check_status(cur: Any, report: CheckReport) -> None:
             report.problems.append(f"status.db: {what}: {id}")
 
 
-def _unknown_row_sets(tablet: Tablet, known: set[int]) -> Iterator[str]:
-    """Row sets with blocks in LMDB that status.db knows nothing of."""
+def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:
+    """Row sets with blocks in LMDB that status.db knows nothing of.
+
+    A writer claims a row set in status.db before it writes blocks, and a sweep removes the
+    blocks before it forgets the claim. So what is known at an instant between two sights of
+    its blocks is no claim that came later or was forgotten before, whoever writes meanwhile.
+    """
     try:
-        with tablet.read() as pages:
-            found = set(_row_set_ids(pages))
+        before = _row_set_ids(tablet)
+        with instance.store.status.read() as cur:
+            unknown = before - manifest.known_ids(cur, tablet.id)
+        unknown &= _row_set_ids(tablet) if unknown else unknown
     except (TxnkvError, KeyError):
         return
-    for id in sorted(found - known):
+    for id in sorted(unknown):
         yield f"{tablet.label}: the blocks of row set {id} belong to nothing"
 
 
-def _row_set_ids(pages: Pages) -> Iterator[int]:
-    with pages.txn.cursor(db=pages.blocks) as cursor:
+def _row_set_ids(tablet: Tablet) -> set[int]:
+    ids = set()
+    with tablet.read() as pages, pages.txn.cursor(db=pages.blocks) as cursor:
         found = cursor.first()
         while found:
             id = int.from_bytes(bytes(cursor.key())[:8], "big")
-            yield id
+            ids.add(id)
             found = cursor.set_range((id + 1).to_bytes(8, "big"))
+    return ids
 
 
 def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Iterator[str]:
     name = f"{tablet.label}, row set {info.id}"
-    row_set = tablet.row_set(info)
+    row_set = RowSet(tablet, info)  # a known one would not read its header again
     last = b""
     try:
         with tablet.read() as pages:
@@ -201,6 +210,8 @@ def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Ite
             report.rows += block.rows
         if header.blocks and (header.blocks[0].first, last) != (info.min_key, info.max_key):
             yield f"{name}: its key range is not that of status.db"
-    except CorruptionError as error:
+    except InvalidTxnStateError:
+        return  # aborted while we looked
+    except TxnkvError as error:
         yield str(error)
     report.row_sets += 1

@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connect(store: Path) -> Iterator[Callable[..., txnkv.Client]]:
-    """Connects clients to `store`, with options of `connect`; all are closed at the end of the test."""
+    """Connects clients to `store`; all are closed at the end of the test."""
     opened: list[txnkv.Client] = []
 
     def open_(**options: object) -> txnkv.Client:

@@ -16,6 +16,7 @@ from typing import Protocol
 import apsw
 
 from txnkv.coordinator import status_table
+from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -79,8 +80,12 @@ def refresh_missing(store: Store, row: TxnRow) -> None:
         store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, clock.monotonic_micros())
 
 
-def abort_expired(store: Store, orchestrator: Orchestrator) -> int:
-    """Abort the OPEN transactions that expired. Returns how many."""
+def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> int:
+    """Abort the OPEN transactions that expired. Returns how many.
+
+    Raises:
+        LeaseLostError: this process leads no more: what it found may be long past.
+    """
     with store.status.read() as cur:
         rows = status_table.select(cur, [TxnState.OPEN])
     count = 0
@@ -90,7 +95,13 @@ def abort_expired(store: Store, orchestrator: Orchestrator) -> int:
         if reason is None:
             continue
         try:
-            orchestrator.start_abort(row.txn_id, reason, TransactionTimedOutError, only_open=True)
+            with store.status.write() as cur:
+                lease.confirm(cur)
+                if expired(row, store) is None:
+                    continue  # a heartbeat came meanwhile
+                orchestrator.start_abort_in(
+                    cur, row.txn_id, reason, TransactionTimedOutError, only_open=True
+                )
             orchestrator.finish(row.txn_id)
         except (InvalidTxnStateError, TxnNotFoundError):
             continue  # its owner was quicker
@@ -153,12 +164,16 @@ class Heartbeater:
                 if self._closed:
                     return
                 handles = list(self._beating)
-                pause = min((handle.keepalive for handle in handles), default=4_000_000) / 4e6
-            now = clock.monotonic_micros()
-            for handle in handles:
-                if handle.heartbeat_slot is not None:
-                    self._store.runtime.heartbeat(handle.heartbeat_slot, handle.txn_id, now)
-            del handles
+            pause = self._beat(handles)
+            handles.clear()  # a reference kept over the wait would keep a dropped handle alive
             with self._lock:
                 if not self._closed:
                     self._wake.wait(timeout=pause)
+
+    def _beat(self, handles: list[Beating]) -> float:
+        """Beat for these; how many seconds until the next time."""
+        now = clock.monotonic_micros()
+        for handle in handles:
+            if handle.heartbeat_slot is not None:
+                self._store.runtime.heartbeat(handle.heartbeat_slot, handle.txn_id, now)
+        return min((handle.keepalive for handle in handles), default=4_000_000) / 4e6

@@ -107,7 +107,7 @@ class Maintenance:
             return False
         try:
             self._resume(resume_all)
-            liveness.abort_expired(self._store, self._orchestrator)
+            liveness.abort_expired(self._store, self._orchestrator, self.lease)
             self._forget()
             for sweep in self._sweeps:
                 sweep(self.lease)

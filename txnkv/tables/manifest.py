@@ -232,6 +232,23 @@ def known_ids(cur: apsw.Cursor, tablet_id: int) -> set[int]:
     }
 
 
+def is_swept(cur: apsw.Cursor, row_set_id: int) -> bool:
+    """Whether the blocks of a row set are being removed or are gone: it is forgotten, or its
+    transaction is over for it.
+    """
+    found = cur.execute(
+        "SELECT r.counts, t.state FROM row_sets r LEFT JOIN transactions t USING (txn_id) "
+        "WHERE r.id = ?",
+        (row_set_id,),
+    ).fetchone()
+    if found is None:
+        return True
+    counts, state = found
+    if state is None or state == TxnState.OPEN:
+        return False
+    return not counts or state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED)
+
+
 # -- the end of a transaction ----------------------------------------------------------
 
 

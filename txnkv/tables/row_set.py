@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.errors import CorruptionError
+from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_format import (
     BLOOM,
@@ -52,12 +52,13 @@ class RowSet:
 
         Raises:
             CorruptionError: it is missing or damaged.
+            InvalidTxnStateError: it was staged by a transaction that was aborted meanwhile.
         """
         if self._header is None:
             key = block_key(self.id, HEADER, 0)
             data = pages.get(key)
             if data is None:
-                raise self._corrupt("header", 0, "it is missing")
+                raise self._missing("header", 0)
             try:
                 header = Header.unpack(bytes(data), core.crc32c(key))
             except HeaderError as error:
@@ -77,7 +78,7 @@ class RowSet:
         key = block_key(self.id, section, number)
         data = pages.get(key)
         if data is None:
-            raise self._corrupt(self._tablet.section_name(section), number, "it is missing")
+            raise self._missing(self._tablet.section_name(section), number)
         if again or (section, number) not in self._verified:
             if not core.verify_block(data, core.crc32c(key)):
                 raise self._corrupt(
@@ -210,6 +211,16 @@ class RowSet:
             return span
         numbers = {bisect_right(self._firsts, keys.key(i)) - 1 for i in range(keys.n)}
         return sorted(number for number in numbers if number in span)
+
+    def _missing(self, column: str, block: int) -> TxnkvError:
+        # An abort by another process takes the blocks away between the list of the row sets and
+        # the look at them: no damage, but the end of the transaction that reads.
+        if self.info.stamp is None and self._tablet.is_swept(self.id):
+            return InvalidTxnStateError(
+                f"cannot read {self._tablet.label}, row set {self.id}: its transaction was aborted "
+                "meanwhile and what it staged was removed. Begin a new transaction"
+            )
+        return self._corrupt(column, block, "it is missing")
 
     def _corrupt(self, column: str, block: int, what: str) -> CorruptionError:
         return CorruptionError(

@@ -147,6 +147,11 @@ class Tablet:
             found = self._row_sets.setdefault(info.id, RowSet(self, info))
         return found
 
+    def is_swept(self, row_set_id: int) -> bool:
+        """Whether a row set that was staged is gone, or about to go, with its transaction."""
+        with self._store.status.read() as cur:
+            return manifest.is_swept(cur, row_set_id)
+
     def forget(self, row_set_ids: Iterable[int]) -> None:
         for id in row_set_ids:
             self._row_sets.pop(id, None)
