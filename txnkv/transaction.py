@@ -106,6 +106,7 @@ class Transaction(RowOperations):
         Raises:
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
+        self.client.require_open()
         return self.context.current().state
 
     def __repr__(self) -> str:
@@ -141,6 +142,7 @@ class Transaction(RowOperations):
         Raises:
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
+        self.client.require_open()
         with self._lock:
             if any(session.has_pending for session in self.context.sessions):
                 raise InvalidTxnStateError(
@@ -162,6 +164,7 @@ class Transaction(RowOperations):
             InvalidTxnStateError: the transaction is still open, or was aborted (as the error
                 that says why: TransactionConflictError and the like).
         """
+        self.client.require_open()
         row = self.context.current()
         if row.state is TxnState.OPEN:
             raise InvalidTxnStateError(
@@ -186,6 +189,7 @@ class Transaction(RowOperations):
         Raises:
             InvalidTxnStateError: it is committed.
         """
+        self.client.require_open()
         with self._lock:
             context = self.context
             context.require_process()
@@ -214,6 +218,7 @@ class Transaction(RowOperations):
         Args:
             keepalive: whether those who join send heartbeats too.
         """
+        self.client.require_open()
         self.context.require_process()
         if self.context.ended is None:
             self.context.ensure_stored()
@@ -246,6 +251,7 @@ class Transaction(RowOperations):
         Raises:
             InvalidTxnStateError: commit was called already, or it is not open.
         """
+        self.client.require_open()
         if self.context.commit_called:
             raise InvalidTxnStateError(
                 f"transaction commit has already started: transaction {self.context.row.txn_id} "
@@ -322,6 +328,7 @@ class Transaction(RowOperations):
             self.context.instance.coordinator.heartbeats.add(self._heart)
 
     def _begin_ending(self, *, flush: bool) -> None:
+        self.client.require_open()
         context = self.context
         context.require_process()
         if context.ended is TxnState.ABORTED:

@@ -62,7 +62,7 @@ def test_only_open_transactions_expire(world: Any, now: Any, state: TxnState) ->
     txn_id = world.begin(1, timeout=5.0)
     world.put_into(txn_id, state)
     now.forward(10_000)
-    assert liveness.abort_expired(world.store, world.coordinator.orchestrator) == 0
+    assert _abort_expired(world) == 0
     assert world.state(txn_id) is state
 
 
@@ -75,11 +75,12 @@ def test_one_that_begins_to_commit_meanwhile_is_left_alone(
     expired = liveness.expired
 
     def meanwhile(row: Any, store: Any) -> str | None:
-        world.put_into(txn_id, TxnState.COMMIT_IN_PROGRESS)
+        if world.state(txn_id) is OPEN:
+            world.put_into(txn_id, TxnState.COMMIT_IN_PROGRESS)
         return expired(row, store)
 
     monkeypatch.setattr(liveness, "expired", meanwhile)
-    assert liveness.abort_expired(world.store, world.coordinator.orchestrator) == 0
+    assert _abort_expired(world) == 0
     assert world.state(txn_id) is TxnState.COMMIT_IN_PROGRESS
 
 
@@ -216,3 +217,9 @@ def test_a_killed_process_loses_its_transaction(
     client.instance.coordinator.maintenance.start()
     until(lambda: client.transaction_state(id) is ABORTED)
     assert client.stats()["staged_row_sets"] == 0
+
+
+def _abort_expired(world: Any) -> int:
+    lease = world.coordinator.maintenance.lease
+    assert lease.acquire()
+    return liveness.abort_expired(world.store, world.coordinator.orchestrator, lease)

@@ -137,8 +137,15 @@ class Environment:
             with self._gate.use():
                 known = self._opened().handles.get(name)
             if known is None:
-                return self.write(lambda _: self.db(name, **flags))
+                return self.write(lambda _: self._made(name, flags))
             return known[0]
+
+    def _made(self, name: bytes, flags: dict[str, bool]) -> Any:
+        # Another thread may have made it while this one waited for the write lock; its handle
+        # is no good for this transaction, which does not need it.
+        assert self._lmdb is not None
+        known = self._lmdb.handles.get(name)
+        return known[0] if known is not None else self.db(name, **flags)
 
     # -- looking after -----------------------------------------------------------------
 

@@ -1,0 +1,234 @@
+"""Transaction tokens: what they carry, and every way in which one is refused."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv import token as tokens
+from txnkv.storage.seam import clock
+from txnkv.token import TokenContent
+
+deserialize = txnkv.Transaction.deserialize
+
+
+@pytest.fixture
+def txn(client: txnkv.Client, table: txnkv.Table) -> txnkv.Transaction:
+    return client.new_transaction()
+
+
+def test_token_is_the_same_each_time(client: txnkv.Client, txn: txnkv.Transaction) -> None:
+    """TxnToken: equal bytes on re-serialization, by a joined handle too, in every state."""
+    token = txn.serialize()
+    assert bytes(txn.serialize()) == bytes(token)
+    joined = deserialize(client, token)
+    assert bytes(joined.serialize()) == bytes(token)
+    assert txn.serialize(keepalive=True) != token
+    txn.insert("t", (1, None))
+    assert txn.serialize() == token
+    txn.commit()
+    assert txn.serialize() == joined.serialize() == token
+
+
+def test_token_of_an_aborted_transaction_is_the_same(
+    client: txnkv.Client, txn: txnkv.Transaction
+) -> None:
+    token = txn.serialize()
+    txn.rollback()
+    assert txn.serialize() == token
+    assert deserialize(client, token).state is txnkv.TxnState.ABORTED
+
+
+def test_transactions_have_different_tokens(client: txnkv.Client) -> None:
+    made = {client.new_transaction().serialize() for _ in range(10)}
+    assert len(made) == 10
+    assert len({bytes(token) for token in made}) == 10
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(lambda token: token, id="token"),
+        pytest.param(bytes, id="bytes"),
+        pytest.param(str, id="str"),
+        pytest.param(lambda token: bytearray(bytes(token)), id="bytearray"),
+        pytest.param(lambda token: memoryview(bytes(token)), id="memoryview"),
+        pytest.param(lambda token: pickle.loads(pickle.dumps(token)), id="pickle"),
+        pytest.param(lambda token: txnkv.TxnToken(bytes(token)), id="made again"),
+    ],
+)
+def test_every_form_joins(client: txnkv.Client, txn: txnkv.Transaction, form: Any) -> None:
+    token = txn.serialize()
+    joined = deserialize(client, form(token))
+    assert joined.id == txn.id
+    assert joined.serialize() == token
+
+
+def test_text_is_short_and_url_safe(txn: txnkv.Transaction) -> None:
+    text = str(txn.serialize())
+    assert len(text) < 128
+    assert set(text) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+    assert text not in repr(txn.serialize())  # a token does not leak into logs
+
+
+def test_joined_handle_is_fully_usable(client: txnkv.Client, txn: txnkv.Transaction) -> None:
+    txn.insert("t", (1, "a"))
+    txn.flush()
+    joined = deserialize(client, txn.serialize())
+    assert joined.get("t", 1) == {"id": 1, "v": "a"}
+    joined.insert("t", (2, "b"))
+    stamp = joined.commit()
+    assert joined.commit() == txn.commit() == stamp
+    assert client.table("t").count() == 2
+
+
+@pytest.mark.parametrize("position", range(74))
+def test_every_altered_byte_is_refused(
+    client: txnkv.Client, txn: txnkv.Transaction, position: int
+) -> None:
+    data = bytearray(bytes(txn.serialize()))
+    for bit in (1, 128):
+        data[position] ^= bit
+        with pytest.raises(txnkv.InvalidTokenError):
+            deserialize(client, bytes(data))
+        data[position] ^= bit
+    assert deserialize(client, bytes(data)).id == txn.id
+
+
+def test_the_table_of_altered_bytes_is_whole(txn: txnkv.Transaction) -> None:
+    assert len(bytes(txn.serialize())) == 74
+
+
+CORRUPTED = {
+    "empty": (lambda token: b"", "empty"),
+    "empty text": (lambda token: "", "empty"),
+    "cut by one": (lambda token: bytes(token)[:-1], "73 bytes"),
+    "cut to one": (lambda token: bytes(token)[:1], "1 bytes"),
+    "a byte more": (lambda token: bytes(token) + b"\0", "75 bytes"),
+    "version 2": (lambda token: b"\2" + bytes(token)[1:], "format version 2, this program reads 1"),
+    "text of another alphabet": (lambda token: "!" + str(token)[1:], "base64"),
+    "text with a blank": (lambda token: str(token) + " ", "base64"),
+    "not ascii": (lambda token: "ä" + str(token)[1:], "base64"),
+    "cut text": (lambda token: str(token)[:-4], "bytes"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), CORRUPTED.values(), ids=CORRUPTED.keys())
+def test_corrupted_token(
+    client: txnkv.Client, txn: txnkv.Transaction, spoil: Any, words: str
+) -> None:
+    """TxnCorruptedToken: each is told apart."""
+    with pytest.raises(txnkv.InvalidTokenError, match=words):
+        deserialize(client, spoil(txn.serialize()))
+
+
+def test_forged_token(client: txnkv.Client, txn: txnkv.Transaction) -> None:
+    """Everything right but the key."""
+    coordinator = client.instance.coordinator
+    store_id = client.instance.store.store_id
+    content = tokens.unseal(txn.serialize(), store_id, coordinator.token_key)
+    assert tokens.seal(content, coordinator.token_key) == txn.serialize()
+    with pytest.raises(txnkv.InvalidTokenError, match="signature"):
+        deserialize(client, tokens.seal(content, b"\0" * 32))
+
+
+def test_token_of_another_store(txn: txnkv.Transaction, tmp_path: Path) -> None:
+    with (
+        txnkv.connect(tmp_path / "other") as other,
+        pytest.raises(txnkv.InvalidTokenError, match=r"of store .* connect to its own store"),
+    ):
+        deserialize(other, txn.serialize())
+
+
+@pytest.mark.parametrize("no_token", [None, 5, [b"x"]])
+def test_what_is_no_token_at_all(client: txnkv.Client, no_token: Any) -> None:
+    with pytest.raises(TypeError, match="a token is"):
+        deserialize(client, no_token)
+
+
+def test_token_of_an_unknown_transaction(client: txnkv.Client) -> None:
+    """testCommitNonExistentTransaction, with a token that the store itself signed."""
+    coordinator = client.instance.coordinator
+    content = TokenContent(client.instance.store.store_id, 123456, None, 30_000_000, False)
+    with pytest.raises(txnkv.TxnNotFoundError, match="123456 was not found; the highest id"):
+        deserialize(client, tokens.seal(content, coordinator.token_key))
+
+
+def test_expired_token(client: txnkv.Client, table: txnkv.Table, now: Any) -> None:
+    token = client.new_transaction(timeout=60).serialize()
+    now.forward(59)
+    deserialize(client, token)
+    now.forward(2)
+    with pytest.raises(txnkv.InvalidTokenError, match=r"expired 1\.\d s ago"):
+        deserialize(client, token)
+
+
+def test_token_without_timeout_does_not_expire(
+    client: txnkv.Client, now: Any, by_hand: Any
+) -> None:
+    txn = client.new_transaction(timeout=None)
+    token = txn.serialize()
+    now.forward(10**6)
+    assert deserialize(client, token).id == txn.id
+
+
+@pytest.mark.parametrize("keepalive", [False, True])
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_what_a_token_says(client: txnkv.Client, keepalive: bool, timeout: float | None) -> None:
+    """testSerializationOptions, testNewTransaction."""
+    txn = client.new_transaction(timeout=timeout)
+    instance = client.instance
+    content = tokens.unseal(
+        txn.serialize(keepalive=keepalive),
+        instance.store.store_id,
+        instance.coordinator.token_key,
+    )
+    assert content.txn_id == txn.id.local > 0
+    assert content.keepalive_time == 30_000_000
+    assert content.keepalive is keepalive
+    if timeout is None:
+        assert content.expires is None
+    else:
+        assert content.expires == txn.begin.micros + 60_000_000 > clock.now_micros()
+
+
+def test_joins_in_another_process(client: txnkv.Client, txn: Any, elsewhere: Any) -> None:
+    found = elsewhere(
+        """
+        import pickle
+        txn = txnkv.Transaction.deserialize(client, token)
+        txn.insert("t", (2, "there"))
+        txn.flush()
+        say((txn.id, txn.get("t", 1), bytes(txn.serialize()), pickle.dumps(txn.serialize())))
+        """,
+        token=_with_row(txn),
+    )
+    id, row, data, pickled = found
+    assert (id, row, data) == (txn.id, {"id": 1, "v": "here"}, bytes(txn.serialize()))
+    assert pickle.loads(pickled) == txn.serialize()
+    txn.commit()
+    assert client.table("t").count() == 2
+
+
+def test_a_token_alone_is_not_a_handle_in_a_fork_of_it(txn: Any, client: txnkv.Client) -> None:
+    """A token may be joined many times in one process; the handles are of one transaction."""
+    token = txn.serialize()
+    handles = [deserialize(client, token) for _ in range(3)]
+    for n, handle in enumerate(handles):
+        handle.insert("t", (n, None))
+        handle.flush()
+    handles[1].commit()
+    assert client.table("t").count() == 3
+    assert all(handle.is_commit_complete() for handle in handles)
+
+
+def _with_row(txn: Any) -> txnkv.TxnToken:
+    txn.insert("t", (1, "here"))
+    txn.flush()
+    token = txn.serialize()
+    assert isinstance(token, txnkv.TxnToken)
+    return token
