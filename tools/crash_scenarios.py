@@ -27,8 +27,8 @@ BEFORE: Final = 40
 ACKNOWLEDGED: Final = "acknowledged"
 
 
-def say(word: str) -> None:
-    print(word, flush=True)
+def say(*words: object) -> None:
+    print(*words, flush=True)
 
 
 def cut_small() -> None:

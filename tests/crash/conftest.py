@@ -1,61 +1,12 @@
-"""Stores that crash, and what looks at them afterwards."""
+"""Makes the tools importable, and takes the fixtures from there."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-import txnkv
-from tools.children import Children
-from tools.crash import Nursery
-from tools.crash_scenarios import prepare
-from txnkv.storage import disarm
+from tools.store_fixtures import children, connect, nursery, store, template
 
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the scenarios' tables, to be copied."""
-    path = tmp_path_factory.mktemp("template") / "store"
-    prepare(str(path))
-    return path
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as started:
-        yield started
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """A store with the scenarios' tables."""
-    path = tmp_path / "store"
-    prepare(str(path))
-    return path
-
-
-@pytest.fixture
-def connect(store: Path) -> Iterator[Callable[..., txnkv.Client]]:
-    """Connects clients to `store`; all are closed at the end of the test."""
-    opened: list[txnkv.Client] = []
-
-    def open_(**options: object) -> txnkv.Client:
-        client = txnkv.connect(store, create=False, **options)  # type: ignore[arg-type]
-        opened.append(client)
-        return client
-
-    yield open_
-    for client in opened:
-        client.close()
-    disarm()
+__all__ = ["children", "connect", "nursery", "store", "template"]
