@@ -7,14 +7,21 @@ caller makes batches as they are asked for, and keeps none.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
 
+import txnkv
+
+from .data import SCHEMA
 from .harness import Line
 
 _LIMIT_MB = 600.0
@@ -44,18 +51,11 @@ class Peak:
 
     @property
     def megabytes(self) -> float:
-        return (self._most - self._base) / 1e6
+        return float(self._most - self._base) / 1e6
 
 
 def measure(rows: int, path: Path, shuffled: bool) -> dict[str, float]:
     """Load and scan, in this process."""
-    import numpy as np
-    import pyarrow as pa
-
-    import txnkv
-
-    from .data import SCHEMA
-
     step = 1 << 20
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -83,9 +83,6 @@ def measure(rows: int, path: Path, shuffled: bool) -> dict[str, float]:
 
 def memory(rows: int, base: Path | None) -> list[Line]:
     """Peak memory beyond the caller's own data, loading sorted and random keys."""
-    import shutil
-    import tempfile
-
     lines = []
     for shuffled in (False, True):
         path = Path(tempfile.mkdtemp(prefix="txnkv-bench-", dir=base))

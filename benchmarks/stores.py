@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Self
 import apsw
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import txnkv
 
@@ -63,16 +65,14 @@ class DuckStore(Store):
         self.db.register("incoming", data)
         self.db.execute("BEGIN; INSERT INTO t SELECT * FROM incoming; COMMIT; CHECKPOINT")
         self.db.unregister("incoming")
-        return data.num_rows
+        return len(data)
 
     def empty(self) -> None:
         self.db.execute("DROP TABLE IF EXISTS t")
         self.db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, x DOUBLE, n BIGINT)")
 
     def scan(self, where: str = "") -> pa.Table:
-        found = self.db.execute(f"SELECT * FROM t {where}").to_arrow_table()
-        assert isinstance(found, pa.Table)
-        return found
+        return self.db.sql(f"SELECT * FROM t {where}").to_arrow_table()
 
     def close(self) -> None:
         self.db.close()
@@ -107,17 +107,11 @@ class ParquetStore(Store):
     """A Parquet file: no keys, no transactions; what the disk and Arrow can do."""
 
     def insert(self, data: pa.Table) -> int:
-        import os
-
-        import pyarrow.parquet as pq
-
         file = self.path / "t.parquet"
         pq.write_table(data, file, compression="none", use_dictionary=False)
         with file.open("rb+") as handle:
             os.fsync(handle.fileno())
-        return data.num_rows
+        return len(data)
 
     def scan(self) -> pa.Table:
-        import pyarrow.parquet as pq
-
         return pq.read_table(self.path / "t.parquet")
