@@ -48,9 +48,9 @@ class ChildEndedError(Exception):
 class Child:
     """One process."""
 
-    def __init__(self, code: str, args: tuple[object, ...], fault: str) -> None:
+    def __init__(self, program: list[str], args: tuple[object, ...], fault: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *map(str, args)],
+            [sys.executable, *program, *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -121,7 +121,14 @@ class Children:
 
     def start(self, code: str, *args: object, fault: str = "") -> Child:
         """Run Python code in a process of its own, with a fault as in TXNKV_FAULT."""
-        child = Child(code, args, fault)
+        return self._keep(Child(["-c", _PRELUDE + textwrap.dedent(code)], args, fault))
+
+    def start_file(self, path: Path, code: str, *args: object, fault: str = "") -> Child:
+        """The same from a file, as multiprocessing needs it; the file is written first."""
+        path.write_text(_PRELUDE + textwrap.dedent(code))
+        return self._keep(Child([str(path)], args, fault))
+
+    def _keep(self, child: Child) -> Child:
         self._started.append(child)
         return child
 

@@ -1,0 +1,221 @@
+"""Forks in the middle of use: with an open client, transactions and threads.
+
+Each program runs in a process of its own, so that what it forks is small and known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.children import Children
+from tools.crash import leftovers
+from tools.crash_scenarios import BEFORE
+
+Connect = Callable[..., txnkv.Client]
+
+FORKING = """
+client = txnkv.connect(args[0], create=False)
+left = client.table("left")
+with client.snapshot() as kept:
+    scan = iter(kept.scan("left").to_batches())
+    next(scan, None)
+stopping = threading.Event()
+written, failed = [], []
+
+def keep_writing(number):
+    turn = 0
+    while not stopping.is_set():
+        first = 100_000 * (number + 1) + 10 * turn
+        try:
+            with client.transaction() as txn:
+                for name in TABLES:
+                    txn.write(name, rows(first, 10))
+        except BaseException as error:
+            failed.append(repr(error))
+            return
+        written.append(first)
+        turn += 1
+
+threads = [threading.Thread(target=keep_writing, args=(number,)) for number in range(2)]
+for thread in threads:
+    thread.start()
+
+txn = client.new_transaction()
+txn.write("left", rows(2000, 50))
+token = txn.serialize()
+children = []
+for number in range(int(args[1])):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            try:
+                txn.write("left", rows(3000, 1))
+                say("the child used its parent's handle")
+            except txnkv.InvalidTxnStateError:
+                pass
+            with client.transaction() as own:
+                for name in TABLES:
+                    own.write(name, rows(5000 + 100 * number, 25))
+            assert left.get(0)["text"] == "row 0"
+            assert left.get(2000) is None, "not committed yet"
+            joined = txnkv.Transaction.deserialize(client, token)
+            joined.write("right", rows(2000 + 10 * number, 10))
+            assert client.check().problems == []
+            code = 0
+        except BaseException as error:
+            say("child:", repr(error))
+        os._exit(code)
+    children.append(pid)
+    txn.write("left", rows(2100 + 10 * number, 10))
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+txn.commit()
+stopping.set()
+for thread in threads:
+    thread.join()
+say(codes, failed)
+say(sorted(written))
+client.close()
+"""
+
+
+def test_fork_in_the_middle_of_use(children: Children, store: Path, connect: Connect) -> None:
+    forks = 5
+    program = children.start(FORKING, store, forks)
+    said = program.finish()
+    assert said[:-1] == [f"{[0] * forks} []"]
+    background = [first + i for first in json.loads(said[-1]) for i in range(10)]
+    assert background, "the threads wrote while the process forked"
+    own = [5000 + 100 * number + i for number in range(forks) for i in range(25)]
+    expected = {
+        "left": [*range(BEFORE), *background, *own, *range(2000, 2050), *range(2100, 2150)],
+        "right": [*range(BEFORE), *background, *own, *range(2000, 2050)],
+    }
+    client = connect()
+    for name, ids in expected.items():
+        found = client.table(name).scan(columns=["id"]).to_arrow()["id"].to_pylist()
+        assert Counter(found) == Counter(ids)
+    assert leftovers(client) == []
+    assert client.check().problems == []
+
+
+PARENT_DIES = """
+client = txnkv.connect(args[0], create=False)
+with client.transaction() as txn:
+    txn.insert("left", {"id": 1000, "text": None})
+pid = os.fork()
+if pid:
+    os.kill(os.getpid(), signal.SIGKILL)
+with client.transaction() as txn:
+    txn.insert("left", {"id": 1001, "text": None})
+say("child done")
+sys.stdout.flush()
+client.close()
+os._exit(0)
+"""
+
+
+def test_child_goes_on_when_its_parent_is_killed(
+    children: Children, store: Path, connect: Connect
+) -> None:
+    program = children.start(PARENT_DIES, store)
+    assert program.line() == "child done"
+    client = connect()
+    assert client.table("left").count() == BEFORE + 2
+    assert client.check().problems == []
+
+
+KEEPALIVE = """
+client = txnkv.connect(args[0], create=False, keepalive_time=0.5)
+txn = client.new_transaction(timeout=None)
+txn.write("left", rows(2000, 10))
+pid = os.fork()
+if pid == 0:
+    with client.transaction() as own:
+        own.insert("left", {"id": 1000, "text": None})
+    client.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+for _ in range(3):
+    time.sleep(0.4)
+    client.instance.coordinator.maintenance.round()
+txn.commit()
+say("committed")
+"""
+
+
+def test_parent_keeps_its_transaction_alive_after_a_fork(
+    children: Children, store: Path, connect: Connect
+) -> None:
+    assert children.start(KEEPALIVE, store).finish() == ["committed"]
+    assert connect().table("left").count() == BEFORE + 11
+
+
+MULTIPROCESSING = """
+import multiprocessing
+
+def work(task):
+    path, token, number = task
+    with txnkv.connect(path, create=False) as client:
+        txn = txnkv.Transaction.deserialize(client, token)
+        session = txn.new_session()
+        session.write("left", rows(1000 + 100 * number, 100))
+        for i in range(5):
+            session.insert("right", {"id": 1000 + 5 * number + i, "text": None})
+        session.flush()
+    return os.getpid()
+
+if __name__ == "__main__":
+    client = txnkv.connect(args[0], create=False)
+    txn = client.new_transaction(timeout=None)
+    txn.insert("left", {"id": 999, "text": "driver"})
+    txn.flush()
+    with multiprocessing.get_context(args[1]).Pool(2) as pool:
+        pids = set(pool.map(work, [(args[0], txn.serialize(), number) for number in range(6)]))
+    assert os.getpid() not in pids
+    txn.commit()
+    say(client.table("left").count(), client.table("right").count())
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing_pool_stages_under_one_token(
+    method: str, children: Children, store: Path, tmp_path: Path, connect: Connect
+) -> None:
+    program = tmp_path / "program.py"
+    said = children.start_file(program, MULTIPROCESSING, store, method).finish()
+    assert said[-1] == f"{BEFORE + 601} {BEFORE + 30}"
+    client = connect()
+    assert client.table("left").count() == BEFORE + 601
+    assert leftovers(client) == []
+    assert client.check().problems == []
+
+
+EXEC = """
+import subprocess
+client = txnkv.connect(args[0], create=False)
+txn = client.new_transaction()
+txn.write("left", rows(2000, 10))
+code = '''
+import sys, txnkv
+with txnkv.connect(sys.argv[1], create=False) as client:
+    with client.transaction() as txn:
+        txn.insert("left", {"id": 1000, "text": None})
+    print(client.table("left").count())
+'''
+out = subprocess.run([sys.executable, "-c", code, args[0]], capture_output=True, text=True)
+say(out.stdout.strip() + out.stderr.strip())
+txn.commit()
+say(client.table("left").count())
+"""
+
+
+def test_subprocess_opens_the_store_beside_its_parent(children: Children, store: Path) -> None:
+    assert children.start(EXEC, store).finish() == [str(BEFORE + 1), str(BEFORE + 11)]
