@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from txnkv import __version__
+from txnkv.cli.demo import demo
 from txnkv.cli.group import Group
 from txnkv.cli.load import load
 from txnkv.cli.looking import check, init, stats, tables
@@ -25,7 +26,7 @@ def main() -> None:
     """
 
 
-for command in (init, load, scan, tables, txn, stats, check):
+for command in (init, load, scan, tables, txn, stats, check, demo):
     main.add_command(command)
 
 __all__ = ["main"]

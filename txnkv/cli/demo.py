@@ -1,0 +1,45 @@
+"""`txnkv demo`: see txnkv.demo."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+
+from txnkv.cli.console import err, out, print_json
+
+
+@click.command()
+@click.option("--input", metavar="PATH", help="A directory of text files, a CSV or a Parquet file.")
+@click.option("--store", metavar="STORE", help="Make the store here, and leave it.")
+@click.option("--keep", is_flag=True, help="Leave the store also when it is a temporary one.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+def demo(input: str | None, store: str | None, keep: bool, as_json: bool) -> None:
+    """Show a Spark job that fills two tables in one transaction.
+
+    Reads real text, by default the sources of Python's standard library; kills a worker on
+    the way; rolls a second job back; and has another process look on, which sees none of the
+    rows and then all. Needs pyspark and Java 17 or later.
+
+    Exit status 1 when anything was not as claimed.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise click.ClickException("the demo needs pyspark: pip install 'txnkv[spark]'")
+    from txnkv.demo.job import run
+    from txnkv.demo.report import print_report
+
+    console = err()
+    with console.status("") as status:
+
+        def progress(what: str) -> None:
+            status.update(what)
+            if not console.is_terminal:
+                click.echo(what, err=True)
+
+        report = run(input, store, keep, progress)
+    if as_json:
+        print_json(report.document())
+    else:
+        print_report(report, out())
+    if not report.holds:
+        raise click.ClickException("not everything was as it should be")
