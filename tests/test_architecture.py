@@ -19,7 +19,7 @@ LAYERS = [
     {"coordinator"},
     {"tables"},
     {
-        "instance", "context", "client", "transaction", "session", "row_operations", "scan",
+        "instance", "context", "closing", "client", "transaction", "session", "row_operations", "scan",
         "table", "token", "job", "inspection", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},

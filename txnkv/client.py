@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from txnkv import instance as instances
+from txnkv.closing import Closing
 from txnkv.context import TxnContext
 from txnkv.coordinator import status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
@@ -75,7 +75,7 @@ def connect(
     )
 
 
-class Client:
+class Client(Closing):
     """A connection to a store. Shared by threads; a context manager."""
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
@@ -88,17 +88,6 @@ class Client:
         if not self._closed:
             self._closed = True
             instances.release(self.instance)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def path(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
 from txnkv.storage.runtime import Runtime
@@ -52,7 +53,7 @@ class ScanToken:
         return Scan(client, asked, Timestamp(self.parts.snapshot), lambda: plan)
 
 
-class Scan:
+class Scan(Closing):
     """Rows of one table. Lazy, repeatable, pinned to a snapshot at its first read.
 
     Belongs to one thread at a time.
@@ -72,6 +73,7 @@ class Scan:
         self._view: ReadView | None = None
         self._plan: Plan | None = None
         self._lock = threading.Lock()
+        self._unpin: Callable[[], object] = lambda: None
 
     @classmethod
     def over(
@@ -159,6 +161,13 @@ class Scan:
             )
         ]
 
+    def close(self) -> None:
+        """Give the snapshot up. Batches that were read stay; the next read pins anew."""
+        with self._lock:
+            self._unpin()
+            if self._view is not None:
+                self._plan = None
+
     def _planned(self) -> Plan:
         with self._lock:
             if self._plan is None:
@@ -169,7 +178,8 @@ class Scan:
         self._snapshot = snapshot
         runtime = self._client.instance.store.runtime
         runtime.pin_snapshot(snapshot)
-        weakref.finalize(self, unpin, runtime, snapshot).atexit = False
+        self._unpin = weakref.finalize(self, unpin, runtime, snapshot)
+        self._unpin.atexit = False
 
 
 def unpin(runtime: Runtime, snapshot: Timestamp) -> None:

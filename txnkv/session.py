@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from txnkv.closing import Closing
 from txnkv.context import Heart, TxnContext
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
@@ -65,7 +66,7 @@ class _Run:
 Write = tuple[TableInfo, Callable[[], Iterator[pa.RecordBatch]], str]
 
 
-class Session(RowOperations):
+class Session(RowOperations, Closing):
     """Writes rows, in a transaction or, without one, each flush in a transaction of its own.
 
     Belongs to one thread at a time.
@@ -194,9 +195,6 @@ class Session(RowOperations):
             self._closed = True
             if self._timer is not None:
                 self._timer.cancel()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,

@@ -6,11 +6,11 @@ import threading
 import weakref
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
 from txnkv.scan import Scan, unpin
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ROW_IDS: Final = 1000
 
 
-class Snapshot:
+class Snapshot(Closing):
     """The store at one instant. A context manager; keeps history from being collected.
 
     Args:
@@ -78,22 +78,11 @@ class Snapshot:
         """Give the snapshot up. Twice is fine."""
         self._unpin()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 At = Snapshot | Timestamp | datetime | None
 
 
-class Table:
+class Table(Closing):
     """A table. Shared by threads."""
 
     def __init__(self, client: Client, info: TableInfo) -> None:
@@ -112,6 +101,9 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r}>"
+
+    def close(self) -> None:
+        """Nothing to give up: the table stays, and other handles of it."""
 
     def get(self, key: Any, snapshot: At = None) -> dict[str, Any] | None:
         """The row with this key, or None.

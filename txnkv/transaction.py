@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from txnkv import token as tokens
+from txnkv.closing import Closing
 from txnkv.context import Heart, TxnContext
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.orchestration import ending_error
@@ -58,7 +59,7 @@ class TxnInfo:
     reason: str | None
 
 
-class Transaction(RowOperations):
+class Transaction(RowOperations, Closing):
     """One transaction. Shared by threads; crosses processes as a token.
 
     Used as a context manager it commits at the end and rolls back on an exception; one made
@@ -401,9 +402,6 @@ class Transaction(RowOperations):
         self.context.instance.coordinator.ids.ended(self.context.row.txn_id)
 
     # -- as a context manager ----------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
