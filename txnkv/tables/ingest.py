@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -214,17 +215,25 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
         found = pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
         raise SchemaError(f"column {name!r} is {kind}: {error}") from None
-    if pa.types.is_integer(kind) or pa.types.is_string(kind):
-        _refuse_silent_conversions(name, kind, values)
+    unfit = _silently_converted(kind)
+    if unfit is not None:
+        for value in values:
+            if value is not None and unfit(value):
+                raise SchemaError(
+                    f"column {name!r} is {kind}: {value!r} is a {type(value).__name__}"
+                )
     return found
 
 
-def _refuse_silent_conversions(name: str, kind: pa.DataType, values: Sequence[Any]) -> None:
-    """Pyarrow takes True for 1 and bytes for str without a word."""
-    wrong: type = bool if pa.types.is_integer(kind) else bytes
-    for value in values:
-        if isinstance(value, wrong):
-            raise SchemaError(f"column {name!r} is {kind}: {value!r} is a {wrong.__name__}")
+def _silently_converted(kind: pa.DataType) -> Callable[[Any], bool] | None:
+    """Which Python values pyarrow would take for this type, and change without a word."""
+    if pa.types.is_integer(kind):
+        return lambda value: isinstance(value, bool) or not hasattr(value, "__index__")
+    if pa.types.is_string(kind):
+        return lambda value: isinstance(value, bytes)
+    if pa.types.is_date(kind):
+        return lambda value: isinstance(value, datetime)
+    return None
 
 
 def _exact_types(kind: pa.DataType) -> tuple[type, ...]:
