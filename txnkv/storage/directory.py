@@ -92,6 +92,18 @@ class StoreDirectory:
         """The folder of what is volatile."""
         return self.path / "runtime"
 
+    def refuse_lost_status(self) -> None:
+        """Called before an empty status database is given its schema.
+
+        Raises:
+            CorruptionError: the store holds data, so that there was one and it is lost.
+        """
+        if any(_holds_something(self.path / name) for name in ("tablets", "logs")):
+            raise CorruptionError(
+                f"{self.status_path} is missing or empty, but the store holds data, of which it "
+                "was the catalog. Put it back from a backup"
+            )
+
     def tablet_dir(self, tablet_id: int) -> Path:
         """The folder of a tablet's LMDB environment, there or not."""
         return self.path / "tablets" / str(tablet_id)

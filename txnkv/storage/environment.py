@@ -30,7 +30,7 @@ from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
 from txnkv.storage.fork import GATE
 from txnkv.storage.gate import SharedGate
 from txnkv.storage.lmdb_errors import translate
-from txnkv.storage.lmdb_handles import Handles, Scope
+from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
 from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb
 from txnkv.storage.seam import declare_fault_point, fault_point
 
@@ -113,8 +113,10 @@ class Environment:
                     self._move_map(OpenLmdb.adopt)
                 except _OpenedToRead:
                     self.close()
+                except StaleHandleError:
+                    continue  # a thread that had the write lock before made the database
                 except (lmdb.Error, OSError) as error:
-                    self._fail(error)
+                    self.fail(error)
             fault_point("lmdb.after_commit")
             return result
 
@@ -134,8 +136,11 @@ class Environment:
             assert self._lmdb is not None
             return self._handles.inside(self._lmdb, scope, name, flags)
         with GATE.use():
-            with self._gate.use():
-                known = self._opened().handles.get(name)
+            try:
+                with self._gate.use():
+                    known = self._opened().handles.get(name)
+            except (lmdb.Error, OSError) as error:
+                self.fail(error)
             if known is None:
                 return self.write(lambda _: self._made(name, flags))
             return known[0]
@@ -164,7 +169,7 @@ class Environment:
             try:
                 self._opened().env.copy(str(folder), compact=compact)
             except (lmdb.Error, OSError) as error:
-                self._fail(error)
+                self.fail(error)
 
     @property
     def map_size(self) -> int:
@@ -248,7 +253,7 @@ class Environment:
                 except lmdb.MapResizedError:
                     self._adopt_for_read()
                 except (lmdb.Error, OSError) as error:
-                    self._fail(error)
+                    self.fail(error)
         except BaseException:
             GATE.leave()
             raise
@@ -348,7 +353,7 @@ class Environment:
                 # LMDB unmaps before it maps: after a failure it has no map at all.
                 self.close_now()
                 if isinstance(error, lmdb.Error | OSError):
-                    self._fail(error)
+                    self.fail(error)
                 raise
 
     def _adopt_for_read(self) -> None:
@@ -359,7 +364,8 @@ class Environment:
             )
         self._move_map(OpenLmdb.adopt)
 
-    def _fail(self, error: Exception) -> NoReturn:
+    def fail(self, error: Exception) -> NoReturn:
+        """Raises the error of txnkv for one of LMDB or of the system, or that one itself."""
         if isinstance(error, lmdb.PanicError):
             # LMDB refuses this environment until it is opened again.
             self.close(timeout=_PANIC_SECONDS)
@@ -382,9 +388,12 @@ class ReadScope:
         self._scope = self._environment.begin_read()
         return self._scope.txn
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *reason: object) -> None:
         assert self._scope is not None
         self._environment.end_read(self._scope)
+        for error in reason:
+            if isinstance(error, lmdb.Error):
+                self._environment.fail(error)
 
 
 class _OpenedToRead(Exception):

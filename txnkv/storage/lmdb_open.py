@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class OpenLmdb:
         writing = writing or _is_empty(path)
         opened = cls(_open_env(path, options, map_size, writing), path, writing)
         try:
+            if not options.read_only:
+                opened._cover()
             opened._open_handles()
         except BaseException:
             opened.env.close()
@@ -109,6 +112,27 @@ class OpenLmdb:
         """Unmaps the environment. No transaction is live."""
         self.handles.clear()
         self.env.close()
+
+    def _cover(self) -> None:
+        """Makes the file as long as LMDB takes it to be.
+
+        A file that was cut off (a copy that broke off, a damaged file system) is a SIGBUS to
+        whoever reads beyond its end; zeros there are found out by LMDB and by the checksums.
+        """
+        end = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+        file = self.path / "data.mdb"
+        if file.stat().st_size >= end or not hasattr(os, "posix_fallocate"):
+            return
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            # Unlike ftruncate it never shortens what another process has written meanwhile. LMDB
+            # may leave free pages at the end unwritten, so without room all may still be well.
+            with suppress(OSError):
+                if size < end:
+                    os.posix_fallocate(descriptor, size, end - size)
+        finally:
+            os.close(descriptor)
 
     def _open_handles(self) -> None:
         with self.env.begin() as txn:

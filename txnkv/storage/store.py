@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -45,7 +46,7 @@ class Store:
                 directory.status_lock_path,
                 self._runtime,
                 schema_sql,
-                initialise=initialise,
+                initialise=partial(_initialise, directory, initialise),
                 read_only=directory.read_only,
             )
         except BaseException:
@@ -138,6 +139,14 @@ class Store:
             self._status.close()
             self._runtime.close()
         return self._users == 0
+
+
+def _initialise(
+    directory: StoreDirectory, initialise: Callable[[apsw.Cursor], None] | None, cur: apsw.Cursor
+) -> None:
+    directory.refuse_lost_status()
+    if initialise is not None:
+        initialise(cur)
 
 
 class _Stores:
