@@ -132,21 +132,23 @@ class Nothing(DataSource):
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """A local Spark."""
+    """The Spark that runs, or a local one for as long as the block lasts."""
     txnkv.spark.require_java()
-    spark = (
+    there = SparkSession.getActiveSession()
+    spark = there or (
         SparkSession.builder.master(f"local[{CORES}]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
+        .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(Nothing)
     try:
         yield spark
     finally:
-        spark.stop()
+        if there is None:
+            spark.stop()
 
 
 class Tables:

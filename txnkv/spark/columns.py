@@ -123,18 +123,15 @@ class FromSpark:
     """
 
     def __init__(self, table: Schema, given: pa.Schema) -> None:
-        self._unsigned = [
-            position
-            for position, field in enumerate(given)
-            if field.name in table.columns
-            and table.columns[field.name].type == pa.uint64()
-            and pa.types.is_decimal128(field.type)
-            and field.type.scale == 0
-        ]
-        self.schema: pa.Schema = given.remove_metadata()
-        for position in self._unsigned:
-            field = given.field(position)
-            self.schema = self.schema.set(position, field.with_type(pa.uint64()))
+        self._cast: list[int] = []
+        fields = []
+        for position, field in enumerate(given):
+            column = table.columns.get(field.name)
+            kind = field.type if column is None else _unsigned(field.type, column.type)
+            if kind != field.type:
+                self._cast.append(position)
+            fields.append(pa.field(field.name, kind, field.nullable))
+        self.schema: pa.Schema = pa.schema(fields)
         Normaliser(table, self.schema)
 
     def reader(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -142,13 +139,23 @@ class FromSpark:
         return pa.RecordBatchReader.from_batches(self.schema, map(self._batch, batches))
 
     def _batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._unsigned:
+        if not self._cast:
             return batch
         arrays: list[Any] = list(batch.columns)
-        for position in self._unsigned:
+        for position in self._cast:
+            field = self.schema.field(position)
             try:
-                arrays[position] = pc.cast(arrays[position], pa.uint64())
+                arrays[position] = pc.cast(arrays[position], field.type)
             except pa.ArrowInvalid as error:
-                name = self.schema.field(position).name
-                raise SchemaError(f"column {name!r} is uint64: {error}") from None
+                raise SchemaError(f"column {field.name!r} is {field.type}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _unsigned(given: pa.DataType, column: pa.DataType) -> pa.DataType:
+    """`given`, with uint64 for the decimals that Spark holds it in."""
+    if column == pa.uint64() and pa.types.is_decimal128(given) and given.scale == 0:
+        return column
+    if pa.types.is_list(column) and pa.types.is_list(given):
+        inner = _unsigned(given.value_type, column.value_type)
+        return given if inner == given.value_type else pa.list_(inner)
+    return given

@@ -26,30 +26,35 @@ from txnkv.transaction import Transaction
 
 PATIENCE: Final = 3.0
 _POLL: Final = 0.2
+_THREAD: Final = "txnkv-hand-over"
 _log = logging.getLogger("txnkv")
+_held: Final[list[Transaction]] = []
 
 
 def hand_over(txn: Transaction, path: str) -> None:
     """Keep a transaction alive that this process began, beyond the life of this process."""
-    if not os.environ.get("SPARK_REUSE_WORKER"):
+    reused = bool(os.environ.get("SPARK_REUSE_WORKER"))
+    keeper = None if reused else _start(txn, path)
+    threading.Thread(target=_see_to, args=(txn, path, keeper), name=_THREAD, daemon=True).start()
+    if keeper is not None:
+        _await_beats(keeper, txn)
+
+
+def at_work() -> bool:
+    """Whether a transaction of this process is still being seen to."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
+
+
+def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -> None:
+    """Holds the transaction, and with it its heartbeats, until a keeper does."""
+    if keeper is None:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            if not _is_open(txn):
+                return
+            time.sleep(_POLL)
         keeper = _start(txn, path)
         _await_beats(keeper, txn)
-        threading.Thread(target=keeper.wait, name="txnkv-keeper", daemon=True).start()
-    else:
-        threading.Thread(
-            target=_later, args=(txn, path), name="txnkv-hand-over", daemon=True
-        ).start()
-
-
-def _later(txn: Transaction, path: str) -> None:
-    """Holds the transaction, and with it its heartbeats, until a keeper does."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if not _is_open(txn):
-            return
-        time.sleep(_POLL)
-    keeper = _start(txn, path)
-    _await_beats(keeper, txn)
     keeper.wait()
 
 
@@ -97,6 +102,3 @@ def _await_beats(keeper: subprocess.Popen[Any], txn: Transaction) -> None:
             answer or f"exit status {keeper.wait()}",
         )
         _held.append(txn)
-
-
-_held: Final[list[Transaction]] = []

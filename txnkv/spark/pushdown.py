@@ -4,6 +4,15 @@ They differ on floats: to Spark NaN equals NaN and is above every number, to Arr
 neither; and zone maps tell -0.0 from 0.0. So of floats only those filters are pushed down
 that no NaN satisfies, with constants that are neither NaN nor zero. A filter that is not
 pushed down Spark evaluates itself, which is always right.
+
+Spark 4.1 to 4.3 keeps one plan for each `load()`, not for each query. With one data frame df,
+
+    df.where("id > 5").count()      plans a read of id > 5, and keeps it
+    df.count()                      has no filter to push, so it takes the plan that is there,
+                                    and counts the rows with id > 5
+
+and so does `df.where("id > 5").union(df)`. No data source can see that coming. So filters are
+pushed down where the caller says, by option pushFilters, that the data frame is for one query.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
 from txnkv.tables.staging import require_operation
 
-_READ: Final = ("path", "table", "token", "columns", "snapshot")
+_READ: Final = ("path", "table", "token", "columns", "snapshot", "pushFilters")
 _WRITE: Final = ("path", "table", "token", "operation", "timeout", "keepaliveTime")
 _LATER: Final = (
     "topic",
@@ -36,6 +36,7 @@ class Settings:
         path: absolute.
         columns: the projection of a read; None for all.
         snapshot: what a read sees; None for the latest.
+        push_filters: whether each data frame of the read serves one query alone; see `pushdown`.
         timeout: seconds for a write in a transaction of its own, or None.
         keepalive_time: seconds without heartbeat until that transaction is aborted.
     """
@@ -45,6 +46,7 @@ class Settings:
     token: str | None = None
     columns: tuple[str, ...] | None = None
     snapshot: Timestamp | datetime | None = None
+    push_filters: bool = False
     operation: str = "insert"
     timeout: float | None = None
     keepalive_time: float = KEEPALIVE_TIME
@@ -69,6 +71,7 @@ class Settings:
             *_place(given),
             columns=None if columns is None else _columns(columns),
             snapshot=None if snapshot is None else _snapshot(snapshot),
+            push_filters=_flag("pushFilters", given.get("pushFilters", "false")),
         )
 
     @classmethod
@@ -163,3 +166,9 @@ def _seconds(name: str, text: str | float) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} is seconds above 0, not {text!r}")
     return value
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{name} is 'true' or 'false', not {text!r}")
+    return text.lower() == "true"

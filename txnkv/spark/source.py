@@ -50,8 +50,8 @@ class TxnkvDataSource(DataSource):
                     f"schema given says {given.dataType.simpleString()}"
                     f"{'' if given.nullable else ' not null'}: leave out .schema(...)"
                 )
-        kind = PushingReader if pushdown.asked_for() else TxnkvReader
-        return kind(settings, arrow_schema(schema))
+        pushing = settings.push_filters and pushdown.asked_for()
+        return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer into a table, its job begun.

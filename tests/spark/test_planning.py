@@ -1,0 +1,170 @@
+"""What is wrong is refused while Spark plans, with a message that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+import txnkv.spark
+from txnkv.spark.settings import Settings
+
+pytestmark = pytest.mark.spark
+
+PLACE = {"path": "/somewhere", "table": "t"}
+
+
+def test_options_are_taken() -> None:
+    read = Settings.of_read(PLACE | {"columns": "id, v", "SNAPSHOT": "123"})
+    assert (read.path, read.table, read.columns) == ("/somewhere", "t", ("id", "v"))
+    assert read.snapshot == txnkv.Timestamp(123)
+    dated = Settings.of_read(PLACE | {"snapshot": "2024-01-02T03:04:05+00:00"})
+    assert dated.snapshot == datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    write = Settings.of_write(
+        PLACE | {"operation": "insert_ignore", "timeout": "60", "keepalivetime": "2.5"}
+    )
+    assert (write.operation, write.timeout, write.keepalive_time) == ("insert_ignore", 60.0, 2.5)
+
+
+def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.of_read({"path": "store", "table": "t"}).path == str(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"table": "t"}, ValueError, "option path is missing"),
+        ({"path": "/s"}, ValueError, "option table is missing"),
+        (PLACE | {"colums": "id"}, ValueError, "no option 'colums'; its options are path, table"),
+        (PLACE | {"operation": "insert"}, ValueError, "a read has no option 'operation'"),
+        (PLACE | {"columns": "id,,v"}, ValueError, "names with commas"),
+        (PLACE | {"columns": "id,id"}, ValueError, "twice"),
+        (PLACE | {"snapshot": "yesterday"}, ValueError, "ISO 8601"),
+        (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
+        (PLACE | {"topic": "events"}, txnkv.NotSupportedError, "topics and streams"),
+        (PLACE | {"pushFilters": "yes"}, ValueError, "pushFilters is 'true' or 'false'"),
+        ({"path": "grpc://host:1", "table": "t"}, txnkv.NotSupportedError, "this machine"),
+    ],
+)
+def test_options_of_a_read_are_checked(
+    options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Settings.of_read(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"columns": "id"}, ValueError, "a write has no option 'columns'"),
+        ({"operation": "upsert"}, txnkv.NotSupportedError, "upsert is not there yet"),
+        ({"operation": "replace"}, ValueError, "'replace' is no operation"),
+        ({"timeout": "soon"}, ValueError, "seconds above 0"),
+        ({"timeout": "0"}, ValueError, "seconds above 0"),
+        ({"keepaliveTime": "nan"}, ValueError, "seconds above 0"),
+        ({"token": "x", "timeout": "1"}, ValueError, "of its own"),
+    ],
+)
+def test_options_of_a_write_are_checked(
+    options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Settings.of_write(PLACE | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": "/no/such/store"}, "StoreNotFoundError"),
+        ({"table": "nobody"}, "TableNotFoundError"),
+        ({"columns": "id,nobody"}, "there is no column 'nobody'"),
+        ({"snapshot": str(1 << 62)}, "is in the future"),
+        ({"token": "forged"}, "InvalidTokenError"),
+    ],
+)
+def test_a_read_is_refused_in_planning(
+    spark: Any, load: Callable[..., Any], options: dict[str, str], words: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match=words):
+        load(**options).collect()
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "words"),
+    [
+        ("SELECT 1L AS id, 'a' AS v", {"table": "nobody"}, "TableNotFoundError"),
+        ("SELECT 1L AS id, 'a' AS v", {"operation": "upsert"}, "NotSupportedError"),
+        ("SELECT 1L AS id, 'a' AS v", {"token": "forged"}, "InvalidTokenError"),
+        ("SELECT 1L AS id, 'a' AS v, 2 AS w", {}, "columns that the table does not have: w"),
+        ("SELECT 'a' AS v", {}, "no column 'id'"),
+        ("SELECT 1L AS id, 1L AS v", {}, "column 'v' is string, the data has int64"),
+        ("SELECT 1.5D AS id, 'a' AS v", {}, "column 'id' is int64, the data has double"),
+        ("SELECT 1L AS id, named_struct('a', 1) AS v", {}, "column 'v' is string"),
+        ("SELECT 1L AS id, interval '1' year AS v", {}, "Spark cannot hand over"),
+    ],
+)
+def test_a_write_is_refused_in_planning(
+    spark: Any,
+    save: Callable[..., None],
+    client: txnkv.Client,
+    select: str,
+    options: dict[str, str],
+    words: str,
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match=words):
+        save(spark.sql(select), **options)
+    assert client.transactions() == []
+
+
+def test_overwrite_is_refused_in_planning(rows: Callable[..., Any], where: dict[str, str]) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match="NotSupportedError: mode overwrite deletes rows"):
+        rows(1, 2).write.format("txnkv").options(**where).mode("overwrite").save()
+
+
+def test_a_schema_of_the_callers_must_fit(spark: Any, where: dict[str, str]) -> None:
+    from pyspark.errors import AnalysisException
+
+    reader = spark.read.format("txnkv").options(**where)
+    assert reader.schema("v string, id bigint").load().columns == ["v", "id"]
+    assert reader.schema("v string, id bigint").load().collect() == []
+    with pytest.raises(AnalysisException, match="the schema given says int"):
+        reader.schema("id int").load().collect()
+
+
+def test_a_type_that_spark_has_not(client: txnkv.Client, load: Callable[..., Any]) -> None:
+    from pyspark.errors import AnalysisException
+
+    schema = txnkv.Schema({"id": "int64", "d": "decimal128(5, -2)?"}, primary_key=["id"])
+    client.create_table("odd", schema)
+    with pytest.raises(AnalysisException, match="Spark has no type for: leave it out by option"):
+        load(table="odd")
+    assert load(table="odd", columns="id").collect() == []
+
+
+def test_options_join_a_transaction(client: txnkv.Client, where: dict[str, str]) -> None:
+    with client.transaction() as txn:
+        made = txnkv.spark.options(txn, client.table("t"))
+        assert made == where | {"token": str(txn.serialize())}
+        with pytest.raises(txnkv.TableNotFoundError):
+            txnkv.spark.options(txn, "nobody")
+    with pytest.raises(txnkv.InvalidTxnStateError, match="cannot hand it to Spark"):
+        txnkv.spark.options(txn, "t")
+
+
+def test_registering_by_hand_does_no_harm(
+    spark: Any, save: Callable[..., None], rows: Callable[..., Any], ids: Callable[..., list[int]]
+) -> None:
+    txnkv.spark.register(spark)
+    save(rows(1, 3))
+    assert ids() == [1, 2, 3]
