@@ -1,0 +1,115 @@
+"""What README, docs and examples say is so: their programs run, the help stands as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import txnkv.errors
+import txnkv.spark
+from txnkv.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+README = PYTHON.findall((ROOT / "README.md").read_text())
+WIDTH = {"terminal_width": 90, "max_content_width": 90}
+
+
+def java():
+    try:
+        return txnkv.spark.require_java()
+    except txnkv.errors.NotSupportedError:
+        return None
+
+
+needs_java = pytest.mark.skipif(java() is None, reason="needs Java 17 or later")
+
+
+def run_program(text, folder):
+    """As a user does: a file, run from a directory of one's own."""
+    path = folder / "program.py"
+    path.write_text(text)
+    ran = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_program_in_the_readme(tmp_path):
+    program, _ = README
+    assert run_program(program, tmp_path).splitlines() == [
+        "{'id': 1, 'region': 'eu', 'total': 9.5}",
+        "[{'id': 1, 'n': 1, 'item': 'ink'}, {'id': 1, 'n': 2, 'item': 'paper'}]",
+    ]
+    assert len(program.strip().splitlines()) <= 20
+
+
+@pytest.mark.spark
+@needs_java
+def test_the_spark_program_in_the_readme(tmp_path):
+    plain, spark = README
+    run_program(plain, tmp_path)
+    assert run_program(spark, tmp_path).splitlines()[-1] == "3 4"
+
+
+def test_the_programs_in_the_howto(tmp_path):
+    blocks = PYTHON.findall((ROOT / "docs" / "howto.md").read_text())
+    assert run_program("\n".join(blocks), tmp_path).splitlines() == [
+        "1000",
+        "[(999, 'AlreadyPresentError')]",
+        "1 1",
+        "{'id': 10001, 'region': 'eu', 'total': 3.0}",
+        "[{'id': 1000, 'total': 2.5}]",
+        "500",
+        "2",
+        "3",
+        "1",
+        "20",
+        "ABORTED",
+        "True",
+    ]
+
+
+def commands(command, *names):
+    yield names
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, *names, name)
+
+
+@pytest.mark.parametrize("names", list(commands(main)), ids=" ".join)
+def test_the_help_of_every_command_stands_in_the_docs(names):
+    context = click.Context(main, info_name="txnkv", **WIDTH, **main.context_settings)
+    for name in names:
+        command = context.command.commands[name]
+        context = click.Context(command, info_name=name, parent=context, **WIDTH)
+    wanted = f"```text\n{context.command.get_help(context)}\n```"
+    # Line breaks differ between versions of click.
+    assert " ".join(wanted.split()) in " ".join((ROOT / "docs" / "cli.md").read_text().split())
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples(path, tmp_path):
+    text = path.read_text()
+    if "pyspark" in text and java() is None:
+        pytest.skip("needs Java 17 or later")
+    assert run_program(text, tmp_path).strip()
+
+
+def test_links_in_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
