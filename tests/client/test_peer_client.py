@@ -25,7 +25,7 @@ CLIENT_TEST = {
         count -> 0
         commit c
         count -> 123
-        errors c
+        errors c -> none
         rollback c -> InvalidTxnStateError: COMMITTED
         commit c -> as c
     """,
@@ -206,7 +206,7 @@ JAVA_CLIENT = {
         staged -> 1
         apply r 2 -> ClosedError: session was closed
         rollback a
-        errors r
+        errors r -> none
         count -> 0
         staged -> 0
     """,

@@ -1,0 +1,465 @@
+"""Sessions: flush modes, rows at the call, errors that are told once and never lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import txnkv
+
+MODES = ["manual", "auto_background", "auto_sync"]
+
+
+@pytest.fixture(params=[True, False], ids=["in a transaction", "outside"])
+def make(request: pytest.FixtureRequest, client: txnkv.Client) -> Any:
+    """A call with a flush mode gives a session and what ends it."""
+
+    def made(mode: str = "manual") -> tuple[txnkv.Session, Any]:
+        if not request.param:
+            session = client.new_session(mode)
+            return session, session.flush
+        txn = client.new_transaction()
+        return txn.new_session(mode), txn.commit
+
+    return made
+
+
+# -- flush modes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_arrive_in_every_mode(make: Any, table: txnkv.Table, mode: str) -> None:
+    session, end = make(mode)
+    for id in range(20):
+        session.insert(table, (id, str(id)))
+    end()
+    assert sorted(row["id"] for row in table.scan()) == list(range(20))
+    assert table.get(7) == {"id": 7, "v": "7"}
+
+
+def test_flush_modes_are_checked(client: txnkv.Client) -> None:
+    """test_session_flush_modes."""
+    with pytest.raises(ValueError, match="flush_mode is one of manual, auto_background, auto_sync"):
+        client.new_session("sometimes")
+    with pytest.raises(ValueError, match="flush_mode"):
+        client.new_transaction().new_session("sometimes")
+
+
+def test_manual_waits_for_flush(client: txnkv.Client, table: txnkv.Table) -> None:
+    session = client.new_session()
+    session.insert(table, (1, None))
+    assert session.has_pending
+    assert table.count() == 0
+    assert session.flush() == txnkv.WriteResult(inserted=1)
+    assert not session.has_pending
+    assert session.flush() == txnkv.WriteResult()
+    assert table.count() == 1
+
+
+def test_auto_sync_writes_at_once(client: txnkv.Client, table: txnkv.Table) -> None:
+    """TestInsertAutoFlushSync: each call is a flush; an error comes at the call."""
+    session = client.new_session("auto_sync")
+    session.insert(table, (1, None))
+    assert table.count() == 1
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        session.insert(table, (1, None))
+    session.insert(table, (2, None))
+    session.insert_ignore(table, (2, None))
+    assert table.count() == 2
+
+
+def test_auto_background_writes_by_itself(
+    client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TestAutoFlushBackgroundSmallOps, and with rows enough at once, BigOps."""
+    monkeypatch.setattr("txnkv.session._BACKGROUND_SECONDS", 0.05)
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    until(lambda: table.count() == 1)
+    monkeypatch.setattr("txnkv.session._BACKGROUND_SECONDS", 1000.0)
+    monkeypatch.setattr("txnkv.session._BACKGROUND_ROWS", 10)
+    for id in range(10, 20):
+        session.insert(table, (id, None))
+    until(lambda: table.count() == 11)
+    session.close()
+
+
+def test_auto_background_tells_of_its_errors_at_flush(
+    client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TestAutoFlushBackgroundAndErrorCollector: none lost, none told twice."""
+    monkeypatch.setattr("txnkv.session._BACKGROUND_SECONDS", 0.01)
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    session.flush()
+    session.insert(table, (1, "again"))
+    until(lambda: not session.has_pending)
+    session.insert(table, (2, None))
+    with pytest.raises(txnkv.RowErrors) as caught:
+        session.flush()
+    assert [error.key for error in caught.value.errors] == [1]
+    session.flush()
+    session.close()
+    assert table.count() == 2
+
+
+def test_an_abandoned_background_session_does_not_flush(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TestAutoFlushBackgroundDropSession."""
+    monkeypatch.setattr("txnkv.session._BACKGROUND_SECONDS", 0.05)
+    session = client.new_session("auto_background")
+    session.insert(table, (1, None))
+    gone = weakref.ref(session)
+    timer = session._timer
+    del session
+    gc.collect()
+    assert gone() is None
+    assert timer is not None
+    timer.join(10)
+    assert table.count() == 0
+
+
+def test_many_tables_and_operations_in_one_flush(make: Any, client: txnkv.Client) -> None:
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    for name in "ab":
+        client.create_table(name, schema)
+    session, end = make()
+    for id in range(6):
+        session.insert("ab"[id % 2], (id,))
+        session.insert_ignore("b", (id,))
+    result = session.flush()
+    assert (result.inserted, result.ignored) == (9, 3)
+    end()
+    assert client.table("a").count() == 3
+    assert client.table("b").count() == 6
+
+
+def test_a_row_waits_for_the_order_it_was_given_in(make: Any, table: txnkv.Table) -> None:
+    session, end = make()
+    session.insert_ignore(table, (1, "first"))
+    session.insert_ignore(table, (1, "second"))
+    session.insert_ignore(table, (1, "third"))
+    assert session.flush().ignored == 2
+    end()
+    assert table.get(1) == {"id": 1, "v": "first"}
+
+
+# -- closing ---------------------------------------------------------------------------
+
+
+def test_close_flushes(make: Any, table: txnkv.Table) -> None:
+    session, end = make()
+    with session:
+        session.insert(table, (1, None))
+    with pytest.raises(txnkv.ClosedError, match="make a new one"):
+        session.insert(table, (2, None))
+    with pytest.raises(txnkv.ClosedError):
+        session.write(table, {})
+    session.close()
+    end()
+    assert table.count() == 1
+
+
+def test_with_drops_what_waits_on_an_exception(make: Any, table: txnkv.Table) -> None:
+    session, end = make()
+    try:
+        with session:
+            session.insert(table, (1, None))
+            raise KeyError
+    except KeyError:
+        pass
+    end()
+    assert table.count() == 0
+
+
+def test_close_tells_of_errors_and_is_closed(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.new_session() as session:
+        session.insert(table, (1, None))
+    session = client.new_session()
+    session.insert(table, (1, None))
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        session.close()
+    session.close()
+    with pytest.raises(txnkv.ClosedError):
+        session.insert(table, (2, None))
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+def test_row_errors_name_the_keys(make: Any, client: txnkv.Client) -> None:
+    """test_capture_kudu_error, test_failed_write_op: op, table, key, error; in order."""
+    schema = txnkv.Schema({"a": "int64", "b": "string", "n": "int64?"}, primary_key=["b", "a"])
+    pairs = client.create_table("pairs", schema)
+    with client.new_session() as before:
+        before.insert(pairs, {"a": 1, "b": "x"})
+        before.insert(pairs, {"a": 2, "b": "x"})
+    session, end = make()
+    for a, b in [(1, "x"), (9, "z"), (2, "x"), (9, "z")]:
+        session.insert(pairs, {"a": a, "b": b})
+    with pytest.raises(txnkv.RowErrors) as caught:
+        session.flush()
+    errors = caught.value.errors
+    assert caught.value.count == 3
+    assert {error.key for error in errors} == {("x", 1), ("x", 2), ("z", 9)}
+    for error in errors:
+        assert (error.op, error.table) == ("insert", "pairs")
+        assert isinstance(error.error, txnkv.AlreadyPresentError)
+        assert repr(error.key) in str(caught.value)
+    assert session.pending_errors() == errors
+    assert session.pending_errors() == []
+    end()
+    assert pairs.count() == 3  # the rows without error stand
+
+
+def test_errors_read_from_pending_are_told(client: txnkv.Client, table: txnkv.Table) -> None:
+    """GetPendingErrors drains: a commit does not raise what was read."""
+    with client.new_session() as before:
+        before.insert(table, (1, None))
+    txn = client.new_transaction()
+    session = txn.new_session("auto_sync")
+    with pytest.raises(txnkv.RowErrors):
+        session.insert(table, (1, None))
+    txn.commit()  # told at the call
+    assert [error.key for error in session.pending_errors()] == [1]
+
+
+def test_errors_nobody_was_told_of_raise_at_commit(
+    client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the background session and an unflushed one; then commit may be called again."""
+    monkeypatch.setattr("txnkv.session._BACKGROUND_SECONDS", 0.01)
+    with client.new_session() as before:
+        before.insert(table, (1, None))
+    txn = client.new_transaction()
+    session = txn.new_session("auto_background")
+    session.insert(table, (1, None))
+    session.insert(table, (2, None))
+    until(lambda: not session.has_pending)
+    with pytest.raises(txnkv.RowErrors, match="key 1"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.OPEN
+    txn.commit()
+    assert [row["id"] for row in table.scan()] == [1, 2]
+
+
+def test_errors_of_every_session_are_told(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.new_session() as before:
+        for id in range(3):
+            before.insert(table, (id, None))
+    txn = client.new_transaction()
+    for id in range(3):
+        txn.new_session().insert(table, (id, None))
+    told = []
+    for _ in range(3):
+        with pytest.raises(txnkv.RowErrors) as caught:
+            txn.commit()
+        told += [error.key for error in caught.value.errors]
+    assert sorted(told) == [0, 1, 2]
+    txn.commit()
+
+
+def test_at_most_a_thousand_errors_are_kept(client: txnkv.Client, table: txnkv.Table) -> None:
+    """Error buffer: all are counted, 1,000 are kept."""
+    session = client.new_session()
+    for _ in range(2):
+        for id in range(1500):
+            session.insert(table, (id, None))
+        if table.count() == 0:
+            session.flush()
+    with pytest.raises(txnkv.RowErrors, match="1500 rows refused") as caught:
+        session.flush()
+    assert caught.value.count == 1500
+    assert len(caught.value.errors) == len(session.pending_errors()) == 1000
+    assert table.count() == 1500
+
+
+def test_a_write_outside_of_transactions_stands_row_by_row(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """Batches are not atomic outside a transaction: the good rows stand."""
+    session = client.new_session()
+    for id in (1, 2, 2, 3):
+        session.insert(table, (id, None))
+    with pytest.raises(txnkv.RowErrors, match="key 2: an earlier row of the same data"):
+        session.flush()
+    assert table.count() == 3
+    assert client.stats()["staged_row_sets"] == 0
+
+
+# -- rows ------------------------------------------------------------------------------
+
+EVENT = txnkv.Schema(
+    {
+        "id": "int64",
+        "name": "string",
+        "score": "float64?",
+        "kind": txnkv.Column("string", default="plain"),
+        "count": txnkv.Column("int32", nullable=True, default=7),
+    },
+    primary_key=["id"],
+)
+
+
+@dataclasses.dataclass
+class Event:
+    id: int
+    name: str
+    score: float | None = None
+
+
+WHOLE = {"id": 1, "name": "a", "score": None, "kind": "plain", "count": 7}
+GOOD_ROWS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("dict with defaults", {"id": 1, "name": "a"}, WHOLE),
+    ("dict in another order", {"name": "a", "id": 1, "score": None}, WHOLE),
+    ("dict in full", {**WHOLE, "score": 2.5}, {**WHOLE, "score": 2.5}),
+    ("tuple", (1, "a", None, "plain", 7), WHOLE),
+    ("list", [1, "a", None, "plain", 7], WHOLE),
+    ("dataclass", Event(1, "a"), WHOLE),
+    ("null instead of a default", {"id": 1, "name": "a", "count": None}, {**WHOLE, "count": None}),
+    ("null in a tuple", (1, "a", None, "plain", None), {**WHOLE, "count": None}),
+    ("int for a float", {"id": 1, "name": "a", "score": 3}, {**WHOLE, "score": 3.0}),
+    ("empty string", {"id": 1, "name": ""}, {**WHOLE, "name": ""}),
+    ("nul in a string", {"id": 1, "name": "a\0b"}, {**WHOLE, "name": "a\0b"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "stored"), [case[1:] for case in GOOD_ROWS], ids=[case[0] for case in GOOD_ROWS]
+)
+def test_rows(make: Any, client: txnkv.Client, row: Any, stored: dict[str, Any]) -> None:
+    events = client.create_table("events", EVENT)
+    session, end = make()
+    session.insert(events, row)
+    end()
+    assert events.get(1) == stored
+
+
+BAD_ROWS: list[tuple[str, Any, type[Exception], str]] = [
+    ("unknown column", {"id": 1, "name": "a", "nam": 1}, txnkv.SchemaError, "no column 'nam'"),
+    ("missing column", {"id": 1}, txnkv.SchemaError, "'name' is not nullable"),
+    ("missing key", {"name": "a"}, txnkv.SchemaError, "'id' is not nullable"),
+    ("null in a key", {"id": None, "name": "a"}, txnkv.SchemaError, "'id' is not nullable"),
+    (
+        "null where none may be",
+        {"id": 1, "name": None},
+        txnkv.SchemaError,
+        "'name' is not nullable",
+    ),
+    (
+        "null instead of a default that may not be",
+        {"id": 1, "name": "a", "kind": None},
+        txnkv.SchemaError,
+        "'kind' is not nullable",
+    ),
+    ("string for an int", {"id": "1", "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("float for an int", {"id": 1.5, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("bool for an int", {"id": True, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("int for a string", {"id": 1, "name": 5}, txnkv.SchemaError, "'name' is string"),
+    ("bytes for a string", {"id": 1, "name": b"a"}, txnkv.SchemaError, "is a bytes"),
+    ("too large", {"id": 1 << 63, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    (
+        "too large for int32",
+        {"id": 1, "name": "a", "count": 1 << 31},
+        txnkv.SchemaError,
+        "'count' is int32",
+    ),
+    ("short tuple", (1, "a"), txnkv.SchemaError, "a row has 5 values"),
+    ("long tuple", (1, "a", None, "b", 1, 2), txnkv.SchemaError, "this one has 6"),
+    (
+        "null in a tuple",
+        (1, None, None, "plain", 7),
+        txnkv.SchemaError,
+        "'name' is not nullable",
+    ),
+    ("a scalar", 5, TypeError, "a row is a dict"),
+    ("a dataclass itself", Event, TypeError, "a row is a dict"),
+    ("a string", "abcde", TypeError, "a row is a dict"),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("row", "kind", "words"), [case[1:] for case in BAD_ROWS], ids=[case[0] for case in BAD_ROWS]
+)
+def test_bad_rows_are_refused_at_the_call(
+    make: Any, client: txnkv.Client, row: Any, kind: type[Exception], words: str, mode: str
+) -> None:
+    """WritingRowsWithUnsetNonNullableColumns, and others of the kind."""
+    events = client.create_table("events", EVENT)
+    session, end = make(mode)
+    with pytest.raises(kind, match=words):
+        session.insert(events, row)
+    session.insert(events, {"id": 2, "name": "good"})
+    end()
+    assert [row["id"] for row in events.scan()] == [2]
+
+
+def test_values_of_every_type(client: txnkv.Client) -> None:
+    values = {
+        "bool": True,
+        "int8": -128,
+        "uint64": (1 << 64) - 1,
+        "float32": 0.5,
+        "float64": 1e300,
+        "string": "zwölf",
+        "binary": b"\0\xff",
+        "date32": date(1969, 12, 31),
+        "timestamp[us]": datetime(1900, 1, 1, 1, 2, 3, 4),
+        "timestamp[us, tz=UTC]": datetime(2026, 1, 1, tzinfo=UTC),
+        "decimal128(10, 2)": Decimal("-12345678.90"),
+        "list<int64>": [1, None, 3],
+        "list<string>": [],
+    }
+    columns = {"id": "int64"} | {f"c{n}": f"{name}?" for n, name in enumerate(values)}
+    table = client.create_table("all", txnkv.Schema(columns, primary_key=["id"]))
+    row = {f"c{n}": value for n, value in enumerate(values.values())}
+    with client.new_session() as session:
+        session.insert(table, {"id": 1, **row})
+        session.insert(table, {"id": 2})
+    assert table.get(1) == {"id": 1, **row}
+    assert table.get(2) == {"id": 2} | dict.fromkeys(row)
+    assert list(table.scan(ordered=True)) == [table.get(1), table.get(2)]
+
+
+# -- what is not there yet -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["upsert", "update", "update_ignore", "delete", "delete_ignore"])
+def test_operations_of_a_later_version(
+    make: Any, client: txnkv.Client, table: txnkv.Table, op: str
+) -> None:
+    """TestUnsupportedOps: NotSupported, nothing is applied, the session goes on."""
+    session, end = make()
+    for holder in (session, client.new_transaction()):
+        with pytest.raises(txnkv.NotSupportedError, match=f"{op} is not there yet"):
+            getattr(holder, op)(table, (1, None))
+        with pytest.raises(txnkv.NotSupportedError, match=f"{op} is not there yet"):
+            holder.write(table, {}, op=op)
+    session.insert(table, (2, None))
+    end()
+    assert [row["id"] for row in table.scan()] == [2]
+
+
+def test_an_operation_that_there_is_not(client: txnkv.Client, table: txnkv.Table) -> None:
+    with pytest.raises(ValueError, match="is no operation; there are insert, insert_ignore"):
+        client.new_session().write(table, {}, op="replace")
+
+
+def test_tables_by_name_and_by_handle(make: Any, client: txnkv.Client, table: txnkv.Table) -> None:
+    session, end = make()
+    session.insert("t", (1, None))
+    session.insert(table, (2, None))
+    with pytest.raises(txnkv.TableNotFoundError, match="no table 'none'; the tables are: t"):
+        session.insert("none", (3,))
+    with pytest.raises(TypeError, match="a table is a name or a Table"):
+        session.insert(5, (3,))
+    end()
+    assert table.count() == 2
