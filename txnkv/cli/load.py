@@ -36,8 +36,12 @@ from txnkv.tables.partitioning import HashPartition
 @store_argument
 @click.argument("table", metavar="TABLE")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--key", metavar="NAMES", help="Key columns of a table to be made, as id or id,region.")
-@click.option("--schema", metavar="COLUMNS", help='Columns, as "id:int64,name:string?"; ? means nullable.')
+@click.option(
+    "--key", metavar="NAMES", help="Key columns of a table to be made, as id or id,region."
+)
+@click.option(
+    "--schema", metavar="COLUMNS", help='Columns, as "id:int64,name:string?"; ? means nullable.'
+)
 @click.option(
     "--partition-hash",
     "partitions",
