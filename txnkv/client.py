@@ -195,7 +195,7 @@ class Client(Closing):
         isolation: str,
         locking: str,
         keepalive: bool,
-        begin_ts: Timestamp | None,
+        age_ts: Timestamp | None,
     ) -> Transaction:
         self._require_writable()
         if isolation not in _ISOLATIONS:
@@ -211,7 +211,7 @@ class Client(Closing):
             isolation=isolation,
             locking=locking,
             keepalive=self._keepalive_time,
-            begin_ts=begin_ts,
+            age_ts=age_ts,
         )
         context = TxnContext(self.instance, row, stored=False)
         return Transaction(self, context, joined=False, keepalive=keepalive)
@@ -238,7 +238,7 @@ class Client(Closing):
         """
         if attempts < 1:
             raise ValueError(f"attempts is at least 1, not {attempts}")
-        begin_ts: Timestamp | None = None
+        age_ts: Timestamp | None = None
         settings: dict[str, Any] = {
             "timeout": 60.0,
             "isolation": "snapshot",
@@ -246,8 +246,8 @@ class Client(Closing):
             "keepalive": True,
         } | options
         for attempt in range(1, attempts + 1):
-            txn = self._begin(**settings, begin_ts=begin_ts)
-            begin_ts = txn.begin
+            txn = self._begin(**settings, age_ts=age_ts)
+            age_ts = txn.age
             try:
                 with txn:
                     result = fn(txn)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.context import Heart, TxnContext
+from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
@@ -334,7 +335,9 @@ def own_transaction(instance: Instance) -> Iterator[WriteContext]:
     """A transaction for one write outside of any; aborted when the block fails."""
     coordinator = instance.coordinator
     row = coordinator.write_open(
-        coordinator.begin(timeout=None, isolation="snapshot", locking="optimistic", keepalive=30.0)
+        coordinator.begin(
+            timeout=None, isolation="snapshot", locking="optimistic", keepalive=KEEPALIVE_TIME
+        )
     )
     heart = Heart(row)
     coordinator.heartbeats.add(heart)

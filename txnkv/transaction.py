@@ -96,9 +96,9 @@ class Transaction(RowOperations, Closing):
         return self.context.snapshot
 
     @property
-    def begin(self) -> Timestamp:
-        """When it began; what wait-die goes by."""
-        return self.context.row.begin_ts
+    def age(self) -> Timestamp:
+        """What wait-die goes by: when it began, or in `client.run` when its first attempt did."""
+        return self.context.row.age_ts or self.context.row.begin_ts
 
     @property
     def state(self) -> TxnState:

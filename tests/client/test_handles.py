@@ -371,7 +371,7 @@ def test_transactions_lists_them(client: txnkv.Client, table: txnkv.Table) -> No
         1,
     )
     assert found[b.id].commit == b.commit()
-    assert found[b.id].begin == b.begin
+    assert found[b.id].begin == b.age
 
 
 def test_abort_transaction_of_another_handle(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -193,7 +193,7 @@ def test_what_a_token_says(client: txnkv.Client, keepalive: bool, timeout: float
     if timeout is None:
         assert content.expires is None
     else:
-        assert content.expires == txn.begin.micros + 60_000_000 > clock.now_micros()
+        assert content.expires == txn.age.micros + 60_000_000 > clock.now_micros()
 
 
 def test_joins_in_another_process(client: txnkv.Client, txn: Any, elsewhere: Any) -> None:

@@ -56,7 +56,7 @@ def test_wait_die(world: Any, who: str, holder: str | None, how: str, verdict: V
 def test_age_is_the_time_of_begin_not_the_id(world: Any) -> None:
     """A retry of client.run has a new id and the age of its first attempt."""
     first, holder = _locker(world), _locker(world)
-    retry = world.coordinator.write_open(world.row(locking="partition", begin_ts=first.begin_ts))
+    retry = world.coordinator.write_open(world.row(locking="partition", age_ts=first.begin_ts))
     assert retry.txn_id > holder.txn_id
     with world.store.status.write() as cur:
         locks.request(cur, holder, "page", [1])
@@ -65,7 +65,7 @@ def test_age_is_the_time_of_begin_not_the_id(world: Any) -> None:
 
 def test_equal_begin_times_are_told_apart_by_id(world: Any) -> None:
     first = _locker(world)
-    second = world.coordinator.write_open(world.row(locking="partition", begin_ts=first.begin_ts))
+    second = world.coordinator.write_open(world.row(locking="partition", age_ts=first.begin_ts))
     with world.store.status.write() as cur:
         locks.request(cur, first, "page", [1])
         assert locks.request(cur, second, "page", [1]).verdict is DIE

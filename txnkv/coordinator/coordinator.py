@@ -98,9 +98,16 @@ class Coordinator:
         isolation: str,
         locking: str,
         keepalive: float,
-        begin_ts: Timestamp | None = None,
+        age_ts: Timestamp | None = None,
     ) -> TxnRow:
         """A new transaction. No I/O beyond a range of ids now and then.
+
+        Args:
+            timeout: seconds, or None.
+            isolation: "snapshot".
+            locking: "optimistic" or "partition".
+            keepalive: seconds without heartbeat until it is aborted.
+            age_ts: when the first attempt began, for a retry.
 
         Returns:
             The row as `write_open` will store it when somebody else needs it.
@@ -111,7 +118,7 @@ class Coordinator:
         return TxnRow(
             txn_id=self.ids.begin(),
             state=TxnState.OPEN,
-            begin_ts=now if begin_ts is None else begin_ts,
+            begin_ts=now,
             snapshot_ts=snapshot,
             last_update_ts=now,
             commit_ts=None,
@@ -126,6 +133,7 @@ class Coordinator:
             owner_start=self.store.runtime.slot_start,
             reason=None,
             error=None,
+            age_ts=age_ts,
         )
 
     def write_open(self, row: TxnRow) -> TxnRow:

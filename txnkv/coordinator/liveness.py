@@ -57,11 +57,11 @@ def free_slot(cur: apsw.Cursor, store: Store) -> int:
 def expired(row: TxnRow, store: Store) -> str | None:
     """Why an OPEN transaction must be aborted, or None."""
     now = clock.monotonic_micros()
-    if row.boot != boot_id():
-        begun = row.begin_ts.micros
-        late = row.timeout is not None and clock.now_micros() > begun + row.timeout
-        return "passed its timeout" if late else None
-    if row.deadline is not None and now > row.deadline:
+    if row.deadline is not None and row.boot == boot_id():
+        late = now > row.deadline
+    else:  # the monotonic clock began anew
+        late = row.timeout is not None and clock.now_micros() > row.begin_ts.micros + row.timeout
+    if late:
         return f"passed its timeout of {(row.timeout or 0) / 1e6:g} s"
     if row.heartbeat_slot is None:
         return None

@@ -16,7 +16,7 @@ CREATE TABLE clock (
 CREATE TABLE transactions (
     txn_id          INTEGER PRIMARY KEY,
     state           INTEGER NOT NULL,
-    begin_ts        INTEGER NOT NULL,   -- age, for wait-die
+    begin_ts        INTEGER NOT NULL,
     snapshot_ts     INTEGER NOT NULL,
     last_update_ts  INTEGER NOT NULL,
     commit_ts       INTEGER,
@@ -30,7 +30,8 @@ CREATE TABLE transactions (
     owner_slot      INTEGER NOT NULL,   -- the process that drives its end: its slot of the
     owner_start     INTEGER NOT NULL,   -- runtime file, and when it took it
     reason          TEXT,               -- why it was aborted
-    error           TEXT                -- class name of the error that its owner is given
+    error           TEXT,               -- class name of the error that its owner is given
+    age_ts          INTEGER             -- begin of the first attempt, where this is a retry
 );
 CREATE INDEX transactions_live ON transactions (state) WHERE state NOT IN (2, 4);
 CREATE UNIQUE INDEX heartbeat_slots ON transactions (heartbeat_slot)

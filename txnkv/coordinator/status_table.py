@@ -20,7 +20,7 @@ from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
 
 _COLUMNS = (
     "txn_id, state, begin_ts, snapshot_ts, last_update_ts, commit_ts, timeout, deadline, boot, "
-    "keepalive, heartbeat_slot, isolation, locking, owner_slot, owner_start, reason, error"
+    "keepalive, heartbeat_slot, isolation, locking, owner_slot, owner_start, reason, error, age_ts"
 )
 
 
@@ -45,10 +45,11 @@ class TxnRow:
     owner_start: int
     reason: str | None
     error: str | None
+    age_ts: Timestamp | None = None
 
     def age(self) -> tuple[int, int]:
         """Wait-die order: less is older."""
-        return (self.begin_ts, self.txn_id)
+        return (self.age_ts or self.begin_ts, self.txn_id)
 
     def describe_state(self) -> str:
         return self.state.name + (f" ({self.reason})" if self.reason else "")
@@ -57,7 +58,7 @@ class TxnRow:
 def _row(values: tuple[Any, ...]) -> TxnRow:
     fields: list[Any] = list(values)
     fields[1] = TxnState(fields[1])
-    for stamp in (2, 3, 4, 5):
+    for stamp in (2, 3, 4, 5, -1):
         if fields[stamp] is not None:
             fields[stamp] = Timestamp(fields[stamp])
     return TxnRow(*fields)
@@ -66,7 +67,7 @@ def _row(values: tuple[Any, ...]) -> TxnRow:
 def insert(cur: apsw.Cursor, row: TxnRow) -> None:
     """Write the OPEN row of a transaction. Writing it twice is harmless."""
     cur.execute(
-        f"INSERT OR IGNORE INTO transactions ({_COLUMNS}) VALUES ({', '.join('?' * 17)})",
+        f"INSERT OR IGNORE INTO transactions ({_COLUMNS}) VALUES ({', '.join('?' * 18)})",
         (
             row.txn_id,
             int(row.state),
@@ -85,6 +86,7 @@ def insert(cur: apsw.Cursor, row: TxnRow) -> None:
             row.owner_start,
             row.reason,
             row.error,
+            row.age_ts,
         ),
     )
 

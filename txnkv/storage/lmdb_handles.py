@@ -23,6 +23,10 @@ from txnkv.storage.lmdb_open import OpenLmdb
 _PATIENCE_SECONDS = 10.0
 
 
+class StaleHandleError(UnavailableError):
+    """The handle is younger than the transaction: begin it again."""
+
+
 class Scope:
     """One transaction of one thread, and the handles that it opened itself."""
 
@@ -59,7 +63,7 @@ class Handles:
         if known is not None:
             if known[1] <= scope.serial:
                 return known[0]
-            raise UnavailableError(
+            raise StaleHandleError(
                 f"database {name!r} of {self._path} was made after this transaction began; begin "
                 "the transaction again"
             )

@@ -133,6 +133,7 @@ class TableEngine:
         """The leader's work on tables: announce the term, purge what was dropped."""
         if lease.term is not None and lease.term != self._term_written:
             self._announce(lease.term)
+            self._remove_strays()
         self.purge()
 
     def purge(self) -> None:
@@ -165,6 +166,18 @@ class TableEngine:
                 self._tablets.pop(id, None)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _remove_strays(self) -> None:
+        """Remove folders of tablets that are not in the catalog: a writer that was stopped while
+        its table was dropped and purged makes one anew.
+        """
+        folder = self.store.directory.tablet_dir(0).parent
+        there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
+        with self.store.status.read() as cur:
+            known = {id for (id,) in cur.execute("SELECT id FROM tablets")}
+        for id in there - known:
+            self.store.environments.drop(f"tablets/{id}")
+            self.store.directory.remove_tablet_dir(id)
 
     def _announce(self, term: int) -> None:
         """Write the term into every environment, so that an earlier leader is refused."""

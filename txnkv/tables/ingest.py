@@ -211,10 +211,6 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
     Raises:
         SchemaError: one does not.
     """
-    try:
-        found = pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
-        raise SchemaError(f"column {name!r} is {kind}: {error}") from None
     unfit = _silently_converted(kind)
     if unfit is not None:
         for value in values:
@@ -222,7 +218,10 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
                 raise SchemaError(
                     f"column {name!r} is {kind}: {value!r} is a {type(value).__name__}"
                 )
-    return found
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        raise SchemaError(f"column {name!r} is {kind}: {error}") from None
 
 
 def _silently_converted(kind: pa.DataType) -> Callable[[Any], bool] | None:
