@@ -1,0 +1,40 @@
+"""Stores that earlier versions wrote are kept, and opened by this one."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.make_old_store import rows
+
+STORES = Path(__file__).parent / "stores"
+
+
+@pytest.mark.parametrize("version", ["v1"])
+def test_opens(version: str, tmp_path: Path) -> None:
+    expected = json.loads((STORES / f"store-{version}.json").read_text())
+    with tarfile.open(STORES / f"store-{version}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    with txnkv.connect(tmp_path / "store", create=False) as client:
+        report = client.check()
+        assert report.ok, report.problems
+        assert client.tables() == ["all_types", "ranged"]
+        table, ranged = client.table("all_types"), client.table("ranged")
+        found = table.scan(ordered=True).to_arrow().to_pylist()
+        wanted = [
+            {name: row.get(name) for name in table.schema.names}
+            for row in sorted(rows(0, expected["rows"]), key=lambda row: (row["k"], row["n"]))
+        ]
+        assert found == wanted
+        for timestamp, count, ranged_count in expected["snapshots"]:
+            at = txnkv.Timestamp(timestamp)
+            assert table.count(snapshot=at) == count
+            assert ranged.count(snapshot=at) == ranged_count
+        assert ranged.get(316) == {"id": 316, "name": "name 79"}
+        with client.transaction() as txn:
+            txn.insert(ranged, (1, "one more"))
+        assert ranged.get(1) == {"id": 1, "name": "one more"}
