@@ -1,4 +1,6 @@
-"""Makes the store that `tests/format` keeps of each format version: `python -m tools.make_old_store DIR`.
+"""Makes the store that `tests/format` keeps of a format version.
+
+    python -m tools.make_old_store tests/format/stores
 
 Run it once, when a version is released, and never again for that version: the test shows that
 later programs read what this one wrote.
