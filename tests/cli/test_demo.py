@@ -88,7 +88,7 @@ def test_the_demo_on_rows(kind, tmp_path, file, run):
         run("scan", tmp_path / "other", "t", "-o", path)
     ran = run_demo("--input", path, "--store", tmp_path / "store")
     assert "both tables appeared at one instant" in ran.stdout
-    assert f"txnkv tables {tmp_path / 'store'}" in ran.stdout
+    assert f"txnkv scan {tmp_path / 'store'} words" in ran.stdout
     assert run("tables", tmp_path / "store", "--json").json[0]["rows"] == 500
 
 

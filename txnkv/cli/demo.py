@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import shutil
+import sys
 
 import click
 
@@ -37,9 +41,19 @@ def demo(input: str | None, store: str | None, keep: bool, as_json: bool) -> Non
                 click.echo(what, err=True)
 
         report = run(input, store, keep, progress)
+    report.program = _program()
     if as_json:
         print_json(report.document())
     else:
         print_report(report, out())
     if not report.holds:
         raise click.ClickException("not everything was as it should be")
+
+
+def _program() -> str:
+    """How this command line was called, for whoever has no txnkv on the PATH."""
+    if shutil.which("txnkv") is not None:
+        return "txnkv"
+    if os.path.basename(sys.argv[0]) == "txnkv":
+        return shlex.quote(os.path.relpath(sys.argv[0]))
+    return f"{shlex.quote(sys.executable)} -m txnkv"

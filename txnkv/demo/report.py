@@ -42,11 +42,13 @@ class Report:
     Attributes:
         looks: what the reader saw, in seconds since the start.
         kept: the store stays when the demo has ended.
+        program: how the command line is called from here.
     """
 
     input: str
     store: str
     kept: bool
+    program: str = "txnkv"
     rows: dict[str, int] = field(default_factory=dict)
     write_seconds: dict[str, float] = field(default_factory=dict)
     commit_seconds: float = 0.0
@@ -65,10 +67,10 @@ class Report:
         """How to look at the store."""
         store = shlex.quote(self.store)
         return [
-            f"txnkv tables {store}",
-            f"txnkv scan {store} files --ordered --limit 10",
-            f'txnkv scan {store} words --where "count > 500"',
-            f"txnkv txn list {store}",
+            f"{self.program} tables {store}",
+            f"{self.program} scan {store} files --ordered --limit 10",
+            f'{self.program} scan {store} words --where "count > 500"',
+            f"{self.program} txn list {store}",
         ]
 
     def document(self) -> dict[str, Any]:
