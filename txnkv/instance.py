@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,12 @@ from pathlib import Path
 from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.status_schema import SCHEMA as STATUS_SCHEMA
+from txnkv.errors import TxnkvError
 from txnkv.storage.store import Store
 from txnkv.tables.catalog_schema import SCHEMA as CATALOG_SCHEMA
 from txnkv.tables.engine import TableEngine
 
+_log = logging.getLogger("txnkv")
 _lock = threading.RLock()
 _instances: dict[tuple[str, bool], Instance] = {}
 
@@ -44,9 +47,16 @@ class Instance:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        if not self.read_only:
-            self.coordinator.close()
-        self.store.close()
+        try:
+            if not self.read_only:
+                self.coordinator.close()
+        except TxnkvError as error:
+            # Lease and ids that could not be given back (a full disk) go with this process's slot.
+            _log.warning(
+                "%s was closed without giving back all: %s", self.store.directory.path, error
+            )
+        finally:
+            self.store.close()
 
     def after_fork_in_child(self) -> None:
         self._pool = None
