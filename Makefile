@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := pyproject.toml setup.py MANIFEST.in $(wildcard csrc/*.py csrc/*/*.c csrc/*/*.h)
 DEMO_STORE := demo-store
+# compat: on sys.path as a folder, where Spark finds the format by itself.
+INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint ctest bench clean
@@ -48,13 +50,13 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.spark: $(VENV)/.made $(BUILD)
-	$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	$(INSTALL) '.[spark]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(BUILD)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
+	$(INSTALL) '.[dev,spark]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.made $(BUILD)
-	$(BIN)/python -m pip install --quiet --editable '.[bench,spark]'
+	$(INSTALL) '.[bench,spark]'
 	@touch $@

@@ -17,6 +17,7 @@ import txnkv.spark
 
 def main(path: str) -> None:
     spark = SparkSession.builder.master("local[2]").appName("two tables").getOrCreate()
+    txnkv.spark.register(spark)
     with txnkv.connect(path) as client:
         readings = client.create_table(
             "readings",
