@@ -66,6 +66,7 @@ PLANS: Final[dict[str, Plan]] = {
     "stage.blocks": Plan(("commit",), GONE),
     "stage.written": Plan(("commit",), GONE),
     "stage.staged": Plan(("commit", "commit_locked"), GONE),
+    "stage.accepted": Plan(("commit",), GONE),
     "commit.started": Plan(("commit",)),
     "commit.validated": Plan(("commit",)),
     "commit.in_point": Plan(("commit", "commit_locked")),

@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 import txnkv
-from txnkv.tables import row_set_format, row_set_writer
+from txnkv.tables import ingest, row_set_format, row_set_writer
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4
@@ -32,7 +32,8 @@ def say(*words: object) -> None:
 
 
 def cut_small() -> None:
-    """Make several blocks, and several LMDB writes, of a row set of a hundred rows."""
+    """Make several chunks, blocks and LMDB writes of a few hundred rows."""
+    ingest.CHUNK_ROWS = 150  # type: ignore[misc]
     row_set_format.BLOCK_ROWS = 64  # type: ignore[misc]
     row_set_writer.WRITE_BYTES = 2048  # type: ignore[misc]
 

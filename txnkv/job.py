@@ -66,7 +66,7 @@ class Job:
         with self._txn.context.instance.store.status.write() as cur:
             if jobs.end(cur, txn_id, self.id, jobs.COMMITTED):
                 manifest.accept_attempts(
-                    cur, self.id, [f"{self.id}/{attempt}" for attempt in attempts]
+                    cur, txn_id, [f"{self.id}/{attempt}" for attempt in attempts]
                 )
 
     def abort(self) -> None:

@@ -28,10 +28,11 @@ from txnkv.errors import (
 )
 from txnkv.instance import Instance
 from txnkv.row_operations import RowOperations
-from txnkv.tables import ingest, staging
+from txnkv.tables import incoming, ingest, staging
 from txnkv.tables.catalog import TableInfo
+from txnkv.tables.incoming import Outcome
 from txnkv.tables.manifest import Scope
-from txnkv.tables.staging import Outcome, WriteContext
+from txnkv.tables.staging import WriteContext
 
 if TYPE_CHECKING:
     from txnkv.client import Client
@@ -99,7 +100,7 @@ class Session(RowOperations, Closing):
     # -- rows --------------------------------------------------------------------------
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
-        staging.require_operation(op)
+        incoming.require_operation(op)
         self._require_open(op)
         info = self._client.table_info(table)
         checker = self._checkers.get(info.id)
@@ -127,12 +128,11 @@ class Session(RowOperations, Closing):
             op: "insert" or "insert_ignore".
 
         Raises:
-            SchemaError: the data does not fit the table. Nothing of it was written, unless it
-                is a stream, of which earlier batches may be staged.
+            SchemaError: the data does not fit the table. Nothing of it counts.
             RowErrors: some keys were there already; the other rows stand.
             InvalidTxnStateError: the transaction is not open.
         """
-        staging.require_operation(op)
+        incoming.require_operation(op)
         self._require_open("write")
         info = self._client.table_info(table)
         if self._runs:
@@ -274,37 +274,52 @@ class Session(RowOperations, Closing):
 
     def _flush_soon(self) -> None:
         with self._lock:
-            waiting = sum(len(run.rows) for run in self._runs)
-            if waiting >= _BACKGROUND_ROWS:
+            if self._waiting() >= _BACKGROUND_ROWS:
                 self._start_background()
-            elif self._timer is None:
-                itself = weakref.ref(self)
+            else:
+                self._start_timer()
 
-                def tick() -> None:
-                    session = itself()
-                    if session is not None:
-                        session._on_timer()
+    def _waiting(self) -> int:
+        return sum(len(run.rows) for run in self._runs)
 
-                self._timer = threading.Timer(_BACKGROUND_SECONDS, tick)
-                self._timer.daemon = True
-                self._timer.start()
+    def _start_timer(self) -> None:
+        if self._timer is not None:
+            return
+        itself = weakref.ref(self)  # an abandoned session is not flushed
+
+        def tick() -> None:
+            session = itself()
+            if session is not None:
+                session._on_timer()
+
+        self._timer = threading.Timer(_BACKGROUND_SECONDS, tick)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _on_timer(self) -> None:
         with self._lock:
             self._timer = None
+            last = self._background
+            if last is not None and last.done() and last.exception() is not None:
+                return  # the caller is told at the next call
             if self._runs and not self._closed:
                 self._start_background()
 
     def _start_background(self) -> None:
         if self._background is not None and not self._background.done():
-            return
+            return  # it looks again when it has done what it has
         self._take_background_error()
         self._background = self._instance.pool.submit(self._flush_in_background)
 
     def _flush_in_background(self) -> None:
-        outcome = self._flush_runs()
-        with self._lock:
-            self._keep(outcome)
+        while True:
+            outcome = self._flush_runs()
+            with self._lock:
+                self._keep(outcome)
+                if self._waiting() < _BACKGROUND_ROWS:
+                    if self._runs:
+                        self._start_timer()
+                    return
 
     def _wait_for_background(self) -> None:
         background = self._background

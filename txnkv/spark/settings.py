@@ -12,7 +12,7 @@ from txnkv.client import Client, connect
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
-from txnkv.tables.staging import require_operation
+from txnkv.tables.incoming import require_operation
 
 _READ: Final = ("path", "table", "token", "columns", "snapshot", "pushFilters")
 _WRITE: Final = ("path", "table", "token", "operation", "timeout", "keepaliveTime")

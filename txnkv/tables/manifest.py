@@ -2,7 +2,7 @@
 
     WRITING    claimed by a writer; its blocks may be half there
     STAGED     its blocks are durable; it counts when its transaction commits, unless it
-               is of a job's attempt that was not accepted
+               is of an attempt that was not accepted
     COMMITTED  it has a plain commit timestamp
 
 A row set is visible at snapshot T when its stamp, or the commit timestamp of its
@@ -59,7 +59,12 @@ class RowSetInfo:
 
 @dataclass(frozen=True)
 class Scope:
-    """Under which name a writer stages: a transaction, and in a job a task's attempt."""
+    """Under which name a writer stages: a transaction, and in it an attempt.
+
+    Attributes:
+        job_id: the job whose task's attempt it is; None for a write that is an attempt of its
+            own, since it has many chunks, which count together or not at all.
+    """
 
     txn_id: int
     job_id: str | None = None
@@ -142,13 +147,13 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> list
     return numbers
 
 
-def accept_attempts(cur: apsw.Cursor, job_id: str, attempts: Iterable[str]) -> None:
+def accept_attempts(cur: apsw.Cursor, txn_id: int, attempts: Iterable[str]) -> None:
     """From now on the row sets of these attempts count."""
     for attempt in attempts:
         cur.execute(
             "UPDATE row_sets SET counts = 1, staged_seq = ? "
-            "WHERE job_id = ? AND attempt = ? AND state = ?",
-            (next_sequence(cur), job_id, attempt, STAGED),
+            "WHERE txn_id = ? AND attempt = ? AND state = ?",
+            (next_sequence(cur), txn_id, attempt, STAGED),
         )
 
 

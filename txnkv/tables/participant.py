@@ -26,10 +26,10 @@ from txnkv.errors import (
     TransactionLockedError,
 )
 from txnkv.tables import fence, manifest
+from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.overlap import common_keys
 from txnkv.tables.row_set_writer import delete_row_set
-from txnkv.tables.staging import readable_key
 from txnkv.tables.tablet import Tablet
 
 if TYPE_CHECKING:

@@ -11,38 +11,40 @@
 What a chunk was checked against is recorded with it (`checked_seq`), so that commit looks
 again only at pairs of row sets whose writers could not see each other. The chunk before, not
 yet staged when this one is checked, is compared in memory.
+
+A write of several chunks is an attempt of its own: they come to count together, at its end. One
+that fails leaves nothing that counts.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.coordinator import locks
+from txnkv.coordinator import locks, status_table
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import (
-    AlreadyPresentError,
-    InvalidTxnStateError,
-    NotSupportedError,
-    RowError,
-    RowErrors,
-)
+from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables import catalog, fence, manifest
-from txnkv.tables.manifest import KIND, RowSetInfo, Scope
-from txnkv.tables.row_set_writer import (
-    EncodedRowSet,
-    SortedRows,
-    encode_row_set,
-    put_row_set,
+from txnkv.tables.incoming import (
+    Incoming,
+    Outcome,
+    Present,
+    arrange,
+    leave_out,
+    require_operation,
 )
+from txnkv.tables.manifest import KIND, RowSetInfo, Scope
+from txnkv.tables.row_set_writer import EncodedRowSet, encode_row_set, put_row_set
 from txnkv.tables.tablet import Tablet
 
 if TYPE_CHECKING:
@@ -51,24 +53,7 @@ if TYPE_CHECKING:
 declare_fault_point("stage.claimed", "row sets are claimed, nothing is written")
 declare_fault_point("stage.written", "all blocks are durable, the row sets are not staged")
 declare_fault_point("stage.staged", "the row sets are staged")
-
-OPERATIONS: Final = ("insert", "insert_ignore")
-_LATER: Final = ("upsert", "update", "update_ignore", "delete", "delete_ignore")
-
-
-def require_operation(op: str) -> None:
-    """Refuse an operation that this version does not have.
-
-    Raises:
-        NotSupportedError: it comes in a later version.
-        ValueError: there is no such operation.
-    """
-    if op in _LATER:
-        raise NotSupportedError(
-            f"{op} is not there yet: this version has {' and '.join(OPERATIONS)}"
-        )
-    if op not in OPERATIONS:
-        raise ValueError(f"{op!r} is no operation; there are {', '.join(OPERATIONS + _LATER)}")
+declare_fault_point("stage.accepted", "all chunks of a write count")
 
 
 @dataclass(frozen=True)
@@ -84,34 +69,6 @@ class WriteContext:
     row: TxnRow
     scope: Scope
     transactional: bool = True
-
-
-@dataclass
-class Outcome:
-    """What became of some rows."""
-
-    inserted: int = 0
-    ignored: int = 0
-    errors: list[RowError] = field(default_factory=list)
-    refused: int = 0
-
-    def add(self, other: Outcome) -> None:
-        self.inserted += other.inserted
-        self.ignored += other.ignored
-        self.errors.extend(other.errors[: RowErrors.KEPT - len(self.errors)])
-        self.refused += other.refused
-
-
-_Present = tuple[RowSetInfo | None, pa.UInt32Array]
-"""A row set, None for the chunk in flight, and the positions of the keys that it has."""
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Rows of one tablet, in key order and without doubles among them."""
-
-    tablet: Tablet
-    rows: SortedRows
 
 
 @dataclass
@@ -137,7 +94,7 @@ class _Flight:
         if future is not None:
             future.result()
 
-    def common(self, part: _Prepared) -> pa.UInt32Array | None:
+    def common(self, part: Incoming) -> pa.UInt32Array | None:
         """Positions of those of another chunk's keys that are in this one."""
         for tablet, keys in self.keys:
             if tablet is part.tablet and part.rows.overlaps(keys):
@@ -170,9 +127,41 @@ def stage(
     Raises:
         InvalidTxnStateError: the transaction is not OPEN.
         TransactionLockedError: a partition lock stands in the way.
-        StorageFullError: the disk is full. What this call staged before stays staged.
+        StorageFullError: the disk is full.
+
+    After an error nothing of this call counts.
     """
     require_operation(op)
+    ahead = deque(islice(batches, 2))
+    if len(ahead) < 2 or context.scope.attempt is not None:
+        return _stage_chunks(engine, context, table, _drained(ahead, batches), op)
+    attempt = f"write/{uuid.uuid4().hex}"
+    scope = replace(context.scope, attempt=attempt)
+    outcome = _stage_chunks(
+        engine, replace(context, scope=scope), table, _drained(ahead, batches), op
+    )
+    with engine.store.status.write() as cur:
+        status_table.get_open(cur, scope.txn_id, "stage rows")
+        manifest.accept_attempts(cur, scope.txn_id, [attempt])
+    fault_point("stage.accepted")
+    return outcome
+
+
+def _drained(
+    ahead: deque[pa.RecordBatch], rest: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    while ahead:
+        yield ahead.popleft()
+    yield from rest
+
+
+def _stage_chunks(
+    engine: TableEngine,
+    context: WriteContext,
+    table: catalog.TableInfo,
+    batches: Iterator[pa.RecordBatch],
+    op: str,
+) -> Outcome:
     outcome = Outcome()
     flight = _Flight()
     with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
@@ -196,7 +185,7 @@ def _stage_chunk(
     writer: ThreadPoolExecutor,
 ) -> _Flight:
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
-    prepared = _prepare(engine, table, batch, op, outcome)
+    prepared = arrange(engine.tablets(table), table.partitioning, batch, op, outcome)
     ids = [part.tablet.id for part in prepared]
     engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
     fresh, checked = _check_present(engine, context, prepared, before, op, outcome)
@@ -210,50 +199,14 @@ def _stage_chunk(
     return flight
 
 
-# -- sorting and checking --------------------------------------------------------------
-
-
-def _prepare(
-    engine: TableEngine, table: catalog.TableInfo, batch: pa.RecordBatch, op: str, outcome: Outcome
-) -> list[_Prepared]:
-    tablets = engine.tablets(table)
-    keys = tablets[0].codec.encode([batch.column(name) for name in table.schema.primary_key])
-    prepared = []
-    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
-        if rows is not None and rows.n == 0:
-            continue
-        order = core.sort_keys(keys, rows)
-        if order is None:
-            ordered = keys if rows is None else keys.gather(rows)
-            prepared.append(_Prepared(tablet, SortedRows(ordered, batch, rows)))
-            continue
-        ordered = keys.gather(order)
-        doubles = core.mark_duplicates(ordered, None)
-        if doubles.count:
-            again = doubles.positions()
-            _refuse(
-                outcome,
-                op,
-                tablet,
-                [ordered.key(i.as_py()) for i in _first(again.to_arrow())],
-                again.n,
-                "an earlier row of the same data has this key",
-            )
-            once = doubles.zeros()
-            ordered = ordered.gather(once)
-            order = core.Rows.from_arrow(order.to_arrow().take(once.to_arrow()))
-        prepared.append(_Prepared(tablet, SortedRows(ordered, batch, order)))
-    return prepared
-
-
 def _check_present(
     engine: TableEngine,
     context: WriteContext,
-    prepared: Sequence[_Prepared],
+    prepared: Sequence[Incoming],
     flight: _Flight,
     op: str,
     outcome: Outcome,
-) -> tuple[list[_Prepared], int]:
+) -> tuple[list[Incoming], int]:
     """Leave out keys that are there already. Answers also what was checked against."""
     row, scope = context.row, context.scope
     with engine.store.status.read() as cur:
@@ -274,77 +227,23 @@ def _check_present(
             raise catalog.dropped(tablet.table)
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         there = tablet.visible(snapshot)
-        present: list[_Present] = [*tablet.common([*there, *own[tablet.id]], part.rows.keys)]
+        present: list[Present] = [*tablet.common([*there, *own[tablet.id]], part.rows.keys)]
         positions = flight.common(part)
         if positions is not None:
             present.append((None, positions))
         if present:
-            part = _without(part, present, op, outcome)
+            part = leave_out(part, present, op, outcome)
         if part.rows.keys.n:
             outcome.inserted += part.rows.keys.n
             fresh.append(part)
     return fresh, checked
 
 
-def _without(
-    part: _Prepared,
-    present: Sequence[_Present],
-    op: str,
-    outcome: Outcome,
-) -> _Prepared:
-    rows = part.rows
-    for info, positions in present:
-        why = (
-            "this transaction has staged the key already"
-            if info is None or info.stamp is None
-            else "a row with this key is in the table"
-        )
-        _refuse(
-            outcome,
-            op,
-            part.tablet,
-            [rows.keys.key(i.as_py()) for i in _first(positions)],
-            len(positions),
-            why,
-        )
-    gone = core.Bitmap.of(
-        rows.keys.n, pc.unique(pa.concat_arrays([positions for _, positions in present]))
-    )
-    kept = gone.zeros()
-    order = kept
-    if rows.order is not None:
-        order = core.Rows.from_arrow(rows.order.to_arrow().take(kept.to_arrow()))
-    return replace(part, rows=SortedRows(rows.keys.gather(kept), rows.batch, order))
-
-
-def _first(array: pa.Array) -> pa.Array:
-    return array.slice(0, RowErrors.KEPT)
-
-
-def _refuse(
-    outcome: Outcome, op: str, tablet: Tablet, keys: Sequence[bytes], count: int, why: str
-) -> None:
-    if op == "insert_ignore":
-        outcome.ignored += count
-        return
-    errors = [
-        RowError(op, tablet.table.name, readable_key(tablet, key), AlreadyPresentError(why))
-        for key in keys
-    ]
-    outcome.add(Outcome(errors=errors, refused=count))
-
-
-def readable_key(tablet: Tablet, key: bytes) -> Any:
-    """An encoded key as users write it: a scalar, or a tuple of several."""
-    values = tablet.codec.decode_one(key)
-    return values[0] if len(values) == 1 else values
-
-
 # -- writing ---------------------------------------------------------------------------
 
 
 def _claim_and_encode(
-    engine: TableEngine, scope: Scope, fresh: Sequence[_Prepared]
+    engine: TableEngine, scope: Scope, fresh: Sequence[Incoming]
 ) -> list[EncodedRowSet]:
     with engine.store.status.write() as cur:
         for part in fresh:
