@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +13,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError, TransactionTimedOutError
 from txnkv.instance import Instance
+from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.seam import clock
 from txnkv.tables.manifest import Scope
 from txnkv.tables.staging import WriteContext
@@ -40,11 +40,6 @@ class Flushable(Protocol):
     def has_pending(self) -> bool: ...
 
 
-def _forget_id(instance: Instance, txn_id: int, pid: int) -> None:
-    if os.getpid() == pid:
-        instance.coordinator.ids.ended(txn_id)
-
-
 class TxnContext:
     """One transaction in one process: its row, whether that is stored, how it ended here.
 
@@ -66,8 +61,7 @@ class TxnContext:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         if not stored:
-            finalizer = weakref.finalize(self, _forget_id, instance, row.txn_id, os.getpid())
-            finalizer.atexit = False
+            WhenDropped(self, instance.coordinator.ids.ended, row.txn_id)
 
     @property
     def id(self) -> TxnId:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pyarrow as pa
 from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
+from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.runtime import Runtime
 from txnkv.tables import reading
 from txnkv.tables.catalog import TableInfo
@@ -178,8 +178,7 @@ class Scan(Closing):
         self._snapshot = snapshot
         runtime = self._client.instance.store.runtime
         runtime.pin_snapshot(snapshot)
-        self._unpin = weakref.finalize(self, unpin, runtime, snapshot)
-        self._unpin.atexit = False
+        self._unpin = WhenDropped(self, unpin, runtime, snapshot)
 
 
 def unpin(runtime: Runtime, snapshot: Timestamp) -> None:

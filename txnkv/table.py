@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
 from txnkv.scan import Scan, unpin
+from txnkv.storage.dropped import WhenDropped
 from txnkv.tables import catalog, lookup, reading
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.schema import Schema
@@ -38,8 +38,7 @@ class Snapshot(Closing):
         self._timestamp = timestamp
         runtime = client.instance.store.runtime
         runtime.pin_snapshot(timestamp)
-        self._unpin = weakref.finalize(self, unpin, runtime, timestamp)
-        self._unpin.atexit = False
+        self._unpin = WhenDropped(self, unpin, runtime, timestamp)
 
     @property
     def timestamp(self) -> Timestamp:

@@ -27,6 +27,8 @@ class IdRanges:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # Order: _reserving, the write lock of status.db, _lock. `record` comes with the second.
+        self._reserving = threading.Lock()
         self._lock = threading.Lock()
         self._next = 0
         self._end = 0
@@ -35,13 +37,16 @@ class IdRanges:
 
     def begin(self) -> int:
         """An id never given before, live until `ended` is called."""
-        with self._lock:
-            if self._next == self._end:
-                self._reserve()
-            txn_id = self._next
-            self._next += 1
-            self._live.add(txn_id)
-            return txn_id
+        while True:
+            with self._lock:
+                if self._next < self._end:
+                    txn_id = self._next
+                    self._next += 1
+                    self._live.add(txn_id)
+                    return txn_id
+            with self._reserving:
+                if self._next == self._end:
+                    self._reserve()
 
     def ended(self, txn_id: int) -> None:
         with self._lock:
@@ -87,8 +92,9 @@ class IdRanges:
                 "VALUES (?, ?, ?, ?, ?)",
                 (first, first + RANGE - 1, first, runtime.slot, runtime.slot_start),
             )
-        self._next, self._end = first, first + RANGE
-        self._firsts[first] = first + RANGE - 1
+        with self._lock:
+            self._next, self._end = first, first + RANGE
+            self._firsts[first] = first + RANGE - 1
 
 
 def low_water_mark(cur: apsw.Cursor) -> int:

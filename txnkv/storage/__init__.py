@@ -4,6 +4,7 @@
     directory    the layout on disk and FORMAT
     gate, fork   who may be inside while the map moves or the process forks
     lmdb_errors, lmdb_open, lmdb_handles, environment, environments    LMDB
+    dropped      what is done when an object is dropped
     slots, runtime_file, runtime    what the processes share in memory
     sqlite_connection, reader_pool, write_queue, status_db    SQLite
     store        all of it, once a process
@@ -12,6 +13,7 @@ What is exported here is what other layers use.
 """
 
 from txnkv.storage.directory import StoreDirectory
+from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.environment import Environment
 from txnkv.storage.environments import Environments
 from txnkv.storage.fork import GATE, ForkGate
@@ -40,6 +42,7 @@ __all__ = [
     "StatusDatabase",
     "Store",
     "StoreDirectory",
+    "WhenDropped",
     "arm",
     "boot_id",
     "clock",

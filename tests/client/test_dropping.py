@@ -1,0 +1,179 @@
+"""Objects that are dropped without close, wherever the collector happens to run.
+
+A test of many threads stood still once: the collector ran in a thread that held the lock of
+the ids and the write lock of status.db, and dropped a transaction whose finalizer wanted the
+first. Every process of the store waited with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.coordinator import id_ranges
+from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.fork import GATE
+
+
+def _transaction(client: txnkv.Client) -> Any:
+    return client.new_transaction()
+
+
+def _session(client: txnkv.Client) -> Any:
+    return client.new_transaction().new_session()
+
+
+def _snapshot(client: txnkv.Client) -> Any:
+    return client.snapshot()
+
+
+def _scan(client: txnkv.Client) -> Any:
+    scan = client.table("t").scan()
+    next(scan.to_batches(), None)
+    return scan
+
+
+LOCKS = {
+    "of the ids": lambda client: client.instance.coordinator.ids._lock,
+    "of the pins": lambda client: client.instance.store.runtime._lock,
+    "of the gate": lambda client: GATE._gate._changed,
+    "of the heartbeats": lambda client: client.instance.coordinator.heartbeats._lock,
+    "to write status.db": lambda client: client.instance.store.status.write(),
+}
+
+
+@pytest.mark.parametrize("make", [_transaction, _session, _snapshot, _scan])
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS.keys())
+def test_dropped_by_a_thread_with_a_lock(
+    client: txnkv.Client, table: txnkv.Table, make: Any, lock: Any
+) -> None:
+    done = threading.Event()
+
+    def drop() -> None:
+        dropped = [make(client)]
+        gc.collect()
+        gc.disable()
+        try:
+            with lock(client):
+                dropped.clear()
+                gc.collect()
+        finally:
+            gc.enable()
+        done.set()
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    assert done.wait(10), "the finalizer waits for a lock of its own thread"
+
+
+def test_a_dropped_snapshot_gives_its_pin_back(client: txnkv.Client, until: Any) -> None:
+    runtime = client.instance.store.runtime
+    snapshot = client.snapshot()
+    assert runtime.least_pin() == snapshot.timestamp
+    del snapshot
+    gc.collect()
+    until(lambda: runtime.least_pin() is None)
+
+
+def test_a_closed_snapshot_gives_its_pin_back_at_once(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    runtime = client.instance.store.runtime
+    with client.snapshot() as snapshot, client.snapshot() as other:
+        assert runtime.least_pin() == snapshot.timestamp == other.timestamp
+        snapshot.close()
+        snapshot.close()
+        assert runtime.least_pin() == other.timestamp
+        with pytest.raises(txnkv.ClosedError, match="take a new one"):
+            snapshot.get(table, 1)
+    assert runtime.least_pin() is None
+
+
+def test_a_dropped_transaction_gives_its_id_back(client: txnkv.Client, until: Any) -> None:
+    coordinator = client.instance.coordinator
+    client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    txn = client.new_transaction()
+    id = txn.id.local
+    del txn
+    gc.collect()
+    until(lambda: id not in coordinator.ids._live)
+    with client.transaction() as other:
+        other.insert("t", (1,))
+    assert coordinator.low_water_mark() > id
+
+
+def test_a_forked_child_gives_nothing_back(client: txnkv.Client) -> None:
+    """What the parent has pinned stays pinned, though the child drops its copy."""
+    snapshot = client.snapshot()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            del snapshot
+            gc.collect()
+            with client.snapshot():
+                pass
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert client.instance.store.runtime.least_pin() == snapshot.timestamp
+
+
+def test_work_that_fails_does_not_stop_the_rest(
+    until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Owner:
+        pass
+
+    done: list[int] = []
+    owners = [Owner() for _ in range(3)]
+    kept = [
+        WhenDropped(owner, fn)
+        for owner, fn in zip(
+            owners, (lambda: done.append(1), lambda: 1 / 0, lambda: done.append(3)), strict=True
+        )
+    ]
+    assert all(one.alive for one in kept)
+    owners.clear()
+    gc.collect()
+    until(lambda: sorted(done) == [1, 3])
+    assert not any(one.alive for one in kept)
+    assert "tidying up" in caplog.text
+
+
+def test_ids_and_the_status_database_are_locked_in_one_order(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reserved a range held the lock of the ids and wanted to write; who stored its first
+    row wrote and wanted the lock of the ids.
+    """
+    monkeypatch.setattr(id_ranges, "RANGE", 2)
+    failed: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for n in range(40):
+                txn = client.new_transaction()
+                txn.serialize()
+                if n % 8 == 0:
+                    txn.insert(table, (first + n, None))
+                    txn.commit()
+                else:
+                    txn.rollback()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(1000 * n,), daemon=True) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failed == []
+    assert table.count() == 20
