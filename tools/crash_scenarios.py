@@ -33,9 +33,9 @@ def say(*words: object) -> None:
 
 def cut_small() -> None:
     """Make several chunks, blocks and LMDB writes of a few hundred rows."""
-    ingest.CHUNK_ROWS = 150  # type: ignore[misc]
-    row_set_format.BLOCK_ROWS = 64  # type: ignore[misc]
-    row_set_writer.WRITE_BYTES = 2048  # type: ignore[misc]
+    ingest.CHUNK_ROWS = 250  # type: ignore[misc]
+    row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
+    row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
 
 
 def rows(first: int, count: int) -> pa.Table:
