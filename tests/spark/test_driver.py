@@ -25,7 +25,7 @@ DRIVER = """
 import txnkv.spark
 from pyspark.sql import SparkSession
 
-builder = SparkSession.builder.master("local[2]")
+builder = SparkSession.builder.master("local[2]").config("spark.python.worker.reuse", keep_planner)
 for key, value in quiet:
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
@@ -45,18 +45,22 @@ running.write.format("txnkv").options(**options).mode("append").save()
 """
 
 
+@pytest.mark.parametrize("keep_planner", ["true", "false"])
 def test_a_driver_that_is_killed_loses_its_transactions(
     client: txnkv.Client,
     where: dict[str, str],
     process: Callable[..., Any],
     by_hand: Callable[[txnkv.Client], None],
     until: Until,
-    java: None,
+    keep_planner: str,
 ) -> None:
     """The driver is killed while a job runs. Its transactions, one joined by a job and one of
-    a job's own, are aborted by whoever leads, here the test, and their space comes back.
+    a job's own, are aborted by whoever leads, here the test, and their space comes back. So it
+    is when the planner heartbeats for the job, and when it ended at once and a keeper does.
     """
-    driver = process(DRIVER, options={"keepalive_time": 1.0}, quiet=KEEP_QUIET)
+    driver = process(
+        DRIVER, options={"keepalive_time": 1.0}, quiet=KEEP_QUIET, keep_planner=keep_planner
+    )
     driver.hear()
     before = client.stats()["staged_row_sets"]
     assert before > 0

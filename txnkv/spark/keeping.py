@@ -24,7 +24,7 @@ from txnkv.errors import TxnkvError
 from txnkv.spark import processes
 from txnkv.transaction import Transaction
 
-PATIENCE: Final = 3.0
+PATIENCE: Final = 10.0
 _POLL: Final = 0.2
 _THREAD: Final = "txnkv-hand-over"
 _log = logging.getLogger("txnkv")
