@@ -11,7 +11,8 @@ from pyarrow import parquet
 
 from txnkv.cli.sources.base import storable
 
-_BATCH_ROWS: Final = 1 << 17
+_BATCH_ROWS: Final = 1 << 16
+_READ_BYTES: Final = 1 << 20
 _FILE_MAGIC: Final = b"ARROW1"
 
 
@@ -22,10 +23,10 @@ class ParquetSource:
         if path == "-":
             raise ValueError("Parquet cannot be read from a pipe: give a file")
         self.name = path
-        # Opened here, so that a missing file is told as one.
-        self._raw = open(path, "rb")  # noqa: SIM115
+        open(path, "rb").close()  # Its errors name the file; those of Arrow do not.
+        self._raw = pa.OSFile(path)
         try:
-            self._file = parquet.ParquetFile(self._raw)
+            self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_READ_BYTES)
         except (pa.ArrowInvalid, OSError) as error:
             self._raw.close()
             raise ValueError(f"this is no Parquet file: {error}") from error

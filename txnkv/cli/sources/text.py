@@ -9,7 +9,8 @@ from typing import IO, Any, Final
 
 import pyarrow as pa
 
-BLOCK: Final = 8 << 20
+HEAD: Final = 8 << 20
+BLOCK: Final = 1 << 20
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -17,7 +18,7 @@ class TextFile(io.RawIOBase):
     """A readable stream over a file or stdin ("-"), with its head for inference.
 
     Attributes:
-        head: the first bytes, up to BLOCK; they are part of the stream as well.
+        head: the first bytes, up to HEAD; they are part of the stream as well.
         whole: the head is all there is.
         total: bytes of the file as it lies on disk; None for a pipe.
     """
@@ -37,10 +38,10 @@ class TextFile(io.RawIOBase):
         if magic == _GZIP:
             self._inflate = pa.CompressedInputStream(pa.PythonFile(_Raw(self), "r"), "gzip")
         head = bytearray()
-        while len(head) < BLOCK and (more := self._decoded(BLOCK - len(head))):
+        while len(head) < HEAD and (more := self._decoded(HEAD - len(head))):
             head += more
         self.head = bytes(head)
-        self.whole = len(head) < BLOCK
+        self.whole = len(head) < HEAD
         self._at = 0
 
     def _take(self, n: int) -> bytes:
