@@ -120,6 +120,8 @@ class Maintenance:
         if now - self._checkpointed > _CHECKPOINT_EVERY:
             self._checkpointed = now
             self._store.status.checkpoint()
+            # A reader that was killed would keep LMDB from using pages again, for ever.
+            self._store.environments.reader_check()
         return True
 
     def _nothing_to_do(self) -> bool:
