@@ -132,6 +132,20 @@ def test_overwrite_is_refused_in_planning(rows: Callable[..., Any], where: dict[
         rows(1, 2).write.format("txnkv").options(**where).mode("overwrite").save()
 
 
+def test_streams_are_refused(
+    spark: Any, where: dict[str, str], rows: Callable[..., Any], tmp_path: Path
+) -> None:
+    from pyspark.errors import PySparkException
+
+    ticks = spark.readStream.format("rate").load().selectExpr("value AS id", "'a' AS v")
+    sink = ticks.writeStream.format("txnkv").options(**where)
+    source = spark.readStream.format("txnkv").options(**where).load().writeStream.format("noop")
+    for number, stream in enumerate((sink, source)):
+        checkpoints = str(tmp_path / f"checkpoints{number}")
+        with pytest.raises(PySparkException, match="this version has no streams"):
+            stream.option("checkpointLocation", checkpoints).start().awaitTermination(60)
+
+
 def test_a_schema_of_the_callers_must_fit(spark: Any, where: dict[str, str]) -> None:
     from pyspark.errors import AnalysisException
 

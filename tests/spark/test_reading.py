@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -96,6 +98,23 @@ def test_a_token_of_an_ended_transaction(client: txnkv.Client, load: Callable[..
         frame = load(**txnkv.spark.options(txn, "t"))
     with pytest.raises(AnalysisException, match=r"InvalidTxnStateError: cannot read.*COMMITTED"):
         frame.collect()
+
+
+def test_a_store_that_is_made_anew(tmp_path: Path, load: Callable[..., Any]) -> None:
+    """Spark's workers live on from the store that was there to the one that is."""
+    path = tmp_path / "remade"
+    for number in range(1, 4):
+        with txnkv.connect(path) as client:
+            client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+            write_ids(client, number)
+            assert load(path=str(path)).collect() == [(number,)]
+        shutil.rmtree(path)
+
+
+def write_ids(client: txnkv.Client, *ids: int) -> None:
+    with client.transaction() as txn:
+        for id in ids:
+            txn.insert("t", {"id": id})
 
 
 # -- filters ---------------------------------------------------------------------------

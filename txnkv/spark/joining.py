@@ -3,6 +3,7 @@
 Spark forks its workers from a daemon that never opened a store, uses each for many tasks,
 and kills it when it has been idle: so a process opens a store once, at its first task, and
 never closes it. Whoever opens the store next clears up after it, as after any killed process.
+A worker may also outlive a store that was removed and made anew at its path.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.spark.settings import Settings
 from txnkv.transaction import Transaction
 
+Identity = tuple[int, ...]
 _lock: Final = threading.Lock()
-_clients: Final[dict[tuple[int, str, float], Client]] = {}
+_clients: Final[dict[tuple[str, float], tuple[Identity, Client]]] = {}
 
 
 def client_of(settings: Settings) -> Client:
@@ -27,11 +29,31 @@ def client_of(settings: Settings) -> Client:
     Raises:
         StoreNotFoundError: there is none.
     """
-    key = (os.getpid(), settings.path, settings.keepalive_time)
+    key = (settings.path, settings.keepalive_time)
     with _lock:
-        if key not in _clients:
-            _clients[key] = settings.connect()
-        return _clients[key]
+        identity = _identity(settings.path)
+        found = _clients.get(key)
+        if found is None or found[0] != identity:
+            _close_others(settings.path, identity)
+            found = _clients[key] = (identity, settings.connect())
+        return found[1]
+
+
+def _identity(path: str) -> Identity:
+    """Tells a store from another that was made at the same path; empty where there is none."""
+    try:
+        there = os.stat(os.path.join(path, "FORMAT"))
+    except OSError:
+        return ()
+    return (os.getpid(), there.st_dev, there.st_ino, there.st_ctime_ns)
+
+
+def _close_others(path: str, identity: Identity) -> None:
+    for key, (known, client) in list(_clients.items()):
+        if key[0] == path and known != identity:
+            del _clients[key]
+            if known[0] == os.getpid():
+                client.close()
 
 
 def join_open(client: Client, token: str, what: str) -> Transaction:

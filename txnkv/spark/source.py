@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final, NoReturn
+
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
@@ -12,6 +14,11 @@ from txnkv.spark.joining import client_of
 from txnkv.spark.reader import PushingReader, TxnkvReader
 from txnkv.spark.settings import Settings
 from txnkv.spark.writer import TxnkvWriter
+
+_NO_STREAMS: Final = (
+    "this version has no streams: read and write in batches, with spark.read and df.write "
+    "(in foreachBatch, say)"
+)
 
 
 class TxnkvDataSource(DataSource):
@@ -67,3 +74,11 @@ class TxnkvDataSource(DataSource):
                 "drop and create the table"
             )
         return TxnkvWriter.start(Settings.of_write(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
+        """Not in this version: raises NotSupportedError."""
+        raise NotSupportedError(_NO_STREAMS)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
+        """Not in this version: raises NotSupportedError."""
+        raise NotSupportedError(_NO_STREAMS)

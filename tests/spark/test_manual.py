@@ -1,0 +1,43 @@
+"""The programs of docs/spark.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+
+pytestmark = pytest.mark.spark
+
+MANUAL = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+
+
+def test_the_manual(
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Spark's workers have the working directory of its JVM, so the store goes by its whole path.
+    program = "\n".join(re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL))
+    names: dict[str, Any] = {}
+    try:
+        exec(program.replace('"shop"', repr(str(tmp_path / "shop"))), names)
+        assert capsys.readouterr().out.split() == ["1000", "1100", "10", "1100", "10"]
+        assert names["client"].table("archive").count() == 100
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        names["client"].close()
+    with txnkv.connect(tmp_path / "shop") as client:
+        assert client.check().ok
+
+
+def test_the_manual_lists_every_option() -> None:
+    from txnkv.spark import settings
+
+    rows = re.findall(r"^\| `(\w+)` \| (yes)? ?\| (yes)? ?\|", MANUAL.read_text(), re.MULTILINE)
+    assert {name for name, read, _ in rows if read} == set(settings._READ)
+    assert {name for name, _, write in rows if write} == set(settings._WRITE)
