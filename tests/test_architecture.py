@@ -19,8 +19,8 @@ LAYERS = [
     {"coordinator"},
     {"tables"},
     {
-        "instance", "context", "closing", "client", "transaction", "session", "row_operations", "scan",
-        "table", "token", "job", "inspection", "__init__",
+        "instance", "context", "closing", "client", "transaction", "session", "row_operations",
+        "scan", "table", "token", "job", "inspection", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip
