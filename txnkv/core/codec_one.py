@@ -111,9 +111,9 @@ class DecimalCodec(IntegerCodec):
         if not isinstance(value, Decimal):
             value = Decimal(index(value))
         scaled = value.scaleb(self.scale, _WIDE) if value.is_finite() else None
-        if scaled is None or scaled != scaled.to_integral_value():
+        if scaled is None or scaled != scaled.to_integral_value(context=_WIDE):
             raise ValueError(f"{value!r} does not fit {self.name} without loss")
-        if abs(scaled) >= 10**self.precision:
+        if scaled.copy_abs() >= 10**self.precision:
             raise ValueError(f"{value!r} is out of the range of {self.name}")
         return int(scaled)
 

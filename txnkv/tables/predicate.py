@@ -69,6 +69,8 @@ class Predicate:
             return True
         if zone.min is None or zone.max is None or self.keys is None:
             return True
+        if self.op == "!=" and _is_nan(self):
+            return True  # NaN is not even NaN
         return any(_may_compare(self.op, key, zone) for key in self.keys)
 
 

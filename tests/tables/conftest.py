@@ -1,0 +1,34 @@
+"""Tables of many small blocks and row sets, without many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.tables import ingest, row_set_writer
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 5 rows, chunks of 23: a write of 100 rows makes 5 row sets of 5 blocks."""
+    monkeypatch.setattr(row_set_writer, "rows_per_block", lambda widths: 5)
+    monkeypatch.setattr(ingest, "CHUNK_ROWS", 23)
+
+
+@pytest.fixture
+def put(client: txnkv.Client) -> Callable[..., Any]:
+    """Commits data into a table, each time as a row set of its own; answers the timestamp."""
+
+    def run(table: txnkv.Table, data: Any) -> Any:
+        with client.transaction() as txn:
+            if isinstance(data, list):
+                for row in data:
+                    txn.insert(table, row)
+            else:
+                txn.write(table, data)
+        return txn.commit()
+
+    return run
