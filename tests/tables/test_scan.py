@@ -1,0 +1,359 @@
+"""Scans: projection, order, limit, snapshots, tokens, what stays when the table changes."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import txnkv
+
+SCHEMA = txnkv.Schema(
+    {"k": "int64", "s": "string?", "v": "float64?", "l": "list<int32>?"}, primary_key=["k"]
+)
+
+
+def rows(*keys: int) -> pa.Table:
+    """Rows whose values follow from their keys, some of them null."""
+    return pa.table(
+        {
+            "k": pa.array(keys, pa.int64()),
+            "s": pa.array([None if k % 7 == 0 else f"s{k}" for k in keys], pa.string()),
+            "v": pa.array([None if k % 5 == 0 else k / 2 for k in keys], pa.float64()),
+            "l": pa.array([None if k % 3 == 0 else [k, None] * (k % 3) for k in keys],
+                          pa.list_(pa.int32())),
+        }
+    )  # fmt: skip
+
+
+SIXTEENTHS = pc.equal(pc.bit_wise_and(pc.field("k"), 15), 3)
+EMPTY = SCHEMA.arrow.empty_table()
+
+
+def same(found: pa.Table, *keys: int) -> bool:
+    return found.to_pylist() == rows(*keys).to_pylist()
+
+
+@pytest.fixture(
+    params=[None, txnkv.hash_partition("k", 3), txnkv.range_partition("k", [30, 60])],
+    ids=["one tablet", "hash", "range"],
+)
+def many(
+    request: pytest.FixtureRequest, client: txnkv.Client, put: Any, small_blocks: None
+) -> txnkv.Table:
+    """100 rows in four overlapping commits, and the blocks of many row sets."""
+    table = client.create_table("many", SCHEMA, request.param)
+    keys = list(range(100))
+    random.Random(3).shuffle(keys)
+    for part in range(4):
+        put(table, rows(*keys[part::4]))
+    return table
+
+
+def test_ordered_scan_merges_overlapping_row_sets(many: txnkv.Table) -> None:
+    found = many.scan(ordered=True).to_arrow()
+    assert same(found, *range(100))
+    assert found.schema == SCHEMA.arrow
+
+
+def test_unordered_scan_has_each_row_once(many: txnkv.Table) -> None:
+    found = many.scan().to_arrow().sort_by("k")
+    assert same(found, *range(100))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("limit", [0, 1, 5, 23, 99, 100, 1000])
+def test_limit(many: txnkv.Table, limit: int, ordered: bool) -> None:
+    found = many.scan(ordered=ordered, limit=limit).to_arrow()
+    assert found.num_rows == min(limit, 100)
+    if ordered:
+        assert same(found, *range(min(limit, 100)))
+    with pytest.raises(ValueError, match="limit is a number of rows"):
+        many.scan(limit=-1)
+
+
+@pytest.mark.parametrize(
+    "columns", [["k"], ["v", "k"], ["s"], ["l", "s"], [], ["k", "s", "v", "l"]], ids=str
+)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_projection(many: txnkv.Table, columns: list[str], ordered: bool) -> None:
+    """test_scanner projections, incl. the empty one."""
+    scan = many.scan(columns, where=[("k", ">=", 10), ("k", "<", 50)], ordered=ordered)
+    found = scan.to_arrow()
+    assert (found.num_rows, found.column_names) == (40, columns)
+    if columns:
+        assert found.schema == scan.schema
+        wanted = rows(*range(10, 50)).select(columns).to_pylist()
+        assert found.to_pylist() == wanted if ordered else True
+        assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, wanted))
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"), [(["x"], txnkv.SchemaError), ("k", TypeError)], ids=["unknown", "string"]
+)
+def test_projection_is_checked(many: txnkv.Table, columns: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        many.scan(columns)
+
+
+def test_every_way_out(many: txnkv.Table) -> None:
+    """to_arrow, to_batches, iter, pandas, polars, the C stream: the same rows, again."""
+    scan = many.scan(["k", "s", "v"], ordered=True)
+    wanted = rows(*range(100)).select(["k", "s", "v"])
+    for _ in range(2):
+        assert scan.to_arrow().to_pylist() == wanted.to_pylist()
+    assert pa.Table.from_batches(scan.to_batches(), scan.schema).to_pylist() == wanted.to_pylist()
+    assert list(scan) == wanted.to_pylist()
+    assert scan.to_pandas()["k"].tolist() == list(range(100))
+    assert scan.to_polars()["s"].to_list() == wanted["s"].to_pylist()
+    assert pa.table(scan).to_pylist() == wanted.to_pylist()
+    assert pa.RecordBatchReader.from_stream(scan).read_all().to_pylist() == wanted.to_pylist()
+    assert polars.DataFrame(scan)["k"].to_list() == list(range(100))
+    assert sorted(pa.table(many)["k"].to_pylist()) == list(range(100))
+
+
+def test_empty_tables(client: txnkv.Client) -> None:
+    table = client.create_table("empty", SCHEMA, txnkv.hash_partition("k", 2))
+    for ordered in (False, True):
+        scan = table.scan(ordered=ordered)
+        assert scan.to_arrow() == EMPTY
+        assert list(scan.to_batches()) == []
+        assert pa.table(scan) == EMPTY
+        assert scan.tokens() == []
+    assert table.scan([]).to_arrow().num_rows == 0
+    assert table.count() == table.count(where=[("k", ">", 0)]) == 0
+    assert table.get(1) is None
+    assert table.get_many([]).num_rows == 0
+    assert table.get_many([1, 2])["k"].to_pylist() == [None, None]
+    assert client.snapshot().scan(table).to_arrow() == EMPTY
+
+
+def test_where_and_nothing_is_left(many: txnkv.Table) -> None:
+    for where in ([("k", "<", -1)], [("s", "=", "none")], pc.field("k") > 1000):
+        for ordered in (False, True):
+            assert many.scan(where=where, ordered=ordered).to_arrow() == EMPTY
+    assert many.scan(where=[]).to_arrow().num_rows == 100
+
+
+def test_expressions(many: txnkv.Table) -> None:
+    found = many.scan(["k"], SIXTEENTHS | (pc.field("s") == "s4"), ordered=True)
+    assert found.to_arrow()["k"].to_pylist() == [3, 4, *range(19, 100, 16)]
+    with pytest.raises((pa.ArrowInvalid, txnkv.SchemaError)):
+        many.scan(where=pc.field("nowhere") == 1).to_arrow()
+
+
+# -- snapshots -------------------------------------------------------------------------
+
+
+def test_a_scan_is_lazy_and_pinned_at_its_first_read(
+    client: txnkv.Client, many: txnkv.Table, put: Any
+) -> None:
+    lazy, pinned = many.scan(["k"]), many.scan(["k"])
+    before = pinned.snapshot
+    put(many, rows(1000))
+    assert lazy.to_arrow().num_rows == 101
+    put(many, rows(1001))
+    assert lazy.to_arrow().num_rows == 101
+    assert pinned.to_arrow().num_rows == 100
+    assert lazy.snapshot > before
+    assert many.scan(snapshot=before).to_arrow().num_rows == 100
+    assert many.count() == 102
+    assert many.count(snapshot=before) == 100
+
+
+def test_a_reader_under_way_sees_no_later_commit(many: txnkv.Table, put: Any) -> None:
+    """Snapshots already taken never change their answer, block by block."""
+    for ordered in (False, True):
+        batches = many.scan(["k"], ordered=ordered).to_batches()
+        found = next(batches)["k"].to_pylist()
+        put(many, rows(*range(10_000 + 100 * ordered, 10_050 + 100 * ordered)))
+        for batch in batches:
+            found += batch["k"].to_pylist()
+        assert not [k for k in found if k >= 10_000 + 100 * ordered]
+        assert len(found) == (150 if ordered else 100)
+
+
+def test_snapshot_reads_two_tables_at_one_instant(
+    client: txnkv.Client, many: txnkv.Table, table: txnkv.Table
+) -> None:
+    with client.snapshot() as snapshot:
+        with client.transaction() as txn:
+            txn.insert(many, {"k": 500})
+            txn.insert(table, {"id": 500})
+        assert snapshot.get(many, 500) is None
+        assert snapshot.get("t", 500) is None
+        assert snapshot.get_many(many, [1, 500])["k"].to_pylist() == [1, None]
+        assert snapshot.scan("many", ["k"], [("k", ">", 90)], ordered=True).to_arrow()[
+            "k"
+        ].to_pylist() == list(range(91, 100))
+        assert many.get(500, snapshot=snapshot) is None
+        assert many.get(500)["k"] == table.get(500)["id"] == 500
+    with pytest.raises(txnkv.ClosedError):
+        many.scan(snapshot=snapshot)
+
+
+def test_what_was_read_stays_as_it_was(many: txnkv.Table, client: txnkv.Client, put: Any) -> None:
+    """No buffer points into the store: it stays when LMDB's pages are written again."""
+    kept = [many.scan(ordered=True).to_arrow(), many.scan(["l", "s"]).to_arrow()]
+    batches = list(many.scan(ordered=True).to_batches())
+    one = many.get_many([7, 8, 9])
+    texts = [table.to_pylist() for table in kept], [b.to_pylist() for b in batches]
+    for n in range(5):
+        txn = client.new_transaction()
+        txn.write(many, rows(*range(2000 + 100 * n, 2060 + 100 * n)))
+        txn.rollback()
+        put(many, rows(*range(3000 + 100 * n, 3060 + 100 * n)))
+    client.drop_table("many")
+    gc.collect()
+    assert texts == ([table.to_pylist() for table in kept], [b.to_pylist() for b in batches])
+    assert same(one, 7, 8, 9)
+    for table in (*kept, one):
+        table.validate(full=True)
+
+
+# -- tokens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_tokens_together_are_the_scan(
+    client: txnkv.Client, many: txnkv.Table, put: Any, size: int, ordered: bool
+) -> None:
+    where = [("k", ">=", 5), ("v", "is not null")]
+    scan = many.scan(["k", "v"], where, ordered=ordered)
+    tokens = pickle.loads(pickle.dumps(scan.tokens(rows=size)))
+    put(many, rows(500, 501))
+    found: list[int] = []
+    for token in tokens:
+        part = token.open(client).to_arrow()
+        assert part.column_names == ["k", "v"]
+        keys = part["k"].to_pylist()
+        assert keys == sorted(keys) or not ordered
+        found += keys
+    assert sorted(found) == [k for k in range(5, 100) if k % 5]
+    if size == 1 and not ordered:
+        assert len(tokens) >= 20
+
+
+def test_tokens_open_in_another_process(
+    client: txnkv.Client, many: txnkv.Table, put: Any, elsewhere: Any
+) -> None:
+    where = pc.field("k") < 50
+    tokens = many.scan(["k"], where).tokens(rows=10)
+    put(many, rows(-1))
+    found = elsewhere(
+        "say([token.open(client).to_arrow()['k'].to_pylist() for token in tokens])", tokens=tokens
+    )
+    assert sorted(key for part in found for key in part) == list(range(50))
+
+
+def test_tokens_of_a_transaction_see_its_rows(
+    client: txnkv.Client, many: txnkv.Table, elsewhere: Any
+) -> None:
+    txn = client.new_transaction()
+    txn.insert(many, {"k": 500})
+    tokens = txn.scan(many, ["k"], [("k", ">", 97)]).tokens()
+    code = "say([k for token in tokens for k in token.open(client).to_arrow()['k'].to_pylist()])"
+    assert sorted(elsewhere(code, tokens=tokens)) == [98, 99, 500]
+    txn.rollback()
+    with pytest.raises(txnkv.TxnkvError):
+        [token.open(client).to_arrow() for token in tokens]
+
+
+def test_token_of_another_store(many: txnkv.Table, tmp_path: Any) -> None:
+    token = many.scan().tokens()[0]
+    with (
+        txnkv.connect(tmp_path / "other") as other,
+        pytest.raises(txnkv.InvalidTokenError, match="of store"),
+    ):
+        token.open(other)
+
+
+def test_token_of_a_dropped_table(
+    client: txnkv.Client, many: txnkv.Table, until: Callable[..., Any]
+) -> None:
+    tokens = many.scan().tokens()
+    client.drop_table(many)
+    gc.collect()
+    runtime, engine = client.instance.store.runtime, client.instance.engine
+    until(lambda: runtime.least_pin() is None)
+    engine.purge()
+    with pytest.raises(txnkv.TableNotFoundError, match="dropped"):
+        tokens[0].open(client).to_arrow()
+
+
+# -- point reads -----------------------------------------------------------------------
+
+
+def test_get(many: txnkv.Table) -> None:
+    for key in range(100):
+        assert many.get(key) == rows(key).to_pylist()[0]
+    for key in (-1, 100, 1 << 62):
+        assert many.get(key) is None
+
+
+def test_get_many_in_the_order_asked(many: txnkv.Table) -> None:
+    """Duplicates and absent keys, over blocks, row sets and tablets."""
+    keys = [99, 5, 5, 1000, 0, 64, -7, 5, 99]
+    found = many.get_many(keys)
+    wanted = [rows(k).to_pylist()[0] if 0 <= k < 100 else dict.fromkeys("ksvl") for k in keys]
+    assert found.to_pylist() == wanted
+    assert all(field.nullable for field in found.schema)
+    assert many.get_many(pa.array(keys)).to_pylist() == wanted
+    assert many.get_many(pa.chunked_array([keys[:4], keys[4:]])).to_pylist() == wanted
+    shuffled = list(range(100)) * 2
+    random.Random(5).shuffle(shuffled)
+    assert many.get_many(shuffled)["k"].to_pylist() == shuffled
+    assert many.get_many([1000, 1001])["k"].to_pylist() == [None, None]
+
+
+def test_reads_in_a_transaction(client: txnkv.Client, many: txnkv.Table, put: Any) -> None:
+    """Its snapshot and its own rows, also those not flushed yet."""
+    txn = client.new_transaction()
+    put(many, rows(200))
+    txn.insert(many, {"k": 300, "s": "mine"})
+    assert txn.get(many, 200) is None
+    assert txn.get(many, 300)["s"] == "mine"
+    txn.insert(many, {"k": 301})
+    assert txn.get_many(many, [300, 200, 301, 1])["k"].to_pylist() == [300, None, 301, 1]
+    txn.insert(many, {"k": 302})
+    assert txn.scan(many, ["k"], [("k", ">", 98)], ordered=True).to_arrow()["k"].to_pylist() == [
+        99,
+        300,
+        301,
+        302,
+    ]
+    assert many.get(300) is None
+    txn.commit()
+    assert many.count() == 104
+
+
+def test_count(many: txnkv.Table, client: txnkv.Client) -> None:
+    assert many.count() == 100
+    assert many.count(where=[("k", "in", [1, 2, 2, 500])]) == 2
+    assert many.count(where=pc.field("v").is_null()) == 20
+    assert many.count(snapshot=txnkv.Timestamp(0)) == 0
+
+
+@pytest.mark.parametrize("how", ["write", "insert"])
+def test_doubles_in_one_write(client: txnkv.Client, many: txnkv.Table, how: str) -> None:
+    """Found inside the batch, in a chunk before, inside the transaction, in the table."""
+    keys = [200, 50, 201, 200, *range(202, 260), 201, 230, 51]
+    session = client.new_session()
+    if how == "insert":
+        for key in keys:
+            session.insert(many, {"k": key})
+    with pytest.raises(txnkv.RowErrors) as caught:
+        session.write(many, rows(*keys)) if how == "write" else session.flush()
+    assert sorted(error.key for error in caught.value.errors) == [50, 51, 200, 201, 230]
+    assert {type(error.error) for error in caught.value.errors} == {txnkv.AlreadyPresentError}
+    assert many.count() == 160
+    assert session.write(many, rows(*keys, 300), op="insert_ignore").ignored == len(keys)
+    assert many.count() == 161
