@@ -29,12 +29,18 @@ def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         return data.schema, iter(data.to_batches())
     if isinstance(data, pa.RecordBatchReader):
         return data.schema, data
-    if hasattr(data, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(data)
-        return reader.schema, reader
-    if hasattr(data, "__arrow_c_array__"):
-        batch = pa.record_batch(data)
-        return batch.schema, iter([batch])
+    try:
+        if hasattr(data, "__arrow_c_stream__"):
+            reader = pa.RecordBatchReader.from_stream(data)
+            return reader.schema, reader
+        if hasattr(data, "__arrow_c_array__"):
+            batch = pa.record_batch(data)
+            return batch.schema, iter([batch])
+    except pa.ArrowInvalid as error:
+        raise TypeError(
+            f"write takes tables, with a name for each column; this {type(data).__name__} is "
+            f"none: {error}"
+        ) from None
     raise TypeError(
         f"write takes Arrow data (pyarrow, pandas, polars, or an object with __arrow_c_stream__), "
         f"not {type(data).__name__}; single rows go through insert()"

@@ -129,6 +129,9 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
             f"column {name!r} is {target}, the data has {column.type}: convert it first"
         )
     try:
+        if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
+            # Arrow asks for digits enough for every int of the type; the values may have fewer.
+            column = pc.cast(column, pa.decimal256(76, target.scale))
         return pc.cast(column, target, safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(

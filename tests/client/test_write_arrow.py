@@ -1,0 +1,281 @@
+"""session.write: every kind of Arrow data, casts that lose nothing, and those refused."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+SCHEMA = txnkv.Schema(
+    {"id": "int64", "s": "string?", "n": txnkv.Column("int32", default=7)}, primary_key=["id"]
+)
+DATA = pa.table({"id": pa.array([3, 1, 2], pa.int64()), "s": ["c", None, "b"]})
+STORED = [
+    {"id": 1, "s": None, "n": 7},
+    {"id": 2, "s": "b", "n": 7},
+    {"id": 3, "s": "c", "n": 7},
+]
+
+
+class Stream:
+    """An object that has nothing but an Arrow stream."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class Array:
+    """An object that has nothing but an Arrow array."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> Any:
+        return self._batch.__arrow_c_array__(requested_schema)
+
+
+def _batch() -> pa.RecordBatch:
+    return DATA.to_batches()[0]
+
+
+SOURCES = {
+    "table": lambda: DATA,
+    "table of chunks": lambda: pa.concat_tables([DATA.slice(0, 1), DATA.slice(1)]),
+    "batch": _batch,
+    "slice of a batch": lambda: pa.concat_batches([_batch(), _batch()]).slice(3),
+    "reader": lambda: DATA.to_reader(max_chunksize=2),
+    "stream": lambda: Stream(DATA),
+    "array": lambda: Array(_batch()),
+    "pandas": lambda: pandas.DataFrame({"id": [3, 1, 2], "s": ["c", None, "b"]}),
+    "polars": lambda: polars.DataFrame({"id": [3, 1, 2], "s": ["c", None, "b"]}),
+    "columns in another order": lambda: DATA.select(["s", "id"]),
+    "with an empty chunk": lambda: pa.concat_tables([DATA.slice(0, 0), DATA, DATA.slice(0, 0)]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def goods(client: txnkv.Client) -> txnkv.Table:
+    return client.create_table("goods", SCHEMA)
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+def test_sources(
+    client: txnkv.Client, goods: txnkv.Table, source: Any, transactional: bool
+) -> None:
+    if transactional:
+        with client.transaction() as txn:
+            assert txn.write(goods, source()) == txnkv.WriteResult(inserted=3)
+    else:
+        assert client.new_session().write(goods, source()).inserted == 3
+    assert list(goods.scan(ordered=True)) == STORED
+
+
+@pytest.mark.parametrize("nothing", ["table", "reader", "pandas", "batch"])
+def test_nothing_to_write(client: txnkv.Client, goods: txnkv.Table, nothing: str) -> None:
+    empty = DATA.slice(0, 0)
+    data = {
+        "table": empty,
+        "reader": empty.to_reader(),
+        "pandas": empty.to_pandas().astype({"id": "int64"}),
+        "batch": _batch().slice(0, 0),
+    }[nothing]
+    assert client.new_session().write(goods, data).inserted == 0
+    assert goods.count() == 0
+    assert client.stats()["staged_row_sets"] == 0
+
+
+def test_a_scan_is_a_source(client: txnkv.Client, goods: txnkv.Table) -> None:
+    client.new_session().write(goods, DATA)
+    copy = client.create_table("copy", SCHEMA)
+    with client.transaction() as txn:
+        assert txn.write(copy, goods.scan()).inserted == 3
+    assert list(copy.scan(ordered=True)) == STORED
+
+
+def test_rows_that_wait_go_first(client: txnkv.Client, goods: txnkv.Table) -> None:
+    with client.transaction() as txn:
+        txn.insert_ignore(goods, {"id": 1, "s": "first"})
+        assert txn.write(goods, DATA, op="insert_ignore") == txnkv.WriteResult(
+            inserted=2, ignored=1
+        )
+    assert goods.get(1)["s"] == "first"
+
+
+NO_TABLES = {
+    "list": [{"id": 1}],
+    "dict": {"id": [1]},
+    "number": 5,
+    "None": None,
+    "string": "x",
+    "array": pa.array([1]),
+    "chunked array": pa.chunked_array([[1]]),
+    "series": pandas.Series([1]),
+}
+
+
+@pytest.mark.parametrize("data", NO_TABLES.values(), ids=NO_TABLES.keys())
+def test_what_is_no_arrow_data(client: txnkv.Client, goods: txnkv.Table, data: Any) -> None:
+    with pytest.raises(TypeError, match="write takes"):
+        client.new_session().write(goods, data)
+    assert goods.count() == 0
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "unknown column": ({"id": [1], "x": [1]}, "columns that the table does not have: x"),
+    "no key": ({"s": ["a"]}, "no column 'id'"),
+    "null key": ({"id": pa.array([1, None], pa.int64())}, "'id' is not nullable"),
+    "null where none may be": (
+        {"id": [1], "n": pa.array([None], pa.int32())},
+        "'n' is not nullable",
+    ),
+    "string for an int": ({"id": ["1"]}, "'id' is int64, the data has string"),
+    "float for an int": ({"id": [1.0]}, "'id' is int64, the data has double"),
+    "too large": ({"id": [1], "n": pa.array([1 << 40], pa.int64())}, "does not fit"),
+    "too large unsigned": ({"id": pa.array([1 << 63], pa.uint64())}, "does not fit"),
+    "int for a string": ({"id": [1], "s": [5]}, "'s' is string"),
+    "binary for a string": ({"id": [1], "s": [b"a"]}, "'s' is string"),
+}
+
+
+@pytest.mark.parametrize(("data", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(client: txnkv.Client, goods: txnkv.Table, data: Any, words: str) -> None:
+    """A wrong type or column raises at the call; nothing of the call is written."""
+    table = pa.table({name: pa.array(v) if isinstance(v, list) else v for name, v in data.items()})
+    with client.transaction() as txn:
+        txn.insert(goods, {"id": 50})
+        with pytest.raises(txnkv.SchemaError, match=words):
+            txn.write(goods, table)
+    assert [row["id"] for row in goods.scan()] == [50]
+
+
+def test_a_column_twice(client: txnkv.Client, goods: txnkv.Table) -> None:
+    data = pa.table([pa.array([1]), pa.array([2])], names=["id", "id"])
+    with pytest.raises(txnkv.SchemaError, match="twice"):
+        client.new_session().write(goods, data)
+
+
+# column type, what is given, what is stored; None when it must be refused
+CASTS: list[tuple[str, Any, Any]] = [
+    ("int64", pa.array([1, None], pa.int8()), [1, None]),
+    ("int64", pa.array([1], pa.uint32()), [1]),
+    ("int8", pa.array([127, -128], pa.int64()), [127, -128]),
+    ("int8", pa.array([128], pa.int64()), None),
+    ("uint8", pa.array([255], pa.int64()), [255]),
+    ("uint8", pa.array([-1], pa.int64()), None),
+    ("int64", pa.array([1.0]), None),
+    ("int64", pa.array([True]), None),
+    ("int64", pa.array([Decimal(1)]), None),
+    ("bool", pa.array([1]), None),
+    ("float64", pa.array([0.5], pa.float32()), [0.5]),
+    ("float64", pa.array([3], pa.int32()), [3.0]),
+    ("float64", pa.array([(1 << 53) + 1]), None),
+    ("float32", pa.array([0.5], pa.float64()), None),
+    ("float32", pa.array([1 << 24], pa.int64()), [float(1 << 24)]),
+    ("float32", pa.array([(1 << 24) + 1], pa.int64()), None),
+    ("string", pa.array(["a"], pa.large_string()), ["a"]),
+    ("string", pa.array(["a"], pa.string_view()), ["a"]),
+    ("string", pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
+    ("string", pa.array([b"a"]), None),
+    ("binary", pa.array([b"a"], pa.large_binary()), [b"a"]),
+    ("binary", pa.array([b"a"], pa.binary(1)), None),
+    ("binary", pa.array(["a"]), None),
+    ("date32", pa.array([date(2026, 1, 2)]), [date(2026, 1, 2)]),
+    ("date32", pa.array([date(2026, 1, 2)], pa.date64()), [date(2026, 1, 2)]),
+    ("date32", pa.array([datetime(2026, 1, 2)]), None),
+    ("timestamp[us]", pa.array([date(2026, 1, 2)]), [datetime(2026, 1, 2)]),
+    ("timestamp[us]", pa.array([datetime(2026, 1, 2)], pa.timestamp("s")), [datetime(2026, 1, 2)]),
+    ("timestamp[us]", pa.array([1_000], pa.timestamp("ns")), [datetime(1970, 1, 1, 0, 0, 0, 1)]),
+    ("timestamp[us]", pa.array([1_001], pa.timestamp("ns")), None),
+    ("timestamp[us]", pa.array([datetime(2026, 1, 2)], pa.timestamp("us", tz="UTC")), None),
+    ("timestamp[us, tz=UTC]", pa.array([datetime(2026, 1, 2)]), None),
+    ("decimal128(10, 2)", pa.array([Decimal("1.50")]), [Decimal("1.50")]),
+    ("decimal128(10, 2)", pa.array([Decimal("1.505")]), None),
+    ("decimal128(10, 2)", pa.array([5], pa.int32()), [Decimal("5.00")]),
+    ("decimal128(10, 2)", pa.array([10**8], pa.int64()), None),
+    ("decimal128(38, 0)", pa.array([(1 << 64) - 1], pa.uint64()), [Decimal((1 << 64) - 1)]),
+    ("decimal128(3, 2)", pa.array([Decimal("123.45")]), None),
+    ("list<int64>", pa.array([[1, None], None], pa.list_(pa.int16())), [[1, None], None]),
+    ("list<int64>", pa.array([[1]], pa.large_list(pa.int64())), [[1]]),
+    ("list<int8>", pa.array([[1000]]), None),
+    ("list<int64>", pa.array([["a"]]), None),
+    ("int64", pa.nulls(2), [None, None]),
+    ("string", pa.nulls(1), [None]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "stored"),
+    CASTS,
+    ids=[f"{kind} from {given.type}" for kind, given, _ in CASTS],
+)
+def test_casts(client: txnkv.Client, kind: str, given: pa.Array, stored: Any) -> None:
+    """Lossless casts are made, others are a SchemaError."""
+    schema = txnkv.Schema({"id": "int64", "c": f"{kind}?"}, primary_key=["id"])
+    table = client.create_table("c", schema)
+    data = pa.table({"id": pa.array(range(len(given)), pa.int64()), "c": given})
+    if stored is None:
+        with pytest.raises(txnkv.SchemaError, match="column 'c'"):
+            client.new_session().write(table, data)
+        assert table.count() == 0
+        return
+    client.new_session().write(table, data)
+    found = table.scan(ordered=True).to_arrow()["c"]
+    assert found.to_pylist() == stored
+    assert found.type == schema.columns["c"].type
+
+
+def test_a_stream_that_breaks_off(client: txnkv.Client, goods: txnkv.Table) -> None:
+    """Its batches came one by one; nothing of the call counts."""
+
+    def batches() -> Any:
+        yield _batch()
+        raise OSError("the other end hung up")
+
+    for transactional in (True, False):
+        reader = pa.RecordBatchReader.from_batches(DATA.schema, batches())
+        if transactional:
+            with client.transaction() as txn, pytest.raises(OSError, match="hung up"):
+                txn.write(goods, reader)
+        else:
+            with pytest.raises(OSError, match="hung up"):
+                client.new_session().write(goods, reader)
+        assert goods.count() == 0
+    assert client.stats()["staged_row_sets"] == 0
+
+
+def test_a_large_write_in_chunks(
+    client: txnkv.Client, goods: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks, row sets and blocks in one call, with keys twice in neighbours."""
+    monkeypatch.setattr("txnkv.tables.ingest.CHUNK_ROWS", 100)
+    ids = [*range(0, 1000, 2), *range(990, 1010), *range(1, 500, 2)]
+    with client.transaction() as txn:
+        with pytest.raises(txnkv.RowErrors) as caught:
+            txn.write(goods, pa.table({"id": ids}))
+        assert sorted(error.key for error in caught.value.errors) == [990, 992, 994, 996, 998]
+    assert goods.count() == len(set(ids))
+    assert [row["id"] for row in goods.scan(["id"], ordered=True)] == sorted(set(ids))
+
+
+def test_what_was_given_is_not_changed_nor_kept(client: txnkv.Client, goods: txnkv.Table) -> None:
+    import numpy
+
+    values = numpy.arange(100, dtype="int64")
+    frame = pandas.DataFrame({"id": values})
+    with client.transaction() as txn:
+        txn.write(goods, frame)
+        values += 1000
+        assert [row["id"] for row in txn.scan(goods, ["id"], ordered=True)] == list(range(100))
+    assert list(frame["id"]) in (list(range(100)), list(range(1000, 1100)))
+    assert goods.count() == 100
