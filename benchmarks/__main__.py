@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from . import memory, tables
-from .harness import Line, as_json, show
+from .harness import Line, report
 
 ROWS = 10_000_000
 MEMORY_ROWS = 50_000_000
@@ -26,8 +24,15 @@ def races(tiny: bool, rounds: int, base: Path | None) -> dict[str, Race]:
         "insert-sorted": lambda: tables.insert_sorted(rows, rounds, base),
         "insert-random": lambda: tables.insert_random(rows, rounds, base),
         "scan": lambda: tables.scan(rows, rounds, base),
+        "spark": lambda: _spark(rows, rounds, base),
         "memory": lambda: memory.memory(TINY_ROWS if tiny else MEMORY_ROWS, base),
     }
+
+
+def _spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
+    from .spark_bench import spark_races  # the other races run without Spark and Java
+
+    return spark_races(rows, rounds, base)
 
 
 @click.command()
@@ -47,10 +52,7 @@ def main(
     lines: list[Line] = []
     for name in names or known:
         lines += known[name]()
-    show(lines, Console(width=None if Console().is_terminal else 130))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(as_json(lines), indent=1))
+    report(lines, json_file)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ ratio.
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -123,5 +125,9 @@ def show(lines: list[Line], console: Console) -> None:
     console.print(table)
 
 
-def as_json(lines: list[Line]) -> list[dict[str, Any]]:
-    return [asdict(line) for line in lines]
+def report(lines: list[Line], json_file: Path | None) -> None:
+    """Print the table, and write the lines as JSON."""
+    show(lines, Console(width=None if Console().is_terminal else 130))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))

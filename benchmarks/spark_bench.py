@@ -13,7 +13,6 @@ of the job's own. Rows are 24 bytes: int64 key, float64, int64. What is read goe
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,14 +33,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-from rich.console import Console
 
 import txnkv
 import txnkv.spark
 from txnkv.spark.reader import TASK_ROWS
 
 from .data import SCHEMA, ascending
-from .harness import Contestant, Line, as_json, race, show
+from .harness import Contestant, Line, race, report
 
 ROWS = 10_000_000
 TINY_ROWS = 20_000
@@ -249,10 +247,7 @@ def spark_races(rows: int, rounds: int, base: Path | None) -> list[Line]:
 def main(tiny: bool, rows: int, rounds: int, json_file: Path | None, base: Path | None) -> None:
     """Spark reads and writes, in one table of ratios."""
     lines = spark_races(TINY_ROWS if tiny else rows, 1 if tiny else rounds, base)
-    show(lines, Console(width=None if Console().is_terminal else 130))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(as_json(lines), indent=1))
+    report(lines, json_file)
 
 
 if __name__ == "__main__":
