@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.children import Child, Children
+from tools.children import Child, ChildEndedError, Children
 from tools.crash import leftovers, settle
 from tools.crash_scenarios import BEFORE
 from txnkv.storage import FAULT_POINTS
@@ -47,6 +47,7 @@ say(polls, len(seen))
 WRITER = """
 cut_small()
 client = txnkv.connect(args[0], create=False)
+say("ready")
 while True:
     with client.snapshot() as snapshot:
         first = snapshot.scan("left", columns=["id"]).to_arrow().num_rows
@@ -72,10 +73,14 @@ def kill_at_random(children: Children, store: Path, chance: random.Random) -> li
     point = chance.choice([*POINTS, None])
     fault = "" if point is None else f"{point}=kill@{chance.randint(1, 60)}"
     writer = children.start(WRITER, store, fault=fault)
+    try:
+        assert writer.line() == "ready"
+    except ChildEndedError:
+        return []
     said: list[str] = []
     listener = threading.Thread(target=say_lines, args=(writer, said))
     listener.start()
-    listener.join(chance.uniform(0.6, 1.6))
+    listener.join(chance.uniform(0.3, 1.3))
     writer.popen.kill()
     listener.join()
     writer.popen.wait()
@@ -88,10 +93,11 @@ def run(children: Children, store: Path, seconds: float, mode: str, seed: int) -
     assert reader.line() == "ready"
     end = time.monotonic() + seconds
     acknowledged = BEFORE
-    lives = 0
-    while time.monotonic() < end:
+    lives = commits = 0
+    while time.monotonic() < end or commits < 4:
         said = kill_at_random(children, store, chance)
         lives += 1
+        commits += len(said)
         acknowledged = max([acknowledged, *(int(line.split()[1]) for line in said)])
     polls, states = map(int, reader.finish()[-1].split())
     assert polls > 0
@@ -108,7 +114,7 @@ def run(children: Children, store: Path, seconds: float, mode: str, seed: int) -
 def test_reader_sees_whole_transactions(mode: str, children: Children, store: Path) -> None:
     lives, states = run(children, store, 8, mode, seed=7)
     assert lives >= 2
-    assert states >= 3, "the reader saw commits come"
+    assert states >= 2, "the reader saw commits come"
 
 
 @pytest.mark.slow

@@ -38,6 +38,9 @@ TEXTS = st.one_of(st.none(), st.text("abc\0é", max_size=5))
 ROWS = st.lists(st.tuples(KEYS, TEXTS), min_size=1, max_size=30)
 OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
+OVER = (txnkv.InvalidTxnStateError, txnkv.ClosedError)
+"""The handle's transaction has ended, or its client was closed since."""
+
 Row = tuple[int, str | None]
 
 
@@ -70,6 +73,7 @@ class TableMachine(RuleBasedStateMachine):
         self.path = Path(tempfile.mkdtemp(prefix="txnkv-machine-"))
         self.rows: dict[int, Committed] = {}
         self.last_commit = 0
+        self.serial = 1000
         self.open: list[Model] = []
 
     @initialize()
@@ -108,16 +112,16 @@ class TableMachine(RuleBasedStateMachine):
             token = model.handle.serialize()
             joined = txnkv.Transaction.deserialize(self.clients[client], str(token))
             assert joined.id == model.handle.id
-            result = joined.write("t", as_table([(1000 + len(model.staged), None)]))
-            assert result.inserted == 1
-            model.staged[1000 + len(model.staged)] = None
+            self.serial += 1
+            assert joined.write("t", as_table([(self.serial, None)])).inserted == 1
+            model.staged[self.serial] = None
             joined.close()
         return model
 
     @rule(model=transactions, rows=ROWS, op=st.sampled_from(["insert", "insert_ignore"]))
     def write(self, model: Model, rows: list[Row], op: str) -> None:
         if model.over:
-            with pytest.raises(txnkv.InvalidTxnStateError):
+            with pytest.raises(OVER):
                 model.handle.write("t", as_table(rows), op)
             return
         self.flush_buffered(model)
@@ -133,7 +137,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(model=transactions, row=st.tuples(KEYS, TEXTS))
     def insert_one(self, model: Model, row: Row) -> None:
         if model.over:
-            with pytest.raises(txnkv.InvalidTxnStateError):
+            with pytest.raises(OVER):
                 insert_and_flush(model.handle, row)
         else:
             model.handle.insert("t", {"id": row[0], "text": row[1]})
@@ -216,7 +220,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(model=transactions, key=KEYS)
     def read_in_transaction(self, model: Model, key: int) -> None:
         if model.over:
-            with pytest.raises(txnkv.InvalidTxnStateError):
+            with pytest.raises(OVER):
                 model.handle.get("t", key)
             return
         self.flush_buffered(model)
