@@ -250,3 +250,17 @@ def script(
     """Runs scripts. No background rounds run but those they ask for."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     return Script(connect, until, now, monkeypatch)
+
+
+@pytest.fixture(params=[True, False], ids=["in a transaction", "outside"])
+def make(request: pytest.FixtureRequest, client: txnkv.Client) -> Any:
+    """A call with a flush mode gives a session and what ends it."""
+
+    def made(mode: str = "manual") -> tuple[txnkv.Session, Any]:
+        if not request.param:
+            session = client.new_session(mode)
+            return session, session.flush
+        txn = client.new_transaction()
+        return txn.new_session(mode), txn.commit
+
+    return made

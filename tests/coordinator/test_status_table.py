@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import apsw
 import pytest
 
 import txnkv
@@ -247,6 +248,17 @@ def test_multithreaded_access(world: Any) -> None:
     assert seen == [True] * 50
     with world.store.status.read() as cur:
         assert len(status_table.select(cur)) == 10
+
+
+def test_a_participant_needs_its_transaction(world: Any) -> None:
+    """TestFailedVisitor: 'missing transaction status entry' cannot come about."""
+    with (
+        pytest.raises((apsw.ConstraintError, txnkv.TxnkvError)),
+        world.store.status.write() as cur,
+    ):
+        status_table.register_participant(cur, 99, "page", [1])
+    with world.store.status.read() as cur:
+        assert cur.execute("SELECT count(*) FROM participants").fetchall() == [(0,)]
 
 
 def _participants(world: Any, txn_id: int) -> dict[str, list[int]]:

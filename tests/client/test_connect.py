@@ -1,0 +1,81 @@
+"""Opening a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+
+
+def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> None:
+    with pytest.raises(txnkv.StoreNotFoundError):
+        txnkv.connect(store_path, create=False)
+    assert not store_path.exists()
+    client = connect()
+    assert Path(client.path) == store_path
+    assert connect(create=False).instance is client.instance
+    assert txnkv.connect(str(store_path)).instance is client.instance
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "kind", "words"),
+    [
+        ("grpc://host:7000", {}, txnkv.NotSupportedError, "on this machine alone"),
+        ("x", {"history": -1}, ValueError, "above 0"),
+        ("x", {"keepalive_time": 0}, ValueError, "above 0"),
+    ],
+)
+def test_arguments_are_checked(
+    path: str, options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        txnkv.connect(path, **options)
+
+
+def test_read_only(client: txnkv.Client, table: txnkv.Table, connect: Any) -> None:
+    with client.transaction() as txn:
+        txn.insert(table, (1, "a"))
+    with pytest.raises(txnkv.StoreNotFoundError):
+        txnkv.connect(Path(client.path) / "none", read_only=True)
+    reader = connect(read_only=True)
+    same = reader.table("t")
+    assert same.get(1) == {"id": 1, "v": "a"}
+    assert list(same.scan()) == [{"id": 1, "v": "a"}]
+    assert reader.check().ok
+    for call in (
+        reader.new_transaction,
+        reader.new_session,
+        lambda: reader.create_table("x", table.schema),
+        lambda: reader.drop_table("t"),
+        lambda: reader.abort_transaction(txn.id),
+        lambda: reader.keep_transaction_alive(txn.id),
+        lambda: reader.run(lambda txn: None),
+    ):
+        with pytest.raises(txnkv.NotSupportedError, match="read_only=True"):
+            call()
+    with client.transaction() as txn:
+        txn.insert(table, (2, "b"))
+    assert same.count() == 2
+
+
+def test_a_client_is_a_context_manager(store_path: Path, connect: Any) -> None:
+    with connect() as client:
+        assert client.tables() == []
+    with pytest.raises(txnkv.ClosedError, match="connect again"):
+        client.tables()
+
+
+def test_history_is_how_long_the_ended_are_remembered(connect: Any, by_hand: Any, now: Any) -> None:
+    client = connect(history=60)
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    with client.transaction() as txn:
+        txn.insert(table, (1,))
+    now.forward(61)
+    by_hand(client)
+    with pytest.raises(txnkv.TxnNotFoundError, match="forgotten"):
+        client.transaction_state(txn.id)
+    assert table.count() == 1
+    assert client.transactions() == []

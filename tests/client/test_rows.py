@@ -1,0 +1,148 @@
+"""Single rows: every form and type, checked at the call."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import txnkv
+
+MODES = ["manual", "auto_background", "auto_sync"]
+
+# -- rows ------------------------------------------------------------------------------
+
+EVENT = txnkv.Schema(
+    {
+        "id": "int64",
+        "name": "string",
+        "score": "float64?",
+        "kind": txnkv.Column("string", default="plain"),
+        "count": txnkv.Column("int32", nullable=True, default=7),
+    },
+    primary_key=["id"],
+)
+
+
+@dataclasses.dataclass
+class Event:
+    id: int
+    name: str
+    score: float | None = None
+
+
+WHOLE = {"id": 1, "name": "a", "score": None, "kind": "plain", "count": 7}
+GOOD_ROWS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("dict with defaults", {"id": 1, "name": "a"}, WHOLE),
+    ("dict in another order", {"name": "a", "id": 1, "score": None}, WHOLE),
+    ("dict in full", {**WHOLE, "score": 2.5}, {**WHOLE, "score": 2.5}),
+    ("tuple", (1, "a", None, "plain", 7), WHOLE),
+    ("list", [1, "a", None, "plain", 7], WHOLE),
+    ("dataclass", Event(1, "a"), WHOLE),
+    ("null instead of a default", {"id": 1, "name": "a", "count": None}, {**WHOLE, "count": None}),
+    ("null in a tuple", (1, "a", None, "plain", None), {**WHOLE, "count": None}),
+    ("int for a float", {"id": 1, "name": "a", "score": 3}, {**WHOLE, "score": 3.0}),
+    ("empty string", {"id": 1, "name": ""}, {**WHOLE, "name": ""}),
+    ("nul in a string", {"id": 1, "name": "a\0b"}, {**WHOLE, "name": "a\0b"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "stored"), [case[1:] for case in GOOD_ROWS], ids=[case[0] for case in GOOD_ROWS]
+)
+def test_rows(make: Any, client: txnkv.Client, row: Any, stored: dict[str, Any]) -> None:
+    events = client.create_table("events", EVENT)
+    session, end = make()
+    session.insert(events, row)
+    end()
+    assert events.get(1) == stored
+
+
+BAD_ROWS: list[tuple[str, Any, type[Exception], str]] = [
+    ("unknown column", {"id": 1, "name": "a", "nam": 1}, txnkv.SchemaError, "no column 'nam'"),
+    ("missing column", {"id": 1}, txnkv.SchemaError, "'name' is not nullable"),
+    ("missing key", {"name": "a"}, txnkv.SchemaError, "'id' is not nullable"),
+    ("null in a key", {"id": None, "name": "a"}, txnkv.SchemaError, "'id' is not nullable"),
+    (
+        "null where none may be",
+        {"id": 1, "name": None},
+        txnkv.SchemaError,
+        "'name' is not nullable",
+    ),
+    (
+        "null instead of a default that may not be",
+        {"id": 1, "name": "a", "kind": None},
+        txnkv.SchemaError,
+        "'kind' is not nullable",
+    ),
+    ("string for an int", {"id": "1", "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("float for an int", {"id": 1.5, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("bool for an int", {"id": True, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    ("int for a string", {"id": 1, "name": 5}, txnkv.SchemaError, "'name' is string"),
+    ("bytes for a string", {"id": 1, "name": b"a"}, txnkv.SchemaError, "is a bytes"),
+    ("too large", {"id": 1 << 63, "name": "a"}, txnkv.SchemaError, "'id' is int64"),
+    (
+        "too large for int32",
+        {"id": 1, "name": "a", "count": 1 << 31},
+        txnkv.SchemaError,
+        "'count' is int32",
+    ),
+    ("short tuple", (1, "a"), txnkv.SchemaError, "a row has 5 values"),
+    ("long tuple", (1, "a", None, "b", 1, 2), txnkv.SchemaError, "this one has 6"),
+    (
+        "null in a tuple",
+        (1, None, None, "plain", 7),
+        txnkv.SchemaError,
+        "'name' is not nullable",
+    ),
+    ("a scalar", 5, TypeError, "a row is a dict"),
+    ("a dataclass itself", Event, TypeError, "a row is a dict"),
+    ("a string", "abcde", TypeError, "a row is a dict"),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("row", "kind", "words"), [case[1:] for case in BAD_ROWS], ids=[case[0] for case in BAD_ROWS]
+)
+def test_bad_rows_are_refused_at_the_call(
+    make: Any, client: txnkv.Client, row: Any, kind: type[Exception], words: str, mode: str
+) -> None:
+    """WritingRowsWithUnsetNonNullableColumns, and others of the kind."""
+    events = client.create_table("events", EVENT)
+    session, end = make(mode)
+    with pytest.raises(kind, match=words):
+        session.insert(events, row)
+    session.insert(events, {"id": 2, "name": "good"})
+    end()
+    assert [row["id"] for row in events.scan()] == [2]
+
+
+def test_values_of_every_type(client: txnkv.Client) -> None:
+    values = {
+        "bool": True,
+        "int8": -128,
+        "uint64": (1 << 64) - 1,
+        "float32": 0.5,
+        "float64": 1e300,
+        "string": "zwölf",
+        "binary": b"\0\xff",
+        "date32": date(1969, 12, 31),
+        "timestamp[us]": datetime(1900, 1, 1, 1, 2, 3, 4),
+        "timestamp[us, tz=UTC]": datetime(2026, 1, 1, tzinfo=UTC),
+        "decimal128(10, 2)": Decimal("-12345678.90"),
+        "list<int64>": [1, None, 3],
+        "list<string>": [],
+    }
+    columns = {"id": "int64"} | {f"c{n}": f"{name}?" for n, name in enumerate(values)}
+    table = client.create_table("all", txnkv.Schema(columns, primary_key=["id"]))
+    row = {f"c{n}": value for n, value in enumerate(values.values())}
+    with client.new_session() as session:
+        session.insert(table, {"id": 1, **row})
+        session.insert(table, {"id": 2})
+    assert table.get(1) == {"id": 1, **row}
+    assert table.get(2) == {"id": 2} | dict.fromkeys(row)
+    assert list(table.scan(ordered=True)) == [table.get(1), table.get(2)]

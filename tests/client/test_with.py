@@ -1,0 +1,103 @@
+"""With blocks: what they end, and what they tell."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+OPEN, ABORTED = txnkv.TxnState.OPEN, txnkv.TxnState.ABORTED
+COMMITTED = txnkv.TxnState.COMMITTED
+deserialize = txnkv.Transaction.deserialize
+
+
+class Broken(Exception):
+    pass
+
+
+# -- with blocks -----------------------------------------------------------------------
+
+
+def test_with_commits(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    assert txn.state is COMMITTED
+    assert table.count() == 1
+
+
+def test_with_rolls_back_on_an_exception(client: txnkv.Client, table: txnkv.Table) -> None:
+    with suppress(Broken), client.transaction() as txn:
+        txn.write(table, pa.record_batch({"id": pa.array([1, 2], pa.int64())}))
+        raise Broken
+    assert txn.state is ABORTED
+    assert table.count() == 0
+    assert client.stats()["staged_row_sets"] == 0
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_with_does_nothing_after_an_end_inside(
+    client: txnkv.Client, table: txnkv.Table, end: str, broken: bool
+) -> None:
+    try:
+        with client.transaction() as txn:
+            txn.insert(table, (1, None))
+            getattr(txn, end)()
+            if broken:
+                raise Broken
+    except Broken:
+        assert broken
+    assert txn.state is (COMMITTED if end == "commit" else ABORTED)
+
+
+def test_with_rolls_back_and_raises_row_errors(client: txnkv.Client, table: txnkv.Table) -> None:
+    """A `with` block rolls back and raises what commit would have raised."""
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    txn = client.new_transaction()
+    txn.insert(table, (2, None))
+    with pytest.raises(txnkv.RowErrors, match="key 1"), txn:
+        txn.insert(table, (1, "again"))
+    assert txn.state is ABORTED
+    assert table.scan().to_arrow()["id"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_with_of_a_joined_handle_ends_nothing(
+    client: txnkv.Client, table: txnkv.Table, broken: bool
+) -> None:
+    txn = client.new_transaction()
+    token = txn.serialize()
+    try:
+        with deserialize(client, token) as joined:
+            joined.insert(table, (1, None))
+            if broken:
+                raise Broken
+    except Broken:
+        assert broken
+    assert txn.state is OPEN
+    txn.commit()
+    assert table.count() == (0 if broken else 1)  # flushed at a good end, dropped at a bad one
+
+
+def test_with_of_a_joined_handle_tells_of_row_errors(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, (1, None))
+    with (
+        pytest.raises(txnkv.RowErrors, match="key 1"),
+        deserialize(client, _token(txn)) as joined,
+    ):
+        joined.insert(table, (1, "again"))
+    assert txn.state is OPEN
+    txn.commit()
+    assert table.get(1) == {"id": 1, "v": None}
+
+
+def _token(txn: txnkv.Transaction) -> txnkv.TxnToken:
+    txn.flush()
+    return txn.serialize()
