@@ -13,6 +13,7 @@ import txnkv
 from txnkv.coordinator import liveness
 from txnkv.coordinator.states import TxnState
 from txnkv.storage.runtime import Runtime
+from txnkv.storage.seam import clock
 
 OPEN, ABORTED = TxnState.OPEN, TxnState.ABORTED
 OTHERS = [state for state in TxnState if state is not OPEN]
@@ -148,7 +149,7 @@ def test_a_beat_for_another_transaction_in_the_slot_counts_for_nothing(
     new = world.coordinator.get(world.begin(1))
     assert new.heartbeat_slot == old.heartbeat_slot
     now.forward(31)
-    world.store.runtime.heartbeat(old.heartbeat_slot, old.txn_id, liveness.clock.monotonic_micros())
+    world.store.runtime.heartbeat(old.heartbeat_slot, old.txn_id, clock.monotonic_micros())
     world.round()
     assert world.state(new.txn_id) is ABORTED
 
@@ -179,7 +180,7 @@ def test_the_log_says_who_was_aborted(
 
 def test_a_live_handle_keeps_its_transaction(connect: Any, until: Callable[..., Any]) -> None:
     """testKeepaliveBasic: alive for three keepalive times, then dropped."""
-    client = connect(keepalive_time=0.2)
+    client = connect(keepalive_time=0.6)
     table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     kept, dropped = client.new_transaction(), client.new_transaction()
     for n, txn in enumerate((kept, dropped)):
@@ -198,7 +199,7 @@ def test_a_killed_process_loses_its_transaction(
     connect: Any, process: Any, until: Callable[..., Any]
 ) -> None:
     """TestBackgroundAborts: its driver dies; its staged space comes back."""
-    client = connect(keepalive_time=0.2)
+    client = connect(keepalive_time=0.6)
     client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     other = process(
         """
@@ -208,7 +209,7 @@ def test_a_killed_process_loses_its_transaction(
         say(txn.id)
         wait()
         """,
-        options={"keepalive_time": 0.2},
+        options={"keepalive_time": 0.6},
     )
     id = other.hear()
     assert client.transaction_state(id) is OPEN

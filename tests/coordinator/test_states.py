@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -146,7 +147,7 @@ class Moves(RuleBasedStateMachine):
                 assert status_table.move(cur, txn_id, expected, new)
                 raise KeyError
 
-    def _writing(self):  # type: ignore[no-untyped-def]
+    def _writing(self) -> Any:
         return self.store.status.write()
 
     @invariant()
