@@ -13,7 +13,9 @@ of the job's own. Rows are 24 bytes: int64 key, float64, int64. What is read goe
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +134,7 @@ class Nothing(DataSource):
 def session() -> Iterator[SparkSession]:
     """The Spark that runs, or a local one for as long as the block lasts."""
     txnkv.spark.require_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # not the first one in PATH
     there = SparkSession.getActiveSession()
     spark = there or (
         SparkSession.builder.master(f"local[{CORES}]")

@@ -22,6 +22,9 @@ import txnkv
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import clock, disarm
 
+# Spark's workers are of the Python that runs the tests, not of the first one in PATH.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 _PRELUDE = """
