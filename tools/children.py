@@ -29,15 +29,21 @@ _PRELUDE: Final = """
 import os, signal, sys, threading, time
 import pyarrow as pa
 import txnkv
+from txnkv import instance
 from txnkv.storage import arm
 from tools.crash_scenarios import *
 args = sys.argv[1:]
 def wait():
     return sys.stdin.readline().strip()
 def stop():
+    # Not while another thread has the turn to write status.db: everybody would wait for it.
+    turns = [each.store.status._queue._lock for each in instance._instances.values()]
+    held = [turn for turn in turns if turn.acquire(timeout=5)]
     # To this thread: one to the process may reach another thread first, and this one goes on a
     # little, into the LMDB write lock perhaps.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    for turn in held:
+        turn.release()
 """
 
 

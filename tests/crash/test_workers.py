@@ -137,3 +137,20 @@ def test_another_process_finishes_the_commit_of_a_dead_one(
     assert [client.table(name).count() for name in ("left", "right")] == [BEFORE + ROWS] * 2
     assert leftovers(client) == []
     assert blocks_of_nothing(client) == []
+
+
+@pytest.mark.parametrize("op", ["insert", "insert_ignore"])
+def test_write_of_known_keys_tells_of_an_abort_elsewhere(
+    op: str, store: Path, connect: Connect
+) -> None:
+    """Nothing would be staged, so nothing but a look at the state can refuse it."""
+    client = connect()
+    txn = client.new_transaction()
+    txn.write("left", rows(BEFORE, 10))
+    client.abort_transaction(txn.id)
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.write("left", rows(0, 10), op)
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.scan("left").to_arrow()
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.get("left", BEFORE)
