@@ -154,8 +154,8 @@ class Coordinator:
             assert row.heartbeat_slot is not None
             self.store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, now)
             status_table.insert(cur, row)
-            self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
             self.ids.record(cur)
+        self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
         self.maintenance.set_pace(row.keepalive / 4e6)
         self.maintenance.start()
         return row
