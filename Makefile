@@ -54,7 +54,7 @@ $(VENV)/.spark: $(VENV)/.made $(BUILD)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(BUILD)
-	$(INSTALL) '.[dev,spark]'
+	$(INSTALL) '.[bench,dev,spark]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.made $(BUILD)

@@ -18,7 +18,8 @@ from txnkv.storage import FAULT_POINTS
 
 
 def test_every_fault_point_has_a_plan() -> None:
-    assert set(PLANS) == set(FAULT_POINTS)
+    own = {point for point in FAULT_POINTS if not point.startswith("test.")}  # of other tests
+    assert set(PLANS) == own
 
 
 @pytest.mark.parametrize(
