@@ -18,8 +18,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from txnkv.closing import Closing
 
 ROOT: Final = Path(__file__).parent.parent
 PATIENCE: Final = 120.0
@@ -119,7 +120,7 @@ class Child:
         return out.splitlines()
 
 
-class Children:
+class Children(Closing):
     """Starts processes; all are gone when the `with` block ends."""
 
     def __init__(self) -> None:
@@ -138,15 +139,8 @@ class Children:
         self._started.append(child)
         return child
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Kill those that still run."""
         for child in self._started:
             if child.popen.poll() is None:
                 child.popen.kill()

@@ -28,11 +28,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import txnkv
 from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, SCENARIOS, TABLES, prepare, rows
+from txnkv.closing import Closing
 from txnkv.storage import FAULT_POINTS, clock
 from txnkv.storage.seam import arm_from_environment
 
@@ -105,7 +105,7 @@ class Death:
         return ACKNOWLEDGED in self.said
 
 
-class Nursery:
+class Nursery(Closing):
     """The helper process that forks children. A context manager."""
 
     def __init__(self) -> None:
@@ -135,17 +135,6 @@ class Nursery:
 
     def close(self) -> None:
         self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _serve() -> None:
