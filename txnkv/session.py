@@ -42,6 +42,8 @@ FLUSH_MODES: Final = ("manual", "auto_background", "auto_sync")
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0
 _RETRIES: Final = 5
+_TASKS: Final = 4
+"""Tasks of a job that a machine is thought to run at once."""
 
 
 @dataclass
@@ -138,8 +140,10 @@ class Session(RowOperations, Closing):
         if self._runs:
             self.flush()
 
+        in_a_job = self._context is not None and self._context.scope.job_id is not None
+
         def batches() -> Iterator[pa.RecordBatch]:
-            return ingest.chunks(info.schema, data)
+            return ingest.chunks(info.schema, data, shared_by=_TASKS if in_a_job else 1)
 
         again = not isinstance(data, pa.RecordBatchReader)
         return self._told(self._stage([(info, batches, op)], again=again))

@@ -108,8 +108,14 @@ def _default(value: Any, kind: pa.DataType, n: int) -> pa.Array:
     return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
 
 
-def chunks(schema: Schema, data: Any) -> Iterator[pa.RecordBatch]:
+def chunks(schema: Schema, data: Any, *, shared_by: int = 1) -> Iterator[pa.RecordBatch]:
     """`data` in the table's schema, in pieces of up to 2 Mi rows and about 64 MiB.
+
+    Args:
+        schema: of the table.
+        data: Arrow data.
+        shared_by: how many writers share that much: the tasks of a job on one machine. Small
+            pieces also use the same memory again, where large ones are fresh pages each time.
 
     Raises:
         TypeError: `data` has no Arrow data in it.
@@ -117,15 +123,16 @@ def chunks(schema: Schema, data: Any) -> Iterator[pa.RecordBatch]:
     """
     given, batches = open_stream(data)
     normaliser = Normaliser(schema, given)
+    most_rows, most_bytes = CHUNK_ROWS // shared_by, CHUNK_BYTES // shared_by
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for given_batch in batches:
-        for batch in _cut(given_batch):
+        for batch in _cut(given_batch, most_rows, most_bytes):
             if batch.num_rows == 0:
                 continue
             normal = normaliser.batch(batch)
             nbytes = normal.nbytes
-            if waiting and (rows + normal.num_rows > CHUNK_ROWS or size + nbytes > CHUNK_BYTES):
+            if waiting and (rows + normal.num_rows > most_rows or size + nbytes > most_bytes):
                 yield _joined(waiting)
                 waiting, rows, size = [], 0, 0
             waiting.append(normal)
@@ -135,12 +142,12 @@ def chunks(schema: Schema, data: Any) -> Iterator[pa.RecordBatch]:
         yield _joined(waiting)
 
 
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _cut(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
     """Slices of a large batch, without copying."""
     if batch.num_rows == 0:
         return
     width = max(batch.nbytes / batch.num_rows, 1.0)
-    step = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / width)))
+    step = max(1, min(rows, int(size / width)))
     for lo in range(0, batch.num_rows, step):
         yield batch.slice(lo, step)
 
