@@ -1,5 +1,5 @@
 /* Encoding of primary keys: columns of a key, one behind the other, so that memcmp of the
- * bytes is the order of the values. Part of the format: docs/format.md, "Key encoding".
+ * bytes is the order of the values. Part of the format: docs/format-blocks.md, "Key encoding".
  *
  *   bool              1 byte, 0 or 1
  *   intN, date, time  big-endian, sign bit flipped

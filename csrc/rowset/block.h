@@ -1,5 +1,5 @@
 /* A block: one column of up to 2^32 - 1 rows in Arrow's memory layout, with a checksum.
- * Part of the format: docs/format.md, "Block".
+ * Part of the format: docs/format-blocks.md, "Block".
  *
  *   header (32 bytes) | validity bitmap | offsets | data       sections padded to 8 bytes
  *

@@ -1,4 +1,4 @@
-/* The split-block Bloom filter of Parquet (docs/format.md, "Bloom filter"): blocks of 256
+/* The split-block Bloom filter of Parquet (docs/format-blocks.md, "Bloom filter"): blocks of 256
  * bits, one per key, 8 bits set in each by 8 odd multipliers. Pure; safe from any thread. */
 #ifndef TXNKV_ROWSET_BLOOM_H
 #define TXNKV_ROWSET_BLOOM_H

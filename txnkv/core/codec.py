@@ -1,6 +1,6 @@
 """Encoding of primary keys, in bulk from Arrow columns and one at a time from Python values.
 
-The encoding is documented in docs/format.md, "Key encoding"; both ways give the same bytes.
+The encoding is documented in docs/format-blocks.md, "Key encoding"; both ways give the same bytes.
 """
 
 from __future__ import annotations

@@ -165,18 +165,7 @@ class RowSet:
             Block number, position of the first probe, and for it and those behind it the
             row in the block, null where absent.
         """
-        blocks = self.header(pages).blocks
-        for number in self._candidates(pages, probes):
-            block = blocks[number]
-            start = core.lower_bound(probes, block.first)
-            stop = core.lower_bound(probes, block.last + b"\0")
-            if start == stop:
-                continue
-            some = probes.slice(start, stop - start)
-            if some.n * _PROBE_SHARE < block.rows:
-                bloom = self.block(pages, BLOOM, number)
-                if core.bloom_probe(bloom, some).count == 0:
-                    continue
+        for number, start, some in self._promising(pages, probes):
             rows = core.find(self.keys(pages, number), some)
             rows = pc.if_else(pc.greater_equal(rows, 0), rows, pa.scalar(None, pa.int32()))
             if rows.null_count < len(rows):
@@ -184,9 +173,20 @@ class RowSet:
 
     def common(self, pages: Pages, keys: core.Keys) -> pa.UInt32Array:
         """Positions of those of `keys` (strictly ascending) that are in this row set."""
-        found: list[pa.Array] = []
         if keys.n == 0:
             return pa.array([], pa.uint32())
+        found: list[pa.Array] = []
+        for number, start, probes in self._promising(pages, keys):
+            hits = core.mark_common(probes, self.keys(pages, number))
+            if hits.count:
+                found.append(_shifted(hits.positions().to_arrow(), start))
+        return pa.concat_arrays(found) if found else pa.array([], pa.uint32())
+
+    def _promising(self, pages: Pages, keys: core.Keys) -> Iterator[tuple[int, int, core.Keys]]:
+        """Blocks that may hold some of `keys`: which, the position of the first, and those keys.
+
+        A Bloom filter is asked where they are few for the block, for its key block is larger.
+        """
         blocks = self.header(pages).blocks
         for number in self._candidates(pages, keys):
             block = blocks[number]
@@ -194,15 +194,12 @@ class RowSet:
             stop = core.lower_bound(keys, block.last + b"\0")
             if start == stop:
                 continue
-            probes = keys.slice(start, stop - start)
-            if probes.n * _PROBE_SHARE < block.rows:
-                maybe = core.bloom_probe(self.block(pages, BLOOM, number), probes)
+            some = keys.slice(start, stop - start)
+            if some.n * _PROBE_SHARE < block.rows:
+                maybe = core.bloom_probe(self.block(pages, BLOOM, number), some)
                 if maybe.count == 0:
                     continue
-            hits = core.mark_common(probes, self.keys(pages, number))
-            if hits.count:
-                found.append(_shifted(hits.positions().to_arrow(), start))
-        return pa.concat_arrays(found) if found else pa.array([], pa.uint32())
+            yield number, start, some
 
     def _candidates(self, pages: Pages, keys: core.Keys) -> Sequence[int]:
         """Blocks whose key range may meet `keys`; by key where the keys are few."""
