@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import isolation
-from tools.histories import Append, Outcome, Txn, dump, parse, record
-from tools.isolation import check
+from tools.isolation import __main__ as program
+from tools.isolation.checker import check
+from tools.isolation.histories import Append, Outcome, Txn, dump, parse, record
 
 # Each: the history, and the names of all that is to be found in it, in real-time order.
 PLANTED: dict[str, tuple[str, set[str]]] = {
@@ -428,11 +428,11 @@ def test_text_comes_back() -> None:
 def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history"
     path.write_text("T1: x[] y+1\nT2: y[] x+1\n")
-    assert isolation.main([str(path)]) == 1
+    assert program.main([str(path)]) == 1
     assert "serializable does not hold" in capsys.readouterr().out
-    assert isolation.main([str(path), "snapshot"]) == 0
+    assert program.main([str(path), "snapshot"]) == 0
     assert "2 transactions: snapshot holds" in capsys.readouterr().out
-    assert isolation.main([str(path), "strict"]) == 2
+    assert program.main([str(path), "strict"]) == 2
 
 
 def test_recording() -> None:

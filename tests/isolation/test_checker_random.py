@@ -11,10 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tools import isolation
-from tools.cycles import parts, shortest
-from tools.histories import Append, Op, Outcome, Read, ReadList, Txn, Write, dump, parse
-from tools.isolation import check
+from tools.isolation.checker import ORDERS, check
+from tools.isolation.cycles import parts, shortest
+from tools.isolation.histories import Append, Op, Outcome, Read, ReadList, Txn, Write, dump, parse
 
 KEYS = ("a", "b", "c")
 PLANS = st.lists(
@@ -53,7 +52,7 @@ def test_serial_histories_are_clean(
 ) -> None:
     history = serial(plans, lists)
     random.shuffle(history)
-    for order in isolation.ORDERS:
+    for order in ORDERS:
         assert check(history, order).names == set()
     assert check(parse(dump(history))).names == set()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.histories import parse
-from tools.replay import replay
+from tools.isolation.histories import parse
+from tools.isolation.replay import replay
 
 PLANTED = {
     "a list that lacks what its snapshot has": (

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from tools.histories import Append, Outcome, Txn, Write
-from tools.versions import Anomaly, Key, keys_of
+from tools.isolation.histories import Append, Outcome, Txn, Write
+from tools.isolation.versions import Anomaly, Key, keys_of
 
 __all__ = ["replay"]
 

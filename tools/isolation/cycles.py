@@ -26,9 +26,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from tools.dependencies import EDGE_WORDS, Edge, Graph
-from tools.histories import Txn
-from tools.versions import Anomaly
+from tools.isolation.dependencies import EDGE_WORDS, Edge, Graph
+from tools.isolation.histories import Txn
+from tools.isolation.versions import Anomaly
 
 __all__ = ["cycles", "parts", "shortest"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Final
 
-from tools.histories import Txn
-from tools.versions import Key, following
+from tools.isolation.histories import Txn
+from tools.isolation.versions import Key, following
 
 __all__ = ["EDGE_WORDS", "Edge", "Graph", "graph_of"]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tools.histories import Append, Outcome, Read, ReadList, Txn, Write
+from tools.isolation.histories import Append, Outcome, Read, ReadList, Txn, Write
 
 __all__ = ["Anomaly", "Key", "Version", "keys_of", "order_lists", "order_registers"]
 

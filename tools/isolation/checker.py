@@ -10,34 +10,31 @@
 
 After Kingsbury and Alvaro, "Elle: Inferring Isolation Anomalies from Experimental
 Observations" (VLDB 2020): lists that are appended to, and registers that get each value once,
-tell from what was read alone which version came after which (`tools.versions`); from this come
-the dependencies of transactions (`tools.dependencies`), whose cycles are the anomalies
-(`tools.cycles`). Whatever is reported has happened; what nobody read may stay unseen.
-
-    python -m tools.isolation FILE [snapshot | serializable]
+tell from what was read alone which version came after which (`versions`); from this come the
+dependencies of transactions (`dependencies`), whose cycles are the anomalies (`cycles`).
+Whatever is reported has happened; what nobody read may stay unseen.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tools.cycles import cycles
-from tools.dependencies import graph_of
-from tools.histories import Outcome, Txn, parse
-from tools.versions import Anomaly, Key, keys_of, order_lists, order_registers
+from tools.isolation.cycles import cycles
+from tools.isolation.dependencies import graph_of
+from tools.isolation.histories import Outcome, Txn
+from tools.isolation.versions import Anomaly, Key, keys_of, order_lists, order_registers
 
-__all__ = ["ORDERS", "Anomaly", "Report", "check"]
+__all__ = ["ALLOWED", "ORDERS", "Anomaly", "Report", "check"]
 
 ORDERS: Final = ("none", "session", "realtime")
 
-_ALLOWED: Final[Mapping[str, frozenset[str]]] = {
+ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "snapshot": frozenset({"G2-item", "G2-item-session", "G2-item-realtime"}),
     "serializable": frozenset(),
 }
+"""By isolation, the names of the anomalies that it allows."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Report:
         With a history checked in the order of "realtime" these are strong snapshot isolation
         and strict serializability.
         """
-        allowed = _ALLOWED[isolation]
+        allowed = ALLOWED[isolation]
         return [anomaly for anomaly in self.anomalies if anomaly.name not in allowed]
 
     def satisfies(self, isolation: str) -> bool:
@@ -157,21 +154,3 @@ def _lost_updates(key: Key, history: Sequence[Txn], counted: Sequence[bool]) -> 
                 shown = "-" if version is None else version
                 text = f"{' and '.join(names)} both read {shown} of {key.name} and wrote it"
                 yield Anomaly("lost-update", text, names)
-
-
-def main(args: Sequence[str]) -> int:
-    """Check a file; the exit status tells whether it satisfies the isolation asked for."""
-    if not 1 <= len(args) <= 2 or (len(args) == 2 and args[1] not in _ALLOWED):
-        print("usage: python -m tools.isolation FILE [snapshot | serializable]", file=sys.stderr)
-        return 2
-    isolation = args[1] if len(args) == 2 else "serializable"
-    history = parse(Path(args[0]).read_text())
-    report = check(history)
-    print(report)
-    kept = report.satisfies(isolation)
-    print(f"{len(history)} transactions: {isolation} {'holds' if kept else 'does not hold'}")
-    return 0 if kept else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

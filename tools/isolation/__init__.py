@@ -1,0 +1,1 @@
+"""Which isolation transactions had: histories, a checker of them, and what makes some."""
