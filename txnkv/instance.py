@@ -6,15 +6,17 @@ import atexit
 import logging
 import os
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.status_schema import SCHEMA as STATUS_SCHEMA
+from txnkv.coordinator import status_schema
 from txnkv.errors import TxnkvError
 from txnkv.storage.store import Store
-from txnkv.tables.catalog_schema import SCHEMA as CATALOG_SCHEMA
+from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
 
 _log = logging.getLogger("txnkv")
@@ -33,6 +35,7 @@ class Instance:
         self.clients = 0
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
+        self.contexts: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         if not read_only:
             self.coordinator.recover()
 
@@ -75,8 +78,9 @@ def acquire(
                 path,
                 create=create,
                 read_only=read_only,
-                schema_sql=STATUS_SCHEMA + CATALOG_SCHEMA,
+                schema_sql=status_schema.SCHEMA + catalog_schema.SCHEMA,
                 initialise=coordination.initialise,
+                upgrades=[status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2],
             )
             found = _instances[key] = Instance(store, read_only, history)
         found.clients += 1

@@ -21,13 +21,12 @@ from txnkv.storage.seam import clock
 MAX_BEHIND = 3600 * 1_000_000
 
 
-def next_timestamp(cur: apsw.Cursor) -> Timestamp:
-    """A timestamp above every one given before. Inside a write transaction.
+def following(last: int) -> Timestamp:
+    """The timestamp to give after `last`: the wall clock's, or one more.
 
     Raises:
         UnavailableError: the wall clock is more than an hour behind the store's.
     """
-    (last,) = one(cur, "SELECT last_timestamp FROM clock")
     now = clock.now_micros()
     behind = Timestamp(last).micros - now
     if behind > MAX_BEHIND:
@@ -35,7 +34,17 @@ def next_timestamp(cur: apsw.Cursor) -> Timestamp:
             f"this machine's clock is {behind / 1e6:.0f} s behind the store's last timestamp "
             f"({Timestamp(last).datetime.isoformat()}): set the clock right, then try again"
         )
-    stamp = Timestamp(max(last + 1, Timestamp.from_micros(now)))
+    return Timestamp(max(last + 1, Timestamp.from_micros(now)))
+
+
+def next_timestamp(cur: apsw.Cursor) -> Timestamp:
+    """A timestamp above every one given before. Inside a write transaction.
+
+    Raises:
+        UnavailableError: the wall clock is more than an hour behind the store's.
+    """
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
+    stamp = following(last)
     cur.execute("UPDATE clock SET last_timestamp = ?", (stamp,))
     return stamp
 

@@ -10,8 +10,9 @@ from typing import Final
 
 import apsw
 
-from txnkv.coordinator import id_ranges, jobs, liveness, locks, status_table
-from txnkv.coordinator.clock import latest_snapshot, raise_clock
+from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, status_table
+from txnkv.coordinator.clock import raise_clock
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.id_ranges import IdRanges
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
@@ -25,6 +26,7 @@ from txnkv.errors import (
     TransactionLockedError,
     TransactionTimedOutError,
 )
+from txnkv.metrics import Metrics
 from txnkv.storage.seam import boot_id, clock
 from txnkv.storage.store import Store
 
@@ -36,7 +38,10 @@ def initialise(cur: apsw.Cursor) -> None:
     """The first rows of a new status.db."""
     tcid = int.from_bytes(os.urandom(2), "big") | 1
     cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32)))
-    cur.execute("INSERT INTO clock VALUES (1, 0, 0, 1, 0)")
+    cur.execute(
+        "INSERT INTO clock (id, last_timestamp, last_commit, next_txn_id, stage_sequence) "
+        "VALUES (1, 0, 0, 1, 0)"
+    )
 
 
 class Coordinator:
@@ -53,7 +58,8 @@ class Coordinator:
         self.ids = IdRanges(store)
         self.heartbeats = liveness.Heartbeater(store)
         self.maintenance = Maintenance(store, self.orchestrator, history)
-        self._snapshot: tuple[int, Timestamp] | None = None
+        self.metrics = Metrics()
+        self.log = CommitLog(store, self.metrics, self.maintenance.start)
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
 
@@ -61,15 +67,7 @@ class Coordinator:
 
     def latest(self) -> Timestamp:
         """The latest snapshot: every commit at or below it is visible, none will be added."""
-        number = self.store.status.change_number()
-        known = self._snapshot
-        if number is not None and known is not None and known[0] == number:
-            return known[1]
-        with self.store.status.read() as cur:
-            latest = latest_snapshot(cur)
-        if number is not None:
-            self._snapshot = (number, latest)
-        return latest
+        return self.log.latest()
 
     def snapshot_at(self, when: Timestamp) -> Timestamp:
         """A snapshot at `when`, which no later commit can change.
@@ -163,13 +161,18 @@ class Coordinator:
     # -- look up and keep alive --------------------------------------------------------
 
     def get(self, txn_id: int) -> TxnRow:
-        """The status row.
+        """The status row; of a small transaction, what the commit log says.
 
         Raises:
-            TxnNotFoundError: no such transaction.
+            TxnNotFoundError: no such transaction, or it ended and was forgotten.
         """
         with self.store.status.read() as cur:
-            return status_table.get(cur, txn_id)
+            committed = None
+            if status_table.find(cur, txn_id) is None:
+                committed = commit_log.find(cur, txn_id)
+            if committed is None:
+                return status_table.get(cur, txn_id)
+        return status_table.small(txn_id, committed)
 
     def highest_id(self) -> int:
         """The highest id that may have been given out."""
@@ -285,6 +288,7 @@ class Coordinator:
         self.maintenance.start()
 
     def close(self) -> None:
+        self.log.close()
         self.heartbeats.close()
         self.maintenance.close()
         self.ids.close()
@@ -294,4 +298,4 @@ class Coordinator:
         self.ids = IdRanges(self.store)
         self.heartbeats.forget_thread()
         self.maintenance.forget_thread()
-        self._snapshot = None
+        self.log.after_fork_in_child()

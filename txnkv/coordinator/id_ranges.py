@@ -85,6 +85,7 @@ class IdRanges:
     def _reserve(self) -> None:
         runtime = self._store.runtime
         with self._store.status.write() as cur:
+            self.record(cur)
             (first,) = one(cur, "SELECT next_txn_id FROM clock")
             cur.execute("UPDATE clock SET next_txn_id = ?", (first + RANGE,))
             cur.execute(

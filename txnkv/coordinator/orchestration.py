@@ -220,7 +220,10 @@ class Orchestrator:
             TxnState.FINALIZE_IN_PROGRESS,
             commit_ts=commit_ts,
         )
-        cur.execute("UPDATE clock SET last_commit = ?", (commit_ts,))
+        cur.execute(
+            "UPDATE clock SET last_commit = ?, manifest_version = manifest_version + 1",
+            (commit_ts,),
+        )
 
     def _finalize(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         for kind, ids in parts.items():

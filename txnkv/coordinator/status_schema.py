@@ -11,7 +11,16 @@ CREATE TABLE clock (
     last_timestamp  INTEGER NOT NULL,   -- no timestamp at or below is given again
     last_commit     INTEGER NOT NULL,   -- the latest snapshot
     next_txn_id     INTEGER NOT NULL,
-    stage_sequence  INTEGER NOT NULL
+    stage_sequence  INTEGER NOT NULL,
+    manifest_version INTEGER NOT NULL DEFAULT 1,  -- of all lists of row sets and their deletes
+    flushed_ts      INTEGER NOT NULL DEFAULT 0,   -- small commits at or below are in row sets
+    history_floor   INTEGER NOT NULL DEFAULT 0,   -- no snapshot below it can be read
+    catalog_version INTEGER NOT NULL DEFAULT 1    -- of what tables and topics there are
+);
+CREATE TABLE commit_log (
+    commit_ts  INTEGER PRIMARY KEY,
+    txn_id     INTEGER NOT NULL,
+    payload    BLOB    NOT NULL
 );
 CREATE TABLE transactions (
     txn_id          INTEGER PRIMARY KEY,
@@ -70,5 +79,17 @@ CREATE TABLE lease (
     owner_slot  INTEGER,                -- slot of the runtime file, and when it was taken
     owner_start INTEGER NOT NULL,
     renewed     INTEGER NOT NULL        -- monotonic microseconds
+);
+"""
+
+UPGRADE_1_TO_2 = """
+ALTER TABLE clock ADD COLUMN manifest_version INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE clock ADD COLUMN flushed_ts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE clock ADD COLUMN history_floor INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE clock ADD COLUMN catalog_version INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE commit_log (
+    commit_ts  INTEGER PRIMARY KEY,
+    txn_id     INTEGER NOT NULL,
+    payload    BLOB    NOT NULL
 );
 """

@@ -91,6 +91,29 @@ def insert(cur: apsw.Cursor, row: TxnRow) -> None:
     )
 
 
+def small(txn_id: int, commit_ts: Timestamp) -> TxnRow:
+    """What the row of a small transaction would be, of which the commit log alone knows."""
+    return TxnRow(
+        txn_id=txn_id,
+        state=TxnState.COMMITTED,
+        begin_ts=commit_ts,
+        snapshot_ts=commit_ts,
+        last_update_ts=commit_ts,
+        commit_ts=commit_ts,
+        timeout=None,
+        deadline=None,
+        boot="",
+        keepalive=0,
+        heartbeat_slot=None,
+        isolation="snapshot",
+        locking="optimistic",
+        owner_slot=0,
+        owner_start=0,
+        reason=None,
+        error=None,
+    )
+
+
 def find(cur: apsw.Cursor, txn_id: int) -> TxnRow | None:
     values = cur.execute(
         f"SELECT {_COLUMNS} FROM transactions WHERE txn_id = ?", (txn_id,)

@@ -29,7 +29,9 @@ from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundE
 from txnkv.storage.seam import declare_fault_point, fault_point
 
 FORMAT_NAME = "txnkv"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+OLDER_VERSIONS = frozenset({1})
+"""Versions that are brought up to this one when a store is opened to write."""
 KNOWN_FEATURES: frozenset[str] = frozenset()
 
 _CREATING = "CREATING"
@@ -48,11 +50,13 @@ class StoreDirectory:
         path: the real, absolute path of the store.
         store_id: 32 hexadecimal digits, drawn when the store was made.
         read_only: True when nothing may be written below `path`.
+        version: of the format, as FORMAT had it when the store was opened.
     """
 
     path: Path
     store_id: str
     read_only: bool
+    version: int = FORMAT_VERSION
 
     @classmethod
     def open(
@@ -72,7 +76,13 @@ class StoreDirectory:
             if read_only or not create:
                 raise StoreNotFoundError(_not_found(real))
             _create(real)
-        store = cls(real, _read_format(real), read_only)
+        store_id, version = _read_format(real)
+        if read_only and version != FORMAT_VERSION:
+            raise IncompatibleStoreError(
+                f"store {real} has format version {version}, this is version {FORMAT_VERSION}: "
+                "open it once to write, which brings it up to date"
+            )
+        store = cls(real, store_id, read_only, version)
         if not read_only:
             store._mend()
         return store
@@ -86,6 +96,11 @@ class StoreDirectory:
     def status_lock_path(self) -> Path:
         """The file on which writers of the status database queue."""
         return self.path / "status.lock"
+
+    def mark_upgraded(self) -> None:
+        """Names the current version in FORMAT, once all else is of that version."""
+        if self.version != FORMAT_VERSION:
+            _write_format(self.path, self.store_id)
 
     @property
     def runtime_path(self) -> Path:
@@ -149,7 +164,7 @@ def _create(path: Path) -> None:
         for name in _FOLDERS:
             make_private_directory(path / name)
         fault_point("directory.before_format")
-        _write_format(path)
+        _write_format(path, uuid.uuid4().hex)
         (path / _CREATING).unlink(missing_ok=True)
         sync_directory(path)
         sync_directory(path.parent)
@@ -203,12 +218,12 @@ def _creation_lock(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write_format(path: Path) -> None:
+def _write_format(path: Path, store_id: str) -> None:
     content = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
         "features": sorted(KNOWN_FEATURES),
-        "store_id": uuid.uuid4().hex,
+        "store_id": store_id,
     }
     new = path / _FORMAT_NEW
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -229,11 +244,11 @@ def _not_found(path: Path) -> str:
     return f"no store at {path}: {found}. Check the path, or open it with create=True"
 
 
-def _read_format(path: Path) -> str:
+def _read_format(path: Path) -> tuple[str, int]:
     text = (path / "FORMAT").read_bytes()
     content = _parse_json(path, text)
     name, version = content.get("format"), content.get("version")
-    if name != FORMAT_NAME or version != FORMAT_VERSION:
+    if name != FORMAT_NAME or version not in (FORMAT_VERSION, *OLDER_VERSIONS):
         raise IncompatibleStoreError(
             f"store {path} has format {name!r} version {version!r}; this is version "
             f"{FORMAT_VERSION} of {FORMAT_NAME!r}. Open it with the txnkv that wrote it"
@@ -247,7 +262,8 @@ def _read_format(path: Path) -> str:
             f"store {path} (format version {version}) uses features that this version does not "
             f"know: {', '.join(unknown)}. Open it with a newer txnkv"
         )
-    return str(store_id)
+    assert isinstance(version, int)
+    return str(store_id), version
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, object]:

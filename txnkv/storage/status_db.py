@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -70,6 +70,7 @@ class StatusDatabase:
         script: str,
         *,
         initialise: Callable[[apsw.Cursor], None] | None = None,
+        upgrades: Sequence[str] = (),
         read_only: bool = False,
     ) -> None:
         """Opens the database, and makes it when it is empty.
@@ -80,6 +81,8 @@ class StatusDatabase:
             runtime: where changes are announced.
             script: SQL that makes the schema, run once in the life of the database.
             initialise: fills the new schema, in the same transaction.
+            upgrades: SQL that brings a schema of version 1 to 2, 2 to 3 and so on; `script`
+                makes the last one.
             read_only: write nothing; the database is there then.
 
         Raises:
@@ -101,7 +104,7 @@ class StatusDatabase:
         GATE.register(self)
         try:
             with GATE.use():
-                self._make(script, initialise)
+                self._make(script, initialise, upgrades)
         except BaseException:
             self.close()
             raise
@@ -328,24 +331,34 @@ class StatusDatabase:
 
     # -- making ------------------------------------------------------------------------
 
-    def _make(self, script: str, initialise: Callable[[apsw.Cursor], None] | None) -> None:
+    def _make(
+        self,
+        script: str,
+        initialise: Callable[[apsw.Cursor], None] | None,
+        upgrades: Sequence[str],
+    ) -> None:
         if self._read_only:
             if not self.path.exists():
                 raise StoreNotFoundError(f"{self.path} is missing; open the store once to write")
             return
+        current = len(upgrades) + 1
         if not self.path.exists():
             make_private_file(self.path)
             sync_directory(self.path.parent)
         if self.path.stat().st_size > 0:
             with self.read() as cursor:
-                if _is_made(cursor):
+                if _schema_version(cursor) == current:
                     return
         with self.write() as cursor:
-            if not _is_made(cursor):
+            version = _schema_version(cursor)
+            if version == 0:
                 cursor.execute(script)
                 if initialise is not None:
                     initialise(cursor)
-                cursor.execute("PRAGMA user_version = 1")
+            else:
+                for upgrade in upgrades[version - 1 :]:
+                    cursor.execute(upgrade)
+            cursor.execute(f"PRAGMA user_version = {current}")
 
     # -- fork --------------------------------------------------------------------------
 
@@ -364,8 +377,9 @@ class StatusDatabase:
         return [*self._readers.inherited(), self._writer]
 
 
-def _is_made(cursor: apsw.Cursor) -> bool:
-    return bool(cursor.execute("PRAGMA user_version").get)
+def _schema_version(cursor: apsw.Cursor) -> int:
+    """0: there is no schema yet."""
+    return int(cursor.execute("PRAGMA user_version").get)
 
 
 class WriteTransaction:

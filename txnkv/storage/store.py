@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from txnkv.errors import ClosedError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environments import Environments
 from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.status_db import StatusDatabase
 
@@ -35,6 +37,7 @@ class Store:
         directory: StoreDirectory,
         schema_sql: str,
         initialise: Callable[[apsw.Cursor], None] | None,
+        upgrades: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.gate: ForkGate = GATE
@@ -47,12 +50,17 @@ class Store:
                 self._runtime,
                 schema_sql,
                 initialise=partial(_initialise, directory, initialise),
+                upgrades=upgrades,
                 read_only=directory.read_only,
             )
         except BaseException:
             self._runtime.close()
             raise
+        if not directory.read_only:
+            directory.mark_upgraded()
         self._environments = Environments(directory)
+        self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
+        self._compaction = MaintenanceLock(directory.path / "compaction.lock")
 
     @classmethod
     def open(
@@ -63,6 +71,7 @@ class Store:
         *,
         schema_sql: str = "",
         initialise: Callable[[apsw.Cursor], None] | None = None,
+        upgrades: Sequence[str] = (),
     ) -> Store:
         """Opens the store at `path`; each `open` is matched by one `close`.
 
@@ -73,6 +82,7 @@ class Store:
                 it is; one that it has open to read only cannot be opened to write meanwhile.
             schema_sql: SQL that makes the schema of the status database, run once in its life.
             initialise: fills the new schema, in the same transaction.
+            upgrades: SQL that brings the schema of an older store up to date, a version each.
 
         Raises:
             StoreNotFoundError: there is none and it was not to be made.
@@ -81,7 +91,7 @@ class Store:
             ValueError: this process has the store open to read only, and `read_only` is false.
         """
         with GATE.use():
-            return _STORES.open(Path(path), create, read_only, schema_sql, initialise)
+            return _STORES.open(Path(path), create, read_only, schema_sql, initialise, upgrades)
 
     @property
     def store_id(self) -> str:
@@ -105,6 +115,16 @@ class Store:
         """The runtime file."""
         self._check_open()
         return self._runtime
+
+    def maintenance(self) -> AbstractContextManager[None]:
+        """`with store.maintenance():` alone among all threads and processes of the store."""
+        self._check_open()
+        return self._maintenance.hold()
+
+    def compaction(self) -> AbstractContextManager[None]:
+        """As `maintenance`, for what takes long; where both are held, this one is taken first."""
+        self._check_open()
+        return self._compaction.hold()
 
     @property
     def closed(self) -> bool:
@@ -135,6 +155,8 @@ class Store:
         """Counts one user less, and closes at none; called with the table of stores locked."""
         self._users = max(self._users - 1, 0)
         if self._users == 0:
+            self._compaction.close()
+            self._maintenance.close()
             self._environments.close_all()
             self._status.close()
             self._runtime.close()
@@ -164,6 +186,7 @@ class _Stores:
         read_only: bool,
         schema_sql: str,
         initialise: Callable[[apsw.Cursor], None] | None,
+        upgrades: Sequence[str],
     ) -> Store:
         with self._lock:
             store = self._open.get(path.resolve())
@@ -175,7 +198,7 @@ class _Stores:
                     )
                 return store.share()
             directory = StoreDirectory.open(path, create, read_only)
-            store = Store(directory, schema_sql, initialise)
+            store = Store(directory, schema_sql, initialise, upgrades)
             self._open[directory.path] = store
             return store
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import apsw
 
+from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
@@ -42,11 +43,23 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
         (name, schema.to_json(), partitioning.to_json()),
     )
     table_id = cur.connection.last_insert_rowid()
+    bump(cur)
     cur.executemany(
         "INSERT INTO tablets (table_id, number) VALUES (?, ?)",
         [(table_id, number) for number in range(partitioning.tablets)],
     )
     return get(cur, name)
+
+
+def drop(cur: apsw.Cursor, table: TableInfo) -> None:
+    """Take a table out of the catalog; its files stay while a snapshot may read them."""
+    cur.execute("UPDATE tables SET dropped_ts = ? WHERE id = ?", (next_timestamp(cur), table.id))
+    bump(cur)
+
+
+def bump(cur: apsw.Cursor) -> None:
+    """A new catalog version: what is remembered of the catalog is to be read again."""
+    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
 
 
 def find(cur: apsw.Cursor, name: str) -> TableInfo | None:

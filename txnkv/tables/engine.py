@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 
-from txnkv.coordinator import status_table
-from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator import payload, status_table
 from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -16,22 +17,46 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.tables import catalog, fence, manifest
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.manifest import KIND, RowSetInfo
+from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.participant import TabletParticipants
 from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set_writer import delete_row_set
 from txnkv.tables.schema import Schema
 from txnkv.tables.tablet import Tablet
 
 
+@dataclass
+class _Catalog:
+    """What is remembered of one version of the catalog, or of a later one.
+
+    Attributes:
+        live: ids of the tables that are not dropped.
+        tables: by name, those that were asked for.
+    """
+
+    version: int
+    live: frozenset[int]
+    tables: dict[str, TableInfo] = field(default_factory=dict)
+
+
 class TableEngine:
-    """Tables over a store and its coordinator. Shared by threads."""
+    """Tables over a store and its coordinator. Shared by threads.
+
+    Attributes:
+        read_sets: by transaction, what serializable ones that this process commits have read.
+    """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         self.store = coordinator.store
+        self.log = coordinator.log
+        self.memory = CommittedMemory(self._on_flushed)
+        self.log.add_member(payload.TABLET, self.memory)
         self._lock = threading.Lock()
         self._tablets: dict[int, Tablet] = {}
-        self._known: tuple[int, frozenset[int]] | None = None
+        self._catalog: _Catalog | None = None
+        self.read_sets: dict[int, ReadSet] = {}
         self._term_written: int | None = None
         coordinator.orchestrator.add_handler(TabletParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
@@ -43,34 +68,50 @@ class TableEngine:
             return catalog.create(cur, name, schema, partitioning)
 
     def find(self, name: str) -> TableInfo | None:
-        with self.store.status.read() as cur:
-            return catalog.find(cur, name)
+        """The table of this name. No I/O while the catalog does not change."""
+        known = self._known().tables
+        if name not in known:
+            with self.store.status.read() as cur:
+                found = catalog.find(cur, name)
+            if found is None:
+                return None
+            known[name] = found
+        return known[name]
 
     def get(self, name: str) -> TableInfo:
-        with self.store.status.read() as cur:
-            return catalog.get(cur, name)
+        """The table of this name.
+
+        Raises:
+            TableNotFoundError: there is none.
+        """
+        found = self.find(name)
+        if found is None:
+            with self.store.status.read() as cur:
+                return catalog.get(cur, name)
+        return found
 
     def names(self) -> list[str]:
         with self.store.status.read() as cur:
             return catalog.names(cur)
 
     def require_live(self, table: TableInfo) -> None:
-        """Refuse a table that was dropped; costs nothing while the store does not change.
+        """Refuse a table that was dropped. No I/O while the catalog does not change.
 
         Raises:
             TableNotFoundError: it was dropped.
         """
-        number = self.store.status.change_number()
-        known = self._known
-        if number is None or known is None or known[0] != number:
-            with self.store.status.read() as cur:
-                live = catalog.live_tables(cur)
-            if number is not None:
-                self._known = (number, live)
-        else:
-            live = known[1]
-        if table.id not in live:
+        if table.id not in self._known().live:
             raise catalog.dropped(table)
+
+    def _known(self) -> _Catalog:
+        self.log.latest()
+        version = self.log.catalog_version
+        known = self._catalog
+        if known is None or known.version != version:
+            with self.store.status.read() as cur:
+                known = _Catalog(version, catalog.live_tables(cur))
+            self._catalog = known
+        return known
 
     def drop(self, name: str) -> bool:
         """Drop a table; open transactions that touched it are aborted.
@@ -82,9 +123,7 @@ class TableEngine:
             table = catalog.find(cur, name)
             if table is None:
                 return False
-            cur.execute(
-                "UPDATE tables SET dropped_ts = ? WHERE id = ?", (next_timestamp(cur), table.id)
-            )
+            catalog.drop(cur, table)
             touched = status_table.transactions_of(cur, KIND, table.tablets)
         orchestrator = self.coordinator.orchestrator
         for txn_id in touched:
@@ -101,7 +140,7 @@ class TableEngine:
             found = []
             for number, id in enumerate(table.tablets):
                 if id not in self._tablets:
-                    self._tablets[id] = Tablet(self.store, table, number)
+                    self._tablets[id] = Tablet(self.store, table, number, self.log, self.memory)
                 found.append(self._tablets[id])
             return found
 
@@ -126,6 +165,19 @@ class TableEngine:
                 )
         with self.store.status.write() as cur:
             manifest.forget(cur, [info.id for info in written])
+
+    # -- memory and row sets -----------------------------------------------------------
+
+    def maintenance(self) -> AbstractContextManager[None]:
+        """`with engine.maintenance():` nobody else flushes or compacts, in any process."""
+        return self.store.maintenance()
+
+    def _on_flushed(self, tablet_id: int, upto: Timestamp) -> None:
+        tablet = self._tablets.get(tablet_id)
+        if tablet is None:
+            self.memory.drop_flushed(tablet_id, upto)
+        else:
+            tablet.reload()
 
     # -- background --------------------------------------------------------------------
 

@@ -3,17 +3,19 @@
     WRITING    claimed by a writer; its blocks may be half there
     STAGED     its blocks are durable; it counts when its transaction commits, unless it
                is of an attempt that was not accepted
-    COMMITTED  it has a plain commit timestamp
+    COMMITTED  it has plain commit timestamps
+    RETIRED    flush or compaction replaced it; its blocks go when nobody reads them any more
 
-A row set is visible at snapshot T when its stamp, or the commit timestamp of its
-transaction while that is being finalized, is at or below T. One query answers that in one
-SQLite transaction, so a reader never meets a part of a commit.
+What of a tablet is committed is one query in one SQLite transaction, so a reader never meets a
+part of a commit: the row sets that are COMMITTED, those of transactions that have their commit
+timestamp and are being finalized, and the flushed timestamp, above which small commits are in
+memory alone. The manifest version changes with all that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import apsw
@@ -26,6 +28,9 @@ from txnkv.coordinator.states import TxnState
 WRITING: Final = 0
 STAGED: Final = 1
 COMMITTED: Final = 2
+RETIRED: Final = 3
+ROWS: Final = 0
+TOMBSTONES: Final = 1
 KIND: Final = "tablet"
 
 
@@ -34,11 +39,20 @@ class RowSetInfo:
     """A row set that can be read.
 
     Attributes:
-        stamp: commit timestamp; None for one staged by a transaction still open.
+        stamp: highest commit timestamp of its rows; None for one staged by a transaction still
+            open.
         staged_seq: the order among the row sets of its transaction.
         checked_seq: its keys were checked against those that counted up to here.
         size: bytes of its blocks.
         min_key, max_key: encoded, inclusive.
+        kind: ROWS, or TOMBSTONES: keys that a transaction deletes, until it is finalized.
+        supersedes: some of its keys were there before.
+        min_stamp: lowest commit timestamp of its rows.
+        deleted: how many rows have a delete stamp.
+        max_delete: the highest of those, 0 for none.
+        delta_seq: changes whenever its deletes do.
+        versioned: a key may have several versions, newest first.
+        resolved: what it replaced has delete stamps; False while it must hide rows by key.
     """
 
     id: int
@@ -52,6 +66,24 @@ class RowSetInfo:
     checked_seq: int = 0
     attempt: str | None = None
     counts: bool = True
+    kind: int = ROWS
+    supersedes: bool = False
+    min_stamp: Timestamp | None = None
+    deleted: int = 0
+    max_delete: int = 0
+    delta_seq: int = 0
+    versioned: bool = False
+    resolved: bool = True
+
+    @property
+    def uniform(self) -> bool:
+        """All rows have one insert stamp."""
+        return self.min_stamp == self.stamp
+
+    @property
+    def live_rows(self) -> int:
+        """Rows without a delete stamp."""
+        return self.rows - self.deleted
 
     def overlaps(self, low: bytes, high: bytes) -> bool:
         return self.min_key <= high and low <= self.max_key
@@ -72,23 +104,32 @@ class Scope:
 
 
 _COLUMNS = (
-    "r.id, r.tablet_id, r.stamp, r.rows, r.bytes, r.min_key, r.max_key, "
-    "r.staged_seq, r.checked_seq, r.attempt, r.counts"
+    "r.id, r.tablet_id, r.stamp, r.rows, r.bytes, r.min_key, r.max_key, r.staged_seq, "
+    "r.checked_seq, r.attempt, r.counts, r.kind, r.supersedes, r.min_stamp, r.deleted, "
+    "r.max_delete, r.delta_seq, r.versioned"
 )
 
 
-def _info(values: tuple[Any, ...], stamp: int | None = None) -> RowSetInfo:
-    fields: list[Any] = list(values)
-    found = stamp if stamp is not None else fields[2]
-    fields[2] = None if found is None else Timestamp(found)
-    fields[-1] = bool(fields[-1])
-    return RowSetInfo(*fields)
+def _info(values: tuple[Any, ...], commit_ts: int | None = None) -> RowSetInfo:
+    """A row of `_COLUMNS`; with `commit_ts`, of a transaction that is being finalized."""
+    info = RowSetInfo(*values)
+    stamp, least = (info.stamp, info.min_stamp) if commit_ts is None else (commit_ts, commit_ts)
+    replaces = info.supersedes or info.kind == TOMBSTONES
+    return replace(
+        info,
+        stamp=None if stamp is None else Timestamp(stamp),
+        min_stamp=None if least is None else Timestamp(least),
+        counts=bool(info.counts),
+        supersedes=bool(info.supersedes),
+        versioned=bool(info.versioned),
+        resolved=not replaces or (commit_ts is None and info.stamp is not None),
+    )
 
 
 # -- writing ---------------------------------------------------------------------------
 
 
-def claim(cur: apsw.Cursor, scope: Scope, tablet_ids: Sequence[int]) -> list[int]:
+def claim(cur: apsw.Cursor, scope: Scope, tablet_ids: Sequence[int], kind: int = ROWS) -> list[int]:
     """Register the tablets as participants and claim a new row set in each.
 
     Raises:
@@ -99,8 +140,8 @@ def claim(cur: apsw.Cursor, scope: Scope, tablet_ids: Sequence[int]) -> list[int
     claimed = []
     for tablet_id in tablet_ids:
         cur.execute(
-            "INSERT INTO row_sets (tablet_id, state, txn_id, job_id, attempt, counts) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO row_sets (tablet_id, state, txn_id, job_id, attempt, counts, kind) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 tablet_id,
                 WRITING,
@@ -108,6 +149,7 @@ def claim(cur: apsw.Cursor, scope: Scope, tablet_ids: Sequence[int]) -> list[int
                 scope.job_id,
                 scope.attempt,
                 scope.attempt is None,
+                kind,
             ),
         )
         claimed.append(cur.connection.last_insert_rowid())
@@ -128,12 +170,13 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> list
     for info in written:
         numbers.append(next_sequence(cur))
         cur.execute(
-            "UPDATE row_sets SET state = ?, staged_seq = ?, checked_seq = ?, rows = ?, bytes = ?, "
-            "min_key = ?, max_key = ? WHERE id = ? AND state = ?",
+            "UPDATE row_sets SET state = ?, staged_seq = ?, checked_seq = ?, supersedes = ?, "
+            "rows = ?, bytes = ?, min_key = ?, max_key = ? WHERE id = ? AND state = ?",
             (
                 STAGED,
                 numbers[-1],
                 info.checked_seq,
+                info.supersedes,
                 info.rows,
                 info.size,
                 info.min_key,
@@ -182,16 +225,31 @@ def _require_open(cur: apsw.Cursor, scope: Scope) -> None:
 # -- reading ---------------------------------------------------------------------------
 
 
-def committed(
-    cur: apsw.Cursor, tablet_id: int, after: Timestamp, upto: Timestamp
-) -> list[RowSetInfo]:
-    """Row sets of a tablet with after < commit timestamp <= upto."""
+@dataclass(frozen=True)
+class Committed:
+    """What of one tablet is committed.
+
+    Attributes:
+        version: of the manifest.
+        flushed: small commits at or below it are in the row sets.
+        last_commit: the latest snapshot.
+        infos: the row sets, by id.
+    """
+
+    version: int
+    flushed: Timestamp
+    last_commit: Timestamp
+    infos: tuple[RowSetInfo, ...]
+
+
+def committed_state(cur: apsw.Cursor, tablet_id: int) -> Committed:
+    """All of a tablet that is committed, as status.db has it now."""
+    version, flushed, last = one(cur, "SELECT manifest_version, flushed_ts, last_commit FROM clock")
     found = [
         _info(values)
         for values in cur.execute(
-            f"SELECT {_COLUMNS} FROM row_sets r WHERE r.tablet_id = ? AND r.state = ? "
-            "AND r.stamp > ? AND r.stamp <= ?",
-            (tablet_id, COMMITTED, after, upto),
+            f"SELECT {_COLUMNS} FROM row_sets r WHERE r.tablet_id = ? AND r.state = ?",
+            (tablet_id, COMMITTED),
         )
     ]
     found.extend(
@@ -199,11 +257,13 @@ def committed(
         for values in cur.execute(
             f"SELECT {_COLUMNS}, t.commit_ts FROM transactions t JOIN row_sets r "
             "ON r.txn_id = t.txn_id AND r.tablet_id = ? WHERE t.state = ? "
-            "AND r.state = ? AND r.counts AND t.commit_ts > ? AND t.commit_ts <= ?",
-            (tablet_id, int(TxnState.FINALIZE_IN_PROGRESS), STAGED, after, upto),
+            "AND r.state = ? AND r.counts",
+            (tablet_id, int(TxnState.FINALIZE_IN_PROGRESS), STAGED),
         )
     )
-    return sorted(found, key=lambda info: info.id)
+    return Committed(
+        version, Timestamp(flushed), Timestamp(last), tuple(sorted(found, key=lambda i: i.id))
+    )
 
 
 def staged(
@@ -225,8 +285,8 @@ def readable(cur: apsw.Cursor, tablet_id: int) -> list[RowSetInfo]:
     return [
         _info(values)
         for values in cur.execute(
-            f"SELECT {_COLUMNS} FROM row_sets r WHERE r.tablet_id = ? AND r.state != ?",
-            (tablet_id, WRITING),
+            f"SELECT {_COLUMNS} FROM row_sets r WHERE r.tablet_id = ? AND r.state IN (?, ?)",
+            (tablet_id, STAGED, COMMITTED),
         )
     ]
 
@@ -269,9 +329,117 @@ def leftovers(cur: apsw.Cursor, txn_id: int, *, everything: bool) -> dict[int, l
 
 
 def finalize(cur: apsw.Cursor, txn_id: int, commit_ts: Timestamp) -> None:
-    """Give what counts its plain stamp."""
+    """Give the rows that count their plain stamp; keys to delete have done their work."""
     cur.execute(
-        "UPDATE row_sets SET state = ?, stamp = ?, txn_id = NULL, job_id = NULL "
-        "WHERE txn_id = ? AND state = ? AND counts",
-        (COMMITTED, commit_ts, txn_id, STAGED),
+        "UPDATE row_sets SET state = ?, stamp = ?, min_stamp = ?, txn_id = NULL, job_id = NULL "
+        "WHERE txn_id = ? AND state = ? AND counts AND kind = ?",
+        (COMMITTED, commit_ts, commit_ts, txn_id, STAGED, ROWS),
     )
+    bump(cur)
+
+
+# -- maintenance -----------------------------------------------------------------------
+
+
+def bump(cur: apsw.Cursor) -> int:
+    """A new manifest version: what is committed, where it lies or what of it is deleted changed."""
+    (version,) = one(
+        cur, "UPDATE clock SET manifest_version = manifest_version + 1 RETURNING manifest_version"
+    )
+    return int(version)
+
+
+def flushed(cur: apsw.Cursor) -> Timestamp:
+    """Small commits at or below it are in row sets."""
+    (stamp,) = one(cur, "SELECT flushed_ts FROM clock")
+    return Timestamp(stamp)
+
+
+def set_flushed(cur: apsw.Cursor, stamp: Timestamp) -> None:
+    """Small commits at or below `stamp` are in row sets from now on; never goes back."""
+    cur.execute("UPDATE clock SET flushed_ts = max(flushed_ts, ?)", (stamp,))
+
+
+def claim_maintenance(cur: apsw.Cursor, tablet_id: int, who: str) -> int:
+    """A new row set that `who`, "flush" or "compact", writes under its lock."""
+    cur.execute(
+        "INSERT INTO row_sets (tablet_id, state, counts, attempt) VALUES (?, ?, 1, ?)",
+        (tablet_id, WRITING, who),
+    )
+    return cur.connection.last_insert_rowid()
+
+
+def unfinished(cur: apsw.Cursor, who: str) -> dict[int, list[int]]:
+    """Row sets by tablet that `who` claimed and did not publish.
+
+    Who has the lock and is not writing them knows that they are left over.
+    """
+    found: dict[int, list[int]] = {}
+    for id, tablet_id in cur.execute(
+        "SELECT id, tablet_id FROM row_sets WHERE state = ? AND txn_id IS NULL AND attempt = ?",
+        (WRITING, who),
+    ):
+        found.setdefault(tablet_id, []).append(id)
+    return found
+
+
+def publish(cur: apsw.Cursor, info: RowSetInfo) -> None:
+    """WRITING -> COMMITTED, for a row set of maintenance whose blocks are durable."""
+    cur.execute(
+        "UPDATE row_sets SET state = ?, stamp = ?, min_stamp = ?, rows = ?, bytes = ?, "
+        "min_key = ?, max_key = ?, deleted = ?, max_delete = ?, delta_seq = ?, versioned = ?, "
+        "attempt = NULL WHERE id = ? AND state = ?",
+        (
+            COMMITTED,
+            info.stamp,
+            info.min_stamp,
+            info.rows,
+            info.size,
+            info.min_key,
+            info.max_key,
+            info.deleted,
+            info.max_delete,
+            info.delta_seq,
+            info.versioned,
+            info.id,
+            WRITING,
+        ),
+    )
+
+
+def retire(cur: apsw.Cursor, row_set_ids: Iterable[int], version: int) -> None:
+    """To RETIRED: `version` of the manifest does not have them any more."""
+    cur.executemany(
+        "UPDATE row_sets SET state = ?, retired = ?, txn_id = NULL, job_id = NULL "
+        "WHERE id = ? AND state IN (?, ?)",
+        [(RETIRED, version, id, STAGED, COMMITTED) for id in row_set_ids],
+    )
+
+
+def retired(cur: apsw.Cursor, before: int) -> dict[int, list[int]]:
+    """Row sets by tablet that no manifest version at or above `before` has."""
+    found: dict[int, list[int]] = {}
+    for id, tablet_id in cur.execute(
+        "SELECT id, tablet_id FROM row_sets WHERE state = ? AND retired <= ?", (RETIRED, before)
+    ):
+        found.setdefault(tablet_id, []).append(id)
+    return found
+
+
+def set_deleted(cur: apsw.Cursor, row_set_id: int, deleted: int, max_delete: int) -> bool:
+    """Note that deletes of a row set were written.
+
+    Args:
+        deleted: rows that have a delete stamp now.
+        max_delete: the highest of those stamps.
+
+    Returns:
+        False when the row set is neither committed nor being finalized: a compaction replaced
+        it meanwhile, and the deletes must be found again in what took its place.
+    """
+    cur.execute(
+        "UPDATE row_sets SET deleted = max(deleted, ?), max_delete = max(max_delete, ?), "
+        "delta_seq = delta_seq + 1 WHERE id = ? AND state IN (?, ?)",
+        (deleted, max_delete, row_set_id, STAGED, COMMITTED),
+    )
+    return cur.connection.changes() == 1

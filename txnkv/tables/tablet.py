@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
-import apsw
 import lmdb
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator.clock import latest_snapshot
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.environment import Environment
 from txnkv.storage.store import Store
@@ -22,6 +20,7 @@ from txnkv.tables import manifest
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
 
@@ -54,24 +53,63 @@ class Pages:
         return value
 
 
-class Tablet:
-    """One tablet in this process. Shared by threads.
+@dataclass(frozen=True)
+class TabletState:
+    """All of a tablet that is committed: row sets, and the memory that goes with them.
 
-    Committed row sets are remembered by commit timestamp: what committed at or below a
-    timestamp never changes, so only what came later is asked for.
+    Complete for every snapshot that this process knew when it was taken.
+
+    Attributes:
+        version: of the manifest.
+        flushed: of `memory`, entries above it count; those at or below are in row sets too.
+        infos: row sets by id; those that are not `resolved` hide rows of others by key.
+        memory: what small commits changed.
     """
 
-    def __init__(self, store: Store, table: TableInfo, number: int) -> None:
+    version: int
+    flushed: Timestamp
+    infos: tuple[RowSetInfo, ...]
+    memory: core.MemRowSet
+
+    @cached_property
+    def unresolved(self) -> tuple[RowSetInfo, ...]:
+        """Those that hide rows of others by key, latest first."""
+        return tuple(sorted((i for i in self.infos if not i.resolved), key=_latest_first))
+
+    @cached_property
+    def settled(self) -> tuple[RowSetInfo, ...]:
+        """Rows whose own stamps and deletes say who sees them, latest first."""
+        return tuple(sorted((i for i in self.infos if i.resolved), key=_latest_first))
+
+    @cached_property
+    def highest(self) -> Timestamp:
+        """The highest insert stamp of all; 0 when there are no row sets."""
+        return max((i.stamp for i in self.infos if i.stamp is not None), default=Timestamp(0))
+
+
+def _latest_first(info: RowSetInfo) -> tuple[int, int, int]:
+    return (-(info.stamp or 0), -info.staged_seq, -info.id)
+
+
+class Tablet:
+    """One tablet in this process. Shared by threads."""
+
+    def __init__(
+        self, store: Store, table: TableInfo, number: int, log: CommitLog, memory: CommittedMemory
+    ) -> None:
         self.id = table.tablets[number]
         self.number = number
         self.table = table
         self.schema = table.schema
         self.codec = core.KeyCodec(table.schema.key_types)
+        self.value_names = tuple(
+            name for name in table.schema.names if name not in table.schema.primary_key
+        )
+        self.layout = core.RowLayout([table.schema.columns[n].type for n in self.value_names])
         self._store = store
-        self._lock = threading.Lock()
-        self._infos: list[RowSetInfo] = []
-        self._stamps: list[int] = []
-        self._upto = Timestamp(0)
+        self._log = log
+        self._memory = memory
+        self._state: TabletState | None = None
         self._row_sets: dict[int, RowSet] = {}
 
     # -- names for messages ------------------------------------------------------------
@@ -128,23 +166,29 @@ class Tablet:
 
     # -- row sets ----------------------------------------------------------------------
 
-    def visible(self, snapshot: Timestamp) -> list[RowSetInfo]:
-        """The row sets that are committed at `snapshot`, in the order of their commits."""
-        with self._lock:
-            if snapshot > self._upto:
-                self._catch_up()
-            return self._infos[: bisect_right(self._stamps, snapshot)]
+    def state(self, snapshot: Timestamp) -> TabletState:
+        """What is committed, complete for `snapshot`. No I/O while the manifest does not change."""
+        self._log.tail(snapshot)
+        state = self._state
+        if state is None or state.version < self._log.version:
+            return self.reload()
+        return state
 
-    def committed_between(
-        self, cur: apsw.Cursor, after: Timestamp, upto: Timestamp
-    ) -> list[RowSetInfo]:
-        """What committed with after < timestamp <= upto, as status.db has it now."""
-        return manifest.committed(cur, self.id, after, upto)
+    def reload(self) -> TabletState:
+        """The state as status.db has it now."""
+        with self._log.lock:
+            with self._store.status.read() as cur:
+                found = manifest.committed_state(cur, self.id)
+            memory = self._memory.drop_flushed(self.id, found.flushed)
+            self._state = TabletState(found.version, found.flushed, found.infos, memory)
+            return self._state
 
     def row_set(self, info: RowSetInfo) -> RowSet:
         found = self._row_sets.get(info.id)
         if found is None:
             found = self._row_sets.setdefault(info.id, RowSet(self, info))
+        elif found.info is not info:
+            found.adopt(info)
         return found
 
     def is_swept(self, row_set_id: int) -> bool:
@@ -157,9 +201,11 @@ class Tablet:
             self._row_sets.pop(id, None)
 
     def common(
-        self, infos: Sequence[RowSetInfo], keys: core.Keys
+        self, infos: Sequence[RowSetInfo], keys: core.Keys, snapshot: Timestamp
     ) -> list[tuple[RowSetInfo, pa.UInt32Array]]:
-        """For each row set that has some of `keys` (strictly ascending): which positions."""
+        """For each row set where `snapshot` sees some of `keys` (strictly ascending): which
+        positions.
+        """
         if keys.n == 0:
             return []
         low, high = keys.key(0), keys.key(keys.n - 1)
@@ -170,7 +216,7 @@ class Tablet:
         large = sum(info.rows for info in candidates) * len(low) > LARGE_CHECK
         for info in candidates:
             with self.read(once=large) as pages:
-                positions = self.row_set(info).common(pages, keys)
+                positions = self.row_set(info).common(pages, keys, snapshot)
             if len(positions):
                 found.append((info, positions))
         return found
@@ -181,12 +227,3 @@ class Tablet:
         if column.default is None:
             return pa.nulls(n, column.type)
         return pa.repeat(pa.scalar(column.default, column.type), n)
-
-    def _catch_up(self) -> None:
-        with self._store.status.read() as cur:
-            latest = latest_snapshot(cur)
-            fresh = manifest.committed(cur, self.id, self._upto, latest)
-        fresh.sort(key=lambda info: (info.stamp or 0, info.id))
-        self._infos = self._infos + fresh
-        self._stamps = self._stamps + [info.stamp or 0 for info in fresh]
-        self._upto = max(self._upto, latest)

@@ -1,0 +1,326 @@
+"""The commit log: groups, validation, failure, tailing by another process's eyes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.coordinator.conftest import World
+from txnkv.coordinator import commit_log
+from txnkv.coordinator.commit_log import CommitLog, SmallCommit
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.payload import PayloadError, Section, pack, unpack
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    CorruptionError,
+    StorageFullError,
+    TransactionConflictError,
+)
+from txnkv.metrics import Metrics
+from txnkv.storage import seam
+
+KIND = 7
+
+
+class Shelf:
+    """A log member that keeps (stamp, bytes) by id."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, dict[int, bytes]] = {}
+        self.flushes: list[int] = []
+
+    def apply(self, id: int, data: bytes, stamp: int) -> None:
+        self.held.setdefault(id, {})[stamp] = data
+
+    def undo(self, ids: set[int], upto: int) -> None:
+        for id in ids:
+            self.held[id] = {stamp: data for stamp, data in self.held[id].items() if stamp <= upto}
+
+    def flushed(self, upto: Timestamp) -> None:
+        self.flushes.append(upto)
+
+    def reset(self) -> None:
+        self.held.clear()
+
+    def values(self, id: int = 1) -> list[bytes]:
+        return [data for _, data in sorted(self.held.get(id, {}).items())]
+
+
+@pytest.fixture
+def shelf(world: World) -> Shelf:
+    shelf = Shelf()
+    world.coordinator.log.add_member(KIND, shelf)
+    return shelf
+
+
+def second_log(world: World) -> tuple[CommitLog, Shelf]:
+    """What another process would have: it shares the store alone."""
+    log, shelf = CommitLog(world.store, Metrics()), Shelf()
+    log.add_member(KIND, shelf)
+    return log, shelf
+
+
+def allow(cur: apsw.Cursor, latest: Timestamp) -> None:
+    """Refuses nothing."""
+
+
+def small(
+    txn_id: int,
+    data: bytes = b"x",
+    id: int = 1,
+    validate: Callable[[apsw.Cursor, Timestamp], None] = allow,
+) -> SmallCommit:
+    return SmallCommit(txn_id, [Section(KIND, id, data)], validate)
+
+
+def test_a_commit_is_in_memory_and_in_the_latest_snapshot(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+    before = log.latest()
+    stamp = log.commit(small(5, b"one"))
+    assert stamp > before
+    assert log.latest() == stamp
+    assert shelf.held == {1: {stamp: b"one"}}
+
+
+def test_another_process_hears_of_it_at_its_next_look(world: World, shelf: Shelf) -> None:
+    other, other_shelf = second_log(world)
+    assert other.latest() == world.coordinator.log.latest()
+    first = world.coordinator.log.commit(small(5, b"one"))
+    second = world.coordinator.log.commit(small(6, b"two", id=2))
+    assert other.latest() == second
+    assert other_shelf.held == {1: {first: b"one"}, 2: {second: b"two"}}
+
+
+def test_nothing_new_is_not_looked_for(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+    log.commit(small(5))
+    stamp = log.latest()
+    with world.store.status.read() as cur:
+        statements: list[str] = []
+        cur.connection.set_exec_trace(lambda _, sql, __: statements.append(sql) or True)
+        try:
+            assert log.latest() == stamp
+        finally:
+            cur.connection.set_exec_trace(None)
+    assert statements == []
+
+
+def test_refusal_concerns_one_member_alone(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+
+    def refuse(cur: apsw.Cursor, latest: Timestamp) -> None:
+        raise TransactionConflictError("the key was changed")
+
+    futures = [
+        log.commit_async(small(1, b"a")),
+        log.commit_async(small(2, b"b", validate=refuse)),
+        log.commit_async(small(3, b"c")),
+    ]
+    assert futures[0].result(10) < futures[2].result(10)
+    with pytest.raises(TransactionConflictError):
+        futures[1].result(10)
+    assert shelf.values() == [b"a", b"c"]
+
+
+def test_a_member_is_validated_after_those_before_it(world: World, shelf: Shelf) -> None:
+    """Earlier members of the same group are in memory, and counted as committed."""
+    log = world.coordinator.log
+    seen: list[tuple[list[bytes], Timestamp]] = []
+
+    def look(cur: apsw.Cursor, latest: Timestamp) -> None:
+        seen.append((shelf.values(), latest))
+
+    with world.store.status.write():  # all wait for one group
+        futures = [log.commit_async(small(i, b"%d" % i, validate=look)) for i in range(3)]
+    stamps = [future.result(10) for future in futures]
+    assert [values for values, _ in seen] == [[], [b"0"], [b"0", b"1"]]
+    assert [latest for _, latest in seen[1:]] == stamps[:2]
+    assert world.coordinator.metrics.commit_groups.read() == 1
+
+
+def test_threads_that_wait_share_a_group(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+    started = threading.Barrier(9)
+
+    def commit(number: int) -> Timestamp:
+        started.wait(10)
+        return log.commit(small(number, b"%d" % number))
+
+    with ThreadPoolExecutor(8) as pool:
+        with world.store.status.write():
+            futures = [pool.submit(commit, number) for number in range(8)]
+            started.wait(10)
+            while len(log._queue) < 8:
+                threading.Event().wait(0.001)
+        stamps = [future.result(10) for future in futures]
+    assert len(set(stamps)) == 8
+    assert world.coordinator.metrics.commit_groups.read() == 1
+    assert log.latest() == max(stamps)
+    assert sorted(shelf.values()) == [b"%d" % number for number in range(8)]
+
+
+def test_many_threads_each_get_their_own_answer(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+
+    def commit(number: int) -> tuple[int, Timestamp]:
+        return number, log.commit(small(number, b"%d" % number))
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(commit, range(400)))
+    other, other_shelf = second_log(world)
+    other.latest()
+    assert {stamp: b"%d" % number for number, stamp in answers} == other_shelf.held[1]
+    assert shelf.held == other_shelf.held
+    assert world.coordinator.metrics.small_commits.read() == 400
+
+
+@pytest.mark.parametrize("point", ["status.before_commit", "log.written"])
+def test_what_did_not_become_durable_is_taken_back(world: World, shelf: Shelf, point: str) -> None:
+    log = world.coordinator.log
+    kept = log.commit(small(1, b"kept"))
+    seam.arm(point, "error")
+    with pytest.raises(CommitOutcomeUnknownError) as raised:
+        log.commit(small(2, b"lost"))
+    seam.disarm()
+    assert raised.value.txn_id == 2
+    assert shelf.values() == [b"kept"]
+    assert log.latest() == kept
+    with world.store.status.read() as cur:
+        assert commit_log.find(cur, 2) is None
+    again = log.commit(small(3, b"next"))
+    assert again > kept
+    assert shelf.values() == [b"kept", b"next"]
+
+
+def test_a_commit_whose_answer_was_lost_comes_to_light(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+    seam.arm("log.durable", "error")
+    with pytest.raises(CommitOutcomeUnknownError):
+        log.commit(small(2, b"there"))
+    seam.disarm()
+    stamp = log.latest()
+    assert shelf.held == {1: {stamp: b"there"}}
+    with world.store.status.read() as cur:
+        assert commit_log.find(cur, 2) == stamp
+    assert world.coordinator.get(2).commit_ts == stamp
+
+
+def test_a_full_disk_refuses_and_loses_nothing(
+    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.coordinator.log
+    kept = log.commit(small(1, b"kept"))
+
+    def full() -> None:
+        raise StorageFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store.status, "_commit", full)
+        with pytest.raises(StorageFullError):
+            log.commit(small(2, b"lost"))
+    world.store.status._roll_back()
+    assert shelf.values() == [b"kept"]
+    assert log.latest() == kept
+    log.commit(small(3, b"next"))
+    assert shelf.values() == [b"kept", b"next"]
+
+
+def test_replay_at_open(world: World, shelf: Shelf) -> None:
+    stamps = [world.coordinator.log.commit(small(i, b"%d" % i)) for i in range(5)]
+    world.restart()
+    again = Shelf()
+    world.coordinator.log.add_member(KIND, again)
+    assert world.coordinator.log.latest() == stamps[-1]
+    assert again.held == {1: {stamp: b"%d" % i for i, stamp in enumerate(stamps)}}
+
+
+def test_what_was_flushed_is_not_replayed(world: World, shelf: Shelf) -> None:
+    log = world.coordinator.log
+    first = log.commit(small(1, b"flushed"))
+    second = log.commit(small(2, b"not yet"))
+    with world.store.status.write() as cur:
+        cur.execute(
+            "UPDATE clock SET flushed_ts = ?, manifest_version = manifest_version + 1", (first,)
+        )
+    log.latest()
+    assert shelf.flushes == [first]
+    other, other_shelf = second_log(world)
+    other.latest()
+    assert other_shelf.held == {1: {second: b"not yet"}}
+    assert other.version == log.version == 2
+
+
+def test_a_damaged_payload_is_told_and_not_applied(world: World, shelf: Shelf) -> None:
+    stamp = world.coordinator.log.commit(small(1, b"precious"))
+    with world.store.status.write() as cur:
+        cur.execute("UPDATE commit_log SET payload = ?", (b"\0" * 40,))
+    other, other_shelf = second_log(world)
+    with pytest.raises(CorruptionError, match=str(stamp)):
+        other.latest()
+    assert other_shelf.held == {}
+
+
+def test_a_commit_in_flight_hides_nobody_elses(world: World, shelf: Shelf) -> None:
+    """While this process's group is on its way, `latest` is what it was, not less."""
+    log = world.coordinator.log
+    kept = log.commit(small(1, b"kept"))
+    seen: list[Timestamp] = []
+    done = threading.Event()
+
+    def look() -> None:
+        seen.append(log.latest())
+        done.set()
+
+    original = world.store.status._commit
+
+    def slow() -> None:
+        world.store.runtime.mark_busy()
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert done.wait(10)
+        thread.join()
+        original()
+
+    world.store.status._commit = slow  # type: ignore[method-assign]
+    try:
+        later = log.commit(small(2, b"later"))
+    finally:
+        world.store.status._commit = original  # type: ignore[method-assign]
+    assert seen == [kept]
+    assert log.latest() == later
+
+
+class TestPayload:
+    SECTIONS = (Section(1, 9, b"abc"), Section(2, (1 << 63) - 1, b""))
+
+    def test_round_trip(self) -> None:
+        assert unpack(pack(self.SECTIONS, 77), 77) == list(self.SECTIONS)
+
+    def test_of_another_commit(self) -> None:
+        with pytest.raises(PayloadError, match="checksum"):
+            unpack(pack(self.SECTIONS, 77), 78)
+
+    @pytest.mark.parametrize("at", range(0, 40, 3))
+    def test_any_flipped_byte_is_seen(self, at: int) -> None:
+        payload = bytearray(pack(self.SECTIONS, 77))
+        payload[at] ^= 0x40
+        with pytest.raises(PayloadError):
+            unpack(bytes(payload), 77)
+
+    @pytest.mark.parametrize("length", [0, 3, 4, 11])
+    def test_cut_short(self, length: int) -> None:
+        with pytest.raises(PayloadError):
+            unpack(pack(self.SECTIONS, 77)[:length], 77)
+
+
+def test_the_store_can_be_opened_without_a_log(tmp_path: Path) -> None:
+    world = World(tmp_path / "s")
+    try:
+        assert world.coordinator.latest() == 0
+    finally:
+        world.close()

@@ -1,0 +1,436 @@
+"""The commit log: small transactions become durable together, and all processes hear of them.
+
+A small transaction's changes are the payload of one row of the commit log; that row is its
+commit point. Threads that commit at one moment share one SQLite transaction and one fsync: the
+first to come leads, takes all who wait by the time it has the write lock, and while the disk
+works the next ones gather.
+
+    T1 leads   [ T1            ]        validate, stamp, apply, COMMIT + fsync
+    T2, T3, T4 wait ...         [ T2 T3 T4 ]        one of them leads
+    T5 ...                                  [ T5 ... ]
+
+Each member is validated against all that committed before it, earlier members of its group
+included: those are applied to this process's memory at once, under stamps that no snapshot
+reaches before the COMMIT has succeeded. If it fails, memory is put back.
+
+Other processes tail the log: `latest` reads what came since the last look, whenever the change
+number says that there may be something. A commit stays in the log until a flush has put it into
+row sets, and for a while longer, for those who ask what became of it.
+
+Lock order: the write lock of status.db, then `lock`; a reader takes `lock` alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import apsw
+
+from txnkv.coordinator import payload as payloads
+from txnkv.coordinator.clock import following
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.payload import PayloadError, Section
+from txnkv.coordinator.query import one
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    CorruptionError,
+    StorageFullError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.metrics import Metrics
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.store import Store
+
+declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
+declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")
+
+GROUP_MEMBERS: Final = 1024
+GROUP_BYTES: Final = 16 << 20
+
+
+class LogMember(Protocol):
+    """Who holds in memory what small commits change; one for each kind of section."""
+
+    def apply(self, id: int, data: bytes, stamp: int) -> None:
+        """Take one section in. The same section may come twice, with the same stamp."""
+
+    def undo(self, ids: set[int], upto: int) -> None:
+        """Drop from these what has a stamp above `upto`: its COMMIT failed."""
+
+    def flushed(self, upto: Timestamp) -> None:
+        """What has a stamp at or below `upto` is in row sets from now on."""
+
+    def reset(self) -> None:
+        """Forget all; it comes again."""
+
+
+@dataclass(frozen=True)
+class SmallCommit:
+    """What is to be committed in one row of the log.
+
+    Attributes:
+        txn_id: local id of the transaction.
+        sections: what it changes, at least one.
+        validate: called with the cursor of the SQLite transaction and the latest commit
+            timestamp, when all that committed before is in memory; raises to refuse.
+    """
+
+    txn_id: int
+    sections: Sequence[Section]
+    validate: Callable[[apsw.Cursor, Timestamp], None]
+
+
+class _Waiting:
+    """A commit in the queue, and how its thread hears of the end."""
+
+    __slots__ = ("commit", "error", "future", "leads", "size", "stamp", "wake")
+
+    def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
+        self.commit = commit
+        self.future = future
+        self.size = sum(len(section.data) for section in commit.sections)
+        self.stamp: Timestamp | None = None
+        self.error: BaseException | None = None
+        self.leads = False
+        self.wake: threading.Lock | None = None
+        if future is None:
+            self.wake = threading.Lock()
+            self.wake.acquire()
+
+    @property
+    def ended(self) -> bool:
+        return self.stamp is not None or self.error is not None
+
+    def tell(self) -> None:
+        if self.wake is not None:
+            self.wake.release()
+        elif self.future is not None:
+            if self.error is not None:
+                self.future.set_exception(self.error)
+            else:
+                assert self.stamp is not None
+                self.future.set_result(self.stamp)
+
+
+class CommitLog:
+    """Small commits of one store in this process. Shared by threads.
+
+    Attributes:
+        lock: held while memory takes commits in; whoever pairs memory with row sets holds it.
+        version, catalog_version, history_floor: of the manifest, the catalog and the history, as
+            of the last look.
+    """
+
+    def __init__(
+        self, store: Store, metrics: Metrics, on_commit: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begins with empty memory; the first look fills it.
+
+        Args:
+            store: the store.
+            metrics: where commits and looks are counted.
+            on_commit: called after each group of commits.
+        """
+        self._status = store.status
+        self._metrics = metrics
+        self._on_commit = on_commit
+        self._members: dict[int, LogMember] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self.lock = threading.RLock()
+        self.version = 0
+        self.catalog_version = 0
+        self.history_floor = Timestamp(0)
+        self._applied = Timestamp(0)
+        self._flushed = Timestamp(0)
+        self._known: tuple[int, Timestamp] | None = None
+        self._committing = False
+        self._queue: deque[_Waiting] = deque()
+        self._mutex = threading.Lock()
+        self._leading = False
+        self._committer: ThreadPoolExecutor | None = None
+        self.pending_bytes = 0
+        self.pending_commits = 0
+
+    def add_member(self, kind: int, member: LogMember) -> None:
+        """Let `member` hold what sections of this kind change."""
+        self._members[kind] = member
+
+    # -- reading -----------------------------------------------------------------------
+
+    def latest(self) -> Timestamp:
+        """The latest snapshot. All small commits at or below it are in memory here."""
+        known = self._known
+        if known is not None:
+            number = self._status.change_number()
+            # While this process's own group is on its way to the disk nothing else can commit,
+            # and its members are not acknowledged.
+            if number == known[0] or (number is None and self._committing):
+                return known[1]
+        return self._look()
+
+    def tail(self, upto: Timestamp) -> None:
+        """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
+        if upto > self._applied:
+            self._look()
+
+    def _look(self) -> Timestamp:
+        with self.lock:
+            number = self._status.change_number()
+            with self._status.read() as cur:
+                self._catch_up(cur)
+            self._known = None if number is None else (number, self._applied)
+            return self._applied
+
+    def _catch_up(self, cur: apsw.Cursor) -> None:
+        last, version, catalog_version, flushed, floor = one(
+            cur,
+            "SELECT last_commit, manifest_version, catalog_version, flushed_ts, history_floor "
+            "FROM clock",
+        )
+        if last > self._applied:
+            self._metrics.tails.add()
+            for stamp, payload in cur.execute(
+                "SELECT commit_ts, payload FROM commit_log WHERE commit_ts > ? ORDER BY commit_ts",
+                (max(self._applied, flushed),),
+            ):
+                self._apply(self._unpacked(payload, stamp), stamp)
+                self._count(len(payload))
+                self._metrics.tailed_commits.add()
+            self._applied = Timestamp(last)
+        self.version = version
+        self.catalog_version = catalog_version
+        if floor != self.history_floor:
+            self.history_floor = Timestamp(floor)
+        if flushed > self._flushed:
+            self._flushed = Timestamp(flushed)
+            self.pending_bytes = self.pending_commits = 0
+            self._metrics.log_bytes.set(0)
+            self._metrics.log_commits.set(0)
+            for member in self._members.values():
+                member.flushed(self._flushed)
+
+    def _unpacked(self, payload: bytes, stamp: int) -> list[Section]:
+        try:
+            return payloads.unpack(payload, stamp)
+        except PayloadError as error:
+            raise CorruptionError(
+                f"{self._status.path}, commit log, commit {stamp}: {error}. Nothing of it was "
+                "returned. Restore the store from a backup"
+            ) from None
+
+    def _apply(self, sections: Sequence[Section], stamp: int) -> None:
+        for kind, id, data in sections:
+            self._members[kind].apply(id, data, stamp)
+
+    def _count(self, size: int) -> None:
+        self.pending_bytes += size
+        self.pending_commits += 1
+        self._metrics.log_bytes.set(self.pending_bytes)
+        self._metrics.log_commits.set(self.pending_commits)
+
+    # -- committing --------------------------------------------------------------------
+
+    def commit(self, commit: SmallCommit) -> Timestamp:
+        """Make a small transaction durable and visible.
+
+        Raises:
+            What `validate` raises; nothing was committed.
+            StorageFullError: no room; nothing was committed.
+            CommitOutcomeUnknownError: the disk failed at the commit point.
+        """
+        waiting = _Waiting(commit, None)
+        if not self._join(waiting):
+            self._wait(waiting)
+        if not waiting.ended:
+            self._lead()
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.stamp is not None
+        return waiting.stamp
+
+    def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
+        """As `commit`, on the library's thread: any number may be on their way at once."""
+        future: Future[Timestamp] = Future()
+        future.set_running_or_notify_cancel()
+        if self._join(_Waiting(commit, future)):
+            self._hand_over()
+        return future
+
+    def _join(self, waiting: _Waiting) -> bool:
+        """Queue up; True when the caller is to lead."""
+        with self._mutex:
+            self._queue.append(waiting)
+            waiting.leads, self._leading = not self._leading, True
+            return waiting.leads
+
+    def _wait(self, waiting: _Waiting) -> None:
+        """Until it has ended, or is to lead."""
+        assert waiting.wake is not None
+        try:
+            waiting.wake.acquire()
+        except BaseException:  # an interrupt of the waiting thread
+            with self._mutex:
+                if not waiting.leads and waiting in self._queue:
+                    self._queue.remove(waiting)
+                    raise
+            waiting.wake.acquire()
+            if not waiting.ended:
+                self._lead()
+            raise
+
+    def _hand_over(self) -> None:
+        if self._committer is None:
+            with self._mutex:
+                if self._committer is None:
+                    self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
+        self._committer.submit(self._lead)
+
+    def _lead(self) -> None:
+        """Commit one group, then pass the lead on to who came meanwhile."""
+        group: list[_Waiting] = []
+        try:
+            self._commit_group(group)
+        except BaseException as error:
+            if not group:  # it broke before the write lock was had: nobody else is concerned
+                self._take(group)
+            for waiting in group:
+                if waiting.error is None:
+                    waiting.error = _own(error, waiting)
+                    waiting.stamp = None
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._pass_on()
+            for waiting in group:
+                waiting.tell()
+
+    def _pass_on(self) -> None:
+        with self._mutex:
+            next_one = self._queue[0] if self._queue else None
+            self._leading = next_one is not None
+            if next_one is None:
+                return
+            next_one.leads = True
+        if next_one.wake is not None:
+            next_one.wake.release()
+        else:
+            self._hand_over()
+
+    def _take(self, group: list[_Waiting]) -> None:
+        size = 0
+        with self._mutex:
+            while self._queue and len(group) < GROUP_MEMBERS and size < GROUP_BYTES:
+                waiting = self._queue.popleft()
+                size += waiting.size
+                group.append(waiting)
+
+    def _commit_group(self, group: list[_Waiting]) -> None:
+        touched: dict[int, set[int]] = {}
+        applied: Timestamp | None = None
+        last: Timestamp | None = None
+        number: int | None = None
+        try:
+            with self._status.write() as cur:
+                self._take(group)
+                with self.lock:
+                    number = self._status.change_number()
+                    self._catch_up(cur)
+                    applied = self._applied
+                    last = self._write_group(cur, group, touched)
+                    self._known = None if number is None else (number, applied)
+                    self._committing = number is not None
+                fault_point("log.written")
+            fault_point("log.durable")
+        except BaseException as error:
+            with self.lock:
+                self._committing = False
+                self._known = None
+                if applied is not None:
+                    for kind, ids in touched.items():
+                        self._members[kind].undo(ids, applied)
+            if last is not None and not isinstance(error, StorageFullError):
+                raise CommitOutcomeUnknownError(
+                    f"the transaction's commit broke off ({error}). It is wholly committed or "
+                    "wholly not: when the disk is well again, ask "
+                    "client.transaction_state(error.txn_id)",
+                    0,
+                ) from error
+            raise
+        with self.lock:
+            self._committing = False
+            if last is not None:
+                self._applied = last
+                self._metrics.commit_groups.add()
+            # Every write of status.db moves the number on by two; another's since shows.
+            self._known = None if number is None else (number + 2, self._applied)
+        self._on_commit()
+
+    def _write_group(
+        self, cur: apsw.Cursor, group: Sequence[_Waiting], touched: dict[int, set[int]]
+    ) -> Timestamp | None:
+        """Validate, stamp and write the members. Answers the last stamp given."""
+        (before,) = one(cur, "SELECT last_timestamp FROM clock")
+        stamp = following(before)
+        latest = self._applied
+        rows = []
+        for waiting in group:
+            commit = waiting.commit
+            try:
+                commit.validate(cur, latest)
+            except TxnkvError as error:
+                waiting.error = error
+                continue
+            payload = payloads.pack(commit.sections, stamp)
+            for section in commit.sections:
+                touched.setdefault(section.kind, set()).add(section.id)
+            self._apply(commit.sections, stamp)
+            self._count(len(payload))
+            rows.append((stamp, commit.txn_id, payload))
+            waiting.stamp = latest = stamp
+            stamp = Timestamp(stamp + 1)
+        if not rows:
+            return None
+        cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
+        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (latest, latest))
+        size = sum(len(payload) for _, _, payload in rows)
+        self._metrics.group_size.observe(len(rows))
+        self._metrics.small_commits.add(len(rows))
+        self._metrics.commits.add(len(rows))
+        self._metrics.log_written_bytes.add(size)
+        return latest
+
+    # -- looking after -----------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the commits that are on their way."""
+        if self._committer is not None:
+            self._committer.shutdown(wait=True)
+
+    def after_fork_in_child(self) -> None:
+        """Memory may have been inherited half written: everything is read again."""
+        self._start()
+        for member in self._members.values():
+            member.reset()
+
+
+def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:
+    """When a small transaction committed; None when the log does not have it (any more)."""
+    found = cur.execute("SELECT commit_ts FROM commit_log WHERE txn_id = ?", (txn_id,)).fetchone()
+    return None if found is None else Timestamp(found[0])
+
+
+def _own(error: BaseException, waiting: _Waiting) -> BaseException:
+    """An error of its own for each member: threads raise them at the same time."""
+    if isinstance(error, CommitOutcomeUnknownError):
+        return CommitOutcomeUnknownError(str(error), waiting.commit.txn_id)
+    if isinstance(error, TxnkvError):
+        return type(error)(str(error))
+    return UnavailableError(f"the commit broke off ({error!r}). Nothing was committed, try again")

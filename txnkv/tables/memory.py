@@ -1,0 +1,69 @@
+"""The committed MemRowSets of this process: what small commits changed and no flush wrote yet.
+
+One for each tablet, filled by the commit log: by this process's commits as they are made, by
+those of others when the log is tailed. Entries that a flush has put into row sets are dropped by
+making a new MemRowSet of the rest; readers that hold the old one go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txnkv import core
+from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp
+
+
+class CommittedMemory:
+    """By tablet id. Changed under the commit log's lock alone.
+
+    Args:
+        on_flushed: called for each tablet with entries when a flush has taken place.
+    """
+
+    def __init__(self, on_flushed: Callable[[int, Timestamp], object]) -> None:
+        self._sets: dict[int, core.MemRowSet] = {}
+        self._on_flushed = on_flushed
+
+    def of(self, tablet_id: int) -> core.MemRowSet:
+        """The committed MemRowSet of a tablet."""
+        found = self._sets.get(tablet_id)
+        if found is None:
+            found = self._sets.setdefault(tablet_id, core.MemRowSet())
+        return found
+
+    @property
+    def tablet_ids(self) -> list[int]:
+        """Tablets that have entries."""
+        return sorted(id for id, memory in list(self._sets.items()) if memory.n)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all of them hold."""
+        return sum(memory.nbytes for memory in list(self._sets.values()))
+
+    def drop_flushed(self, tablet_id: int, upto: Timestamp) -> core.MemRowSet:
+        """Keep the entries above `upto`; the tablet's MemRowSet from now on."""
+        memory = self.of(tablet_id)
+        if memory.n:
+            memory = self._sets[tablet_id] = memory.copy(upto, MAX_TIMESTAMP)
+        return memory
+
+    # -- as a member of the commit log -------------------------------------------------
+
+    def apply(self, id: int, data: bytes, stamp: int) -> None:
+        """Take in what one commit changes in a tablet."""
+        self.of(id).apply(data, stamp)
+
+    def undo(self, ids: set[int], upto: int) -> None:
+        """Drop entries above `upto`."""
+        for id in ids:
+            self._sets[id] = self.of(id).copy(0, upto)
+
+    def flushed(self, upto: Timestamp) -> None:
+        """Let the tablets pair their memory with the new row sets."""
+        for id in self.tablet_ids:
+            self._on_flushed(id, upto)
+
+    def reset(self) -> None:
+        """Forget all: in a forked child the log reads it again."""
+        self._sets = {}
