@@ -23,6 +23,7 @@ HEADERS = [
     "codec/hash.h",
     "codec/keys.h",
     "codec/key.h",
+    "codec/row.h",
     "rowset/block.h",
     "rowset/bloom.h",
     "rowset/merge.h",
@@ -31,10 +32,13 @@ HEADERS = [
     "rowset/sort.h",
     "rowset/visible.h",
     "rowset/zone.h",
+    "memory/mem_row_set.h",
+    "memory/mem_entries.h",
+    "memory/mem_section.h",
 ]
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("common", "codec", "rowset")
+    for folder in ("common", "codec", "rowset", "memory")
     for path in (CSRC / folder).glob("*.c")
 )
 

@@ -11,10 +11,12 @@ from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
 from txnkv.core.keys import Keys
+from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.merger import Merger
 from txnkv.core.native import CoreError
 from txnkv.core.pages import release_pages
 from txnkv.core.partition import hash_partition, range_partition, scatter
+from txnkv.core.row_layout import RowBytes, RowLayout
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.search import (
     find,
@@ -35,9 +37,13 @@ __all__ = [
     "STAMP_UNDECIDED",
     "Bitmap",
     "CoreError",
+    "Entries",
     "KeyCodec",
     "Keys",
+    "MemRowSet",
     "Merger",
+    "RowBytes",
+    "RowLayout",
     "Rows",
     "ValueReader",
     "Zone",

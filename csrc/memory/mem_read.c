@@ -1,0 +1,113 @@
+#include "memory/mem_node.h"
+
+static bool inside(const mem_entry_t *entry, uint64_t after, uint64_t upto) {
+    return entry->stamp > after && entry->stamp <= upto;
+}
+
+const mem_entry_t *mem_row_set_get(const mem_row_set_t *set, const uint8_t *key, size_t key_len,
+                                   uint64_t after, uint64_t upto) {
+    const slice_t bytes = {key, key_len};
+    const mem_probe_t probe = mem_probe(bytes, upto);
+    const mem_node_t *node = mem_seek(set, &probe);
+    if (node == NULL || node->entry.stamp <= after) return NULL;
+    return mem_compare_key(node, &probe) == 0 ? &node->entry : NULL;
+}
+
+/* A search that goes on from where the last one ended. */
+typedef struct {
+    const mem_link_t *prev[MEM_LEVELS];
+    uint32_t levels;
+    slice_t key;
+} finger_t;
+
+static void finger_reset(finger_t *finger, const mem_row_set_t *set) {
+    finger->levels = mem_levels(set);
+    for (uint32_t level = 0; level < finger->levels; level++) finger->prev[level] = set->head;
+    finger->key = (slice_t){NULL, 0};
+}
+
+/* Ascending keys: up as long as the next link stays before the probe, then down. */
+static const mem_node_t *finger_seek(finger_t *finger, const mem_row_set_t *set,
+                                     const mem_probe_t *probe) {
+    if (slice_compare(probe->key, finger->key) < 0) finger_reset(finger, set);
+    finger->key = probe->key;
+    uint32_t level = 0;
+    while (level + 1 < finger->levels) {
+        const mem_node_t *next = mem_next(finger->prev[level], level);
+        if (next == NULL || !mem_before(next, probe)) break;
+        level++;
+    }
+    return mem_descend(finger->prev[level], level, probe, finger->prev);
+}
+
+static const mem_entry_t *finger_find(finger_t *finger, const mem_row_set_t *set, slice_t key,
+                                      uint64_t after, uint64_t upto) {
+    const mem_probe_t probe = mem_probe(key, upto);
+    const mem_node_t *node = finger_seek(finger, set, &probe);
+    if (node == NULL || node->entry.stamp <= after) return NULL;
+    return mem_compare_key(node, &probe) == 0 ? &node->entry : NULL;
+}
+
+void mem_row_set_lookup(const mem_row_set_t *set, const keys_t *keys, uint64_t after,
+                        uint64_t upto, const mem_entry_t **out) {
+    finger_t finger;
+    finger_reset(&finger, set);
+    for (uint32_t i = 0; i < keys->n; i++) {
+        out[i] = finger_find(&finger, set, keys_at(keys, i), after, upto);
+    }
+}
+
+int64_t mem_row_set_changed_keys(const mem_row_set_t *set, const keys_t *keys, uint64_t after) {
+    if (mem_max_stamp(set) <= after) return -1;
+    finger_t finger;
+    finger_reset(&finger, set);
+    for (uint32_t i = 0; i < keys->n; i++) {
+        if (finger_find(&finger, set, keys_at(keys, i), after, UINT64_MAX) != NULL) return i;
+    }
+    return -1;
+}
+
+/* -- ranges ------------------------------------------------------------------------------- */
+
+static const mem_node_t *range_start(const mem_row_set_t *set, const uint8_t *low, size_t len) {
+    if (low == NULL) return mem_next(set->head, 0);
+    const slice_t key = {low, len};
+    const mem_probe_t probe = mem_probe(key, UINT64_MAX);
+    return mem_seek(set, &probe);
+}
+
+static bool below(const mem_entry_t *entry, const uint8_t *high, size_t len) {
+    const slice_t key = {high, len};
+    return high == NULL || slice_compare(mem_key(entry), key) < 0;
+}
+
+static bool same_key(const mem_entry_t *a, const mem_entry_t *b) {
+    return slice_compare(mem_key(a), mem_key(b)) == 0;
+}
+
+uint32_t mem_row_set_select(const mem_row_set_t *set, const mem_range_t *range,
+                            const mem_entry_t **last, uint32_t cap, const mem_entry_t **out) {
+    if (mem_max_stamp(set) <= range->after) return 0;
+    const mem_node_t *node = *last == NULL ? range_start(set, range->low, range->low_len)
+                                           : mem_next(mem_node_of(*last)->next, 0);
+    uint32_t n = 0;
+    for (; node != NULL && n < cap; node = mem_next(node->next, 0)) {
+        const mem_entry_t *entry = &node->entry;
+        if (!below(entry, range->high, range->high_len)) break;
+        if (!inside(entry, range->after, range->upto)) continue;
+        if (range->versions == 0 && *last != NULL && same_key(*last, entry)) continue;
+        out[n++] = *last = entry;
+    }
+    return n;
+}
+
+const mem_entry_t *mem_row_set_changed(const mem_row_set_t *set, const uint8_t *low,
+                                       size_t low_len, const uint8_t *high, size_t high_len,
+                                       uint64_t after) {
+    if (mem_max_stamp(set) <= after) return NULL;
+    const mem_node_t *node = range_start(set, low, low_len);
+    for (; node != NULL && below(&node->entry, high, high_len); node = mem_next(node->next, 0)) {
+        if (node->entry.stamp > after) return &node->entry;
+    }
+    return NULL;
+}
