@@ -13,7 +13,7 @@ PACKAGE = ROOT / "txnkv"
 
 # Lowest first. A module may import from its own layer and those below.
 LAYERS = [
-    {"errors"},
+    {"errors", "metrics"},
     {"core"},
     {"storage"},
     {"coordinator"},

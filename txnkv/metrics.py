@@ -1,0 +1,222 @@
+"""What a process does with a store, in numbers: counters, gauges and histograms.
+
+    metrics.commits.add()                     one more
+    metrics.log_bytes.set(4096)               now so much
+    metrics.commit_seconds.observe(0.00025)   one more of this length
+
+Names are fields of `Metrics`, so that one misspelt is an error where it stands. They are of one
+process: whoever wants those of all adds them up, as OpenMetrics' collectors do.
+
+None of the three takes a lock, allocates much or fails, so that the commit path can afford them.
+Counting is exact as long as the interpreter switches threads at calls and backward jumps alone,
+as CPython's does: there is none between reading a number here and writing it back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from txnkv.errors import NotSupportedError
+
+PREFIX: Final = "txnkv_"
+
+SECONDS: Final = tuple(
+    float(f"{base}e{power}") for power in range(-6, 2) for base in (1.0, 2.5, 5.0)
+)
+"""Upper ends of the classes of a length in time: 1 us to 50 s."""
+
+SIZES: Final = tuple(float(1 << power) for power in range(11))
+"""Upper ends of the classes of a group's size: 1 to 1,024."""
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("help", "value")
+    kind = "counter"
+
+    def __init__(self, help: str) -> None:
+        self.help = help
+        self.value = 0
+
+    def add(self, n: int = 1) -> None:
+        """Count `n` more."""
+        self.value += n
+
+    def read(self) -> int:
+        return self.value
+
+
+class Gauge:
+    """A number that goes up and down."""
+
+    __slots__ = ("help", "value")
+    kind = "gauge"
+
+    def __init__(self, help: str) -> None:
+        self.help = help
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        """It is so much now."""
+        self.value = value
+
+    def read(self) -> float:
+        return self.value
+
+
+class Histogram:
+    """How many of what size."""
+
+    __slots__ = ("bounds", "counts", "help", "sum")
+    kind = "histogram"
+
+    def __init__(self, help: str, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.help = help
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more, of this size."""
+        at = bisect_left(self.bounds, value)
+        self.counts[at] += 1
+        self.sum += value
+
+    def read(self) -> dict[str, Any]:
+        """As a dict: count, sum, p50, p99, and the counts by upper end (the last has none)."""
+        counts = list(self.counts)
+        ends: list[float | None] = [*self.bounds, None]
+        return {
+            "count": sum(counts),
+            "sum": self.sum,
+            "p50": self._at_share(counts, 0.5),
+            "p99": self._at_share(counts, 0.99),
+            "classes": [[end, n] for end, n in zip(ends, counts, strict=True) if n],
+        }
+
+    def _at_share(self, counts: list[int], share: float) -> float | None:
+        """The upper end of the class that holds this share; None when nothing was observed."""
+        wanted, seen = share * sum(counts), 0
+        for end, n in zip((*self.bounds, float("inf")), counts, strict=True):
+            seen += n
+            if n and seen >= wanted:
+                return min(end, self.bounds[-1])
+        return None
+
+
+def _counter(help: str) -> Any:
+    return field(default_factory=lambda: Counter(help))
+
+
+def _gauge(help: str) -> Any:
+    return field(default_factory=lambda: Gauge(help))
+
+
+def _histogram(help: str, bounds: tuple[float, ...] = SECONDS) -> Any:
+    return field(default_factory=lambda: Histogram(help, bounds))
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All that one process counts about one store."""
+
+    commits: Counter = _counter("Transactions committed")
+    small_commits: Counter = _counter("Transactions committed in a row of the commit log")
+    bulk_commits: Counter = _counter("Transactions committed by way of staged row sets")
+    aborts: Counter = _counter("Transactions aborted")
+    conflicts: Counter = _counter("Transactions that another committed before")
+    locked: Counter = _counter("Transactions that met a lock and gave up")
+    timeouts: Counter = _counter("Transactions that ran out of time")
+    retries: Counter = _counter("Further attempts of client.run")
+    commit_groups: Counter = _counter("Groups of small commits that shared one write")
+    log_written_bytes: Counter = _counter("Bytes put into the commit log")
+    tails: Counter = _counter("Looks at what other processes committed")
+    tailed_commits: Counter = _counter("Commits of other processes taken into memory")
+    flushes: Counter = _counter("Flushes of memory into row sets")
+    flushed_rows: Counter = _counter("Row versions that flushes wrote")
+    compactions: Counter = _counter("Compactions")
+    compacted_rows: Counter = _counter("Row versions that compactions wrote")
+    dropped_versions: Counter = _counter("Row versions left out because no snapshot sees them")
+    collected_row_sets: Counter = _counter("Row sets removed after they were replaced")
+    history_expired: Counter = _counter("Snapshots refused because their history is gone")
+    point_reads: Counter = _counter("Rows asked for by key")
+    row_set_retries: Counter = _counter("Reads begun again since a row set was replaced")
+
+    log_bytes: Gauge = _gauge("Bytes in the commit log that no flush has taken")
+    log_commits: Gauge = _gauge("Commits in the commit log that no flush has taken")
+    memory_bytes: Gauge = _gauge("Bytes of committed rows in memory")
+    flush_lag_seconds: Gauge = _gauge("Age of the oldest commit that no flush has taken")
+
+    commit_seconds: Histogram = _histogram("Length of a commit, as its caller sees it")
+    group_size: Histogram = _histogram("Members of a group of small commits", SIZES)
+    tail_seconds: Histogram = _histogram("Length of a look at what others committed")
+    flush_seconds: Histogram = _histogram("Length of a flush")
+    compaction_seconds: Histogram = _histogram("Length of a compaction")
+    maintenance_round_seconds: Histogram = _histogram("Length of a round of background work")
+
+    def snapshot(self) -> MetricsSnapshot:
+        """All numbers as they are now."""
+        return MetricsSnapshot(self)
+
+    def __iter__(self) -> Iterator[tuple[str, Counter | Gauge | Histogram]]:
+        for each in fields(self):
+            yield each.name, getattr(self, each.name)
+
+
+class MetricsSnapshot(dict[str, Any]):
+    """Numbers by name, as they were: int for counters, float for gauges, dict for histograms."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        found = list(metrics)
+        super().__init__((name, each.read()) for name, each in found)
+        self._about = {name: (each.kind, each.help) for name, each in found}
+
+    def openmetrics(self) -> str:
+        """The same as OpenMetrics text, for a collector to scrape.
+
+        Raises:
+            NotSupportedError: the package prometheus_client is not installed.
+        """
+        try:
+            from prometheus_client.core import (
+                CounterMetricFamily,
+                GaugeMetricFamily,
+                HistogramMetricFamily,
+            )
+            from prometheus_client.openmetrics.exposition import generate_latest
+        except ImportError as error:
+            raise NotSupportedError(
+                "OpenMetrics text needs the package prometheus_client: install it, or read the "
+                "numbers from the dict that this is"
+            ) from error
+
+        about, numbers = self._about, self
+
+        class _Collector:
+            def collect(self) -> Iterator[Any]:
+                for name, (kind, help) in about.items():
+                    value = numbers[name]
+                    if kind == "counter":
+                        yield CounterMetricFamily(PREFIX + name, help, value=value)
+                    elif kind == "gauge":
+                        yield GaugeMetricFamily(PREFIX + name, help, value=value)
+                    else:
+                        buckets = _cumulative(value["classes"])
+                        yield HistogramMetricFamily(
+                            PREFIX + name, help, buckets=buckets, sum_value=value["sum"]
+                        )
+
+        return str(generate_latest(_Collector()).decode())
+
+
+def _cumulative(classes: list[list[Any]]) -> list[tuple[str, int]]:
+    buckets, total = [], 0
+    for end, n in classes:
+        total += n
+        if end is not None:
+            buckets.append((repr(end), total))
+    return [*buckets, ("+Inf", total)]
