@@ -7,25 +7,50 @@ from pathlib import Path
 
 import click
 
-from . import memory, tables
+from . import beside, growth, memory, points, small, tables, ycsb
 from .harness import Line, report
+from .tpcc.race import tpcc
+from .tpcc.schema import Scale
 
 ROWS = 10_000_000
 MEMORY_ROWS = 50_000_000
 TINY_ROWS = 20_000
+SIZES = [1_000_000, 10_000_000]
+FULL_SIZES = [*SIZES, 100_000_000]
+TINY_SIZES = [1000, 2000]
 
 Race = Callable[[], list[Line]]
 
 
-def races(tiny: bool, rounds: int, base: Path | None) -> dict[str, Race]:
+def races(
+    tiny: bool, rounds: int, base: Path | None, full: bool, plots: Path | None, warehouses: int
+) -> dict[str, Race]:
     """All races by name."""
     rows = TINY_ROWS if tiny else ROWS
+
+    def size(small: int, normal: int) -> int:
+        return small if tiny else normal
+
+    sizes = TINY_SIZES if tiny else FULL_SIZES if full else SIZES
+    scale = Scale(2, 200, 30, 30) if tiny else Scale(warehouses)
     return {
         "insert-sorted": lambda: tables.insert_sorted(rows, rounds, base),
         "insert-random": lambda: tables.insert_random(rows, rounds, base),
         "scan": lambda: tables.scan(rows, rounds, base),
         "spark": lambda: _spark(rows, rounds, base),
-        "memory": lambda: memory.memory(TINY_ROWS if tiny else MEMORY_ROWS, base),
+        "memory": lambda: memory.memory(size(TINY_ROWS, MEMORY_ROWS), base),
+        "commit": lambda: small.commit(size(20, 1000), size(200, 100_000), rounds, base),
+        "commit-threads": lambda: small.commit_threads(size(5, 200), rounds, base),
+        "commit-processes": lambda: small.commit_processes(size(10, 500), rounds, base),
+        "get": lambda: points.get(rows, size(50, 5000), rounds, base),
+        "executemany": lambda: points.executemany(size(2000, 200_000), rounds, base),
+        "ycsb": lambda: ycsb.ycsb(size(1000, 1_000_000), size(30, 2000), rounds, base),
+        "tpcc": lambda: tpcc(scale, size(10, 300), rounds, base),
+        "scan-beside": lambda: beside.scan_beside(rows, size(2, 20), rounds, base),
+        "compaction-latency": lambda: beside.compaction_latency(
+            size(2000, 2_000_000), size(50, 2000), rounds, base
+        ),
+        "growth": lambda: growth.growth(sizes, size(20, 500), rounds, base, plots),
     }
 
 
@@ -39,13 +64,23 @@ def _spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
 @click.argument("names", nargs=-1)
 @click.option("--tiny", is_flag=True, help="Small data: checks that the benchmarks work.")
 @click.option("--rounds", default=5, show_default=True, help="Counted rounds of each race.")
+@click.option("--full", is_flag=True, help="Growth up to 100 M rows: takes minutes, 20 GB.")
+@click.option("--warehouses", default=4, show_default=True, help="Of TPC-C, a thread each.")
+@click.option("--plots", type=click.Path(path_type=Path), help="Draw growth into this directory.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON here.")
 @click.option("--dir", "base", type=click.Path(path_type=Path), help="Where the stores are made.")
 def main(
-    names: tuple[str, ...], tiny: bool, rounds: int, json_file: Path | None, base: Path | None
+    names: tuple[str, ...],
+    tiny: bool,
+    rounds: int,
+    full: bool,
+    warehouses: int,
+    plots: Path | None,
+    json_file: Path | None,
+    base: Path | None,
 ) -> None:
     """Run the races of these names, or all."""
-    known = races(tiny, 1 if tiny else rounds, base)
+    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.UsageError(f"no race {', '.join(unknown)}; there are {', '.join(known)}")

@@ -2,7 +2,8 @@
 
 Contestants of one race run A B C A B C ..., so that a machine whose speed drifts slows all of
 them. The first round is a warm-up and not counted. Figures are medians; what is judged is the
-ratio.
+ratio: how many times as fast as the peer txnkv is, so more is better, also where the figure
+shown is a time.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
+
+ROWS: Final = "M rows/s"
+EACH: Final = "/s"
+MICROSECONDS: Final = "us"
 
 
 @dataclass
@@ -39,9 +44,10 @@ class Line:
     """One line of the result table.
 
     Attributes:
-        rate: rows a second, the median over the rounds.
+        rate: rows, operations or transactions a second, the median over the rounds.
         ratio: our rate over this contestant's.
         goal: what was to be reached, in words; empty when nothing was.
+        unit: how the rate is shown: `ROWS`, `EACH`, or `MICROSECONDS` for the time of one.
     """
 
     race: str
@@ -52,6 +58,13 @@ class Line:
     goal: str = ""
     reached: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    unit: str = ROWS
+
+    def figure(self, rate: float) -> str:
+        """A rate as this line shows it."""
+        if self.unit == MICROSECONDS:
+            return f"{1e6 / rate:,.1f} us"
+        return f"{rate:,.0f} /s" if self.unit == EACH else f"{rate / 1e6:,.2f} M/s"
 
 
 def race(
@@ -62,6 +75,7 @@ def race(
     rounds: int,
     at_least: float | None = None,
     ratios: dict[str, float] | None = None,
+    unit: str = ROWS,
 ) -> list[Line]:
     """Run all in turn and compare.
 
@@ -72,6 +86,7 @@ def race(
         rounds: counted rounds.
         at_least: rows a second that ours should reach.
         ratios: for a peer's name, by how much ours should be faster.
+        unit: how rates are shown.
     """
     contestants = [ours, *peers]
     rates: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
@@ -84,36 +99,53 @@ def race(
             seconds = time.perf_counter() - start
             if number:
                 rates[contestant.name].append(rows / seconds)
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    lines = []
-    for contestant in contestants:
-        name = contestant.name
-        line = Line(title, name, medians[name], (min(rates[name]), max(rates[name])))
-        if name == ours.name:
-            if at_least is not None:
-                line.goal = f">= {at_least / 1e6:g} M/s"
-                line.reached = medians[name] >= at_least
-        else:
-            line.ratio = medians[ours.name] / medians[name]
-            wanted = (ratios or {}).get(name)
-            if wanted is not None:
-                line.goal = f">= {wanted:g}x"
-                line.reached = line.ratio >= wanted
-        lines.append(line)
+    lines = compare(title, rates, ratios=ratios, unit=unit)
+    if at_least is not None:
+        lines[0].goal = f">= {at_least / 1e6:g} M/s"
+        lines[0].reached = lines[0].rate >= at_least
     return lines
+
+
+def compare(
+    title: str,
+    rates: dict[str, list[float]],
+    *,
+    ratios: dict[str, float] | None = None,
+    unit: str = ROWS,
+) -> list[Line]:
+    """The lines of a race from its rates by name, ours first, one for each round."""
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    ours = next(iter(medians.values()))
+    lines = [
+        Line(title, name, medians[name], (min(found), max(found)), unit=unit)
+        for name, found in rates.items()
+    ]
+    for line in lines[1:]:
+        line.ratio = ours / line.rate
+        wanted = (ratios or {}).get(line.name)
+        if wanted is not None:
+            is_time = unit == MICROSECONDS and wanted <= 1
+            line.goal = f"time <= {1 / wanted:g}x" if is_time else f">= {wanted:g}x"
+            line.reached = line.ratio >= wanted
+    return lines
+
+
+def _ascending(line: Line) -> tuple[float, float]:
+    low, high = line.spread
+    return (high, low) if line.unit == MICROSECONDS else (low, high)
 
 
 def show(lines: list[Line], console: Console) -> None:
     table = Table(title="txnkv beside what else one would take (medians; ratio = txnkv / peer)")
-    for heading in ("race", "who", "rows/s", "min .. max", "ratio", "goal", ""):
+    for heading in ("race", "who", "median", "min .. max", "ratio", "goal", ""):
         table.add_column(heading, justify="left" if heading in ("race", "who") else "right")
     before = ""
     for line in lines:
         table.add_row(
             line.race if line.race != before else "",
             line.name,
-            f"{line.rate / 1e6:,.2f} M" if line.rate else "",
-            f"{line.spread[0] / 1e6:,.2f} .. {line.spread[1] / 1e6:,.2f}" if line.rate else "",
+            line.figure(line.rate) if line.rate else "",
+            " .. ".join(map(line.figure, _ascending(line))) if line.rate else "",
             "" if line.ratio is None else f"{line.ratio:.2f}x",
             line.goal,
             {None: "", True: "[green]reached[/]", False: "[red]missed[/]"}[line.reached],

@@ -1,0 +1,195 @@
+"""One-row durable transactions: of one thread, of many, of many processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+
+from . import rows
+from .crews import PATIENCE, Crew
+from .harness import EACH, Contestant, Line, race
+from .latency import Operation, race_each
+from .rocks import rocks_kinds
+from .row_stores import LmdbRows, RowStore, SqliteRows, TxnkvRows, opened, require_equal
+from .rows import Row
+
+THREADS = 16
+PROCESSES = 4
+
+
+def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]:
+    """One thread, one row a transaction: new keys in order, then random keys of many.
+
+    Args:
+        count: transactions a round.
+        known: rows that are there before the second race.
+        rounds: counted rounds.
+        base: where the stores are made.
+    """
+    goals = {"sqlite": 0.8, "lmdb": 1.0}
+    with opened([TxnkvRows, SqliteRows, LmdbRows, *rocks_kinds()], base) as stores:
+
+        def new(number: int) -> list[Row]:
+            return [rows.row(known + number * count + i) for i in range(count)]
+
+        def known_keys(number: int) -> list[Row]:
+            keys = np.random.default_rng(number).integers(0, known, count).tolist()
+            return [rows.row(key, number + 1) for key in keys]
+
+        lines = race_each(
+            "one-row transaction, new keys",
+            [Operation(store.name, store.put, new) for store in stores],
+            rounds=rounds,
+            ratios=goals,
+        )
+        for store in stores:
+            store.load(np.arange(known))
+        lines += race_each(
+            f"one-row transaction, {known:,} keys",
+            [Operation(store.name, store.put, known_keys) for store in stores],
+            rounds=rounds,
+            ratios=goals,
+        )
+        require_equal(stores)
+    return lines
+
+
+def commit_threads(count: int, rounds: int, base: Path | None) -> list[Line]:
+    """Sixteen threads, each committing one row after the other, of keys of its own.
+
+    Args:
+        count: transactions of each thread a round.
+        rounds: counted rounds.
+        base: where the stores are made.
+    """
+    goals = {"sqlite": 4.0} | {kind.name: 1.0 for kind in rocks_kinds()}
+    with opened([TxnkvRows, SqliteRows, LmdbRows, *rocks_kinds()], base) as stores:
+        with ExitStack() as stack:
+            ours, *peers = [
+                Contestant(store.name, _round(stack.enter_context(_crew(store, count)), count))
+                for store in stores
+            ]
+            lines = race(
+                f"one-row transactions of {THREADS} threads",
+                ours,
+                peers,
+                rounds=rounds,
+                ratios=goals,
+                unit=EACH,
+            )
+        require_equal(stores)
+    return lines
+
+
+def _crew(store: RowStore, count: int) -> Crew[RowStore]:
+    def work(handle: RowStore, number: int, version: int) -> Callable[[], None]:
+        mine = _own_rows(number, count, version)
+
+        def put_all() -> None:
+            for row in mine:
+                handle.put(row)
+
+        return put_all
+
+    return Crew(THREADS, store.for_thread, work)
+
+
+def _round(crew: Crew[RowStore], count: int) -> Callable[[], int]:
+    def run() -> int:
+        crew.round()
+        return THREADS * count
+
+    return run
+
+
+def _own_rows(number: int, count: int, version: int) -> list[Row]:
+    """Rows of keys that no other worker writes, in random order."""
+    keys = list(range(number * count, (number + 1) * count))
+    random.Random(version).shuffle(keys)
+    return [rows.row(key, version) for key in keys]
+
+
+def commit_processes(count: int, rounds: int, base: Path | None) -> list[Line]:
+    """Four processes, each committing one row after the other, of keys of its own.
+
+    Args:
+        count: transactions of each process a round.
+        rounds: counted rounds.
+        base: where the stores are made.
+    """
+    with opened([TxnkvRows, SqliteRows, LmdbRows], base) as stores, ExitStack() as stack:
+        crews = [stack.enter_context(Processes(store, count)) for store in stores]
+        ours, *peers = [Contestant(crew.name, crew.run) for crew in crews]
+        lines = race(
+            f"one-row transactions of {PROCESSES} processes",
+            ours,
+            peers,
+            rounds=rounds,
+            ratios={"sqlite": 1.0},
+            unit=EACH,
+        )
+        require_equal(stores)
+    return lines
+
+
+class Processes:
+    """Processes that wait to commit rows, round after round."""
+
+    def __init__(self, store: RowStore, count: int) -> None:
+        self.name, self._count = store.name, count
+        spawn = multiprocessing.get_context("spawn")
+        self._stop = spawn.Event()
+        self._start, self._end = (spawn.Barrier(PROCESSES + 1, timeout=PATIENCE) for _ in range(2))
+        self._processes = [
+            spawn.Process(
+                target=_process,
+                args=(type(store), store.path, n, count, self._stop, self._start, self._end),
+            )
+            for n in range(PROCESSES)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self) -> int:
+        """One round of all."""
+        self._start.wait()
+        self._end.wait()
+        return PROCESSES * self._count
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._start.wait()
+        for process in self._processes:
+            process.join()
+
+
+def _process(
+    kind: type[RowStore],
+    path: Path,
+    number: int,
+    count: int,
+    stop: threading.Event,
+    start: Barrier,
+    end: Barrier,
+) -> None:
+    version = 0
+    with kind(path) as store:
+        while True:
+            work = _own_rows(number, count, version)
+            start.wait()
+            if stop.is_set():
+                return
+            for row in work:
+                store.put(row)
+            end.wait()
+            version += 1

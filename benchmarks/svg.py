@@ -1,0 +1,94 @@
+"""A small line chart as SVG: sizes along a logarithmic x axis, times from zero up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+_WIDTH: Final = 640
+_HEIGHT: Final = 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 170, 40, 48
+_COLOURS: Final = ("#2563eb", "#b45309", "#059669", "#7c3aed")
+
+
+@dataclass
+class Series:
+    """One line: (x, y) pairs, ascending in x."""
+
+    name: str
+    points: list[tuple[float, float]]
+
+
+def chart(title: str, x_label: str, y_label: str, series: list[Series]) -> str:
+    """The chart as a document.
+
+    Args:
+        title: above it.
+        x_label: what x is.
+        y_label: what y is, with its unit.
+        series: the lines; x above 0.
+    """
+    return "\n".join(_elements(title, x_label, y_label, series)) + "\n"
+
+
+def _elements(title: str, x_label: str, y_label: str, series: list[Series]) -> Iterator[str]:
+    xs = sorted({x for one in series for x, _ in one.points})
+    top = _round_up(max(y for one in series for _, y in one.points))
+    low, high = math.log10(xs[0]), math.log10(xs[-1])
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+
+    def across(x: float) -> float:
+        share = (math.log10(x) - low) / (high - low) if high > low else 0.5
+        return _LEFT + share * (right - _LEFT)
+
+    def up(y: float) -> float:
+        return bottom - y / top * (bottom - _TOP)
+
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">'
+    )
+    yield f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
+    yield _text(_LEFT, 22, title, size=14)
+    for step in range(5):
+        y = top * step / 4
+        yield f'<path d="M{_LEFT} {up(y):.1f}H{right}" stroke="#ddd"/>'
+        yield _text(_LEFT - 6, up(y) + 4, f"{y:g}", anchor="end")
+    for x in xs:
+        yield _text(across(x), bottom + 18, _short(x), anchor="middle")
+    yield _text((_LEFT + right) / 2, _HEIGHT - 10, x_label, anchor="middle")
+    yield _text(8, _TOP - 6, y_label)
+    for number, one in enumerate(series):
+        colour = _COLOURS[number % len(_COLOURS)]
+        places = [(across(x), up(y)) for x, y in one.points]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        for x, y in places:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+        yield _text(right + 12, _TOP + 16 + 18 * number, one.name, colour=colour)
+    yield "</svg>"
+
+
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = "#333"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
+        f' fill="{colour}">{escape(text)}</text>'
+    )
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 4, 8 times a power of ten, which four steps divide well."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 8, 10) if step * power >= value)
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
