@@ -101,7 +101,14 @@ def check_store(
     engine, store = instance.engine, instance.store
     with store.status.read() as cur:
         _check_status(cur, report)
-        ids = [id for (id,) in cur.execute("SELECT id FROM tablets ORDER BY id")]
+        # The files of a dropped table go before its rows do.
+        ids = [
+            id
+            for (id,) in cur.execute(
+                "SELECT tablets.id FROM tablets JOIN tables ON tables.id = table_id "
+                "WHERE dropped_ts IS NULL ORDER BY tablets.id"
+            )
+        ]
     work: list[tuple[Tablet, RowSetInfo]] = []
     for id in ids:
         tablet = engine.tablet(id)

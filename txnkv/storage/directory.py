@@ -123,6 +123,10 @@ class StoreDirectory:
         """The folder of a tablet's LMDB environment, there or not."""
         return self.path / "tablets" / str(tablet_id)
 
+    def has_tablet(self, tablet_id: int) -> bool:
+        """Whether a tablet's LMDB environment was made; its first rows do that."""
+        return (self.tablet_dir(tablet_id) / "data.mdb").exists()
+
     def log_dir(self, log_id: int) -> Path:
         """The folder of a log's LMDB environment, there or not."""
         return self.path / "logs" / str(log_id)
@@ -161,17 +165,23 @@ def _create(path: Path) -> None:
     with _creation_lock(path):
         if (path / "FORMAT").exists():
             return
+        # A power loss may keep any of the names that are not durable: without CREATING the
+        # others would look like somebody else's, without a name of its own the store is gone.
+        sync_directory(path)
+        sync_directory(path.parent)
         for name in _FOLDERS:
             make_private_directory(path / name)
         fault_point("directory.before_format")
         _write_format(path, uuid.uuid4().hex)
         (path / _CREATING).unlink(missing_ok=True)
         sync_directory(path)
-        sync_directory(path.parent)
 
 
 def _make_store_folder(path: Path) -> None:
+    missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:

@@ -11,10 +11,13 @@ import os
 import threading
 from pathlib import Path
 
+import lmdb
+
 from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import Environment
 from txnkv.storage.fork import GATE
+from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 
 OPEN_CAP = 256
@@ -158,7 +161,10 @@ class Environments:
                     f"no LMDB environment {name!r} in store {self._directory.path}; it was never "
                     "made, or was removed"
                 )
-            make_environment_files(path)
+            try:
+                make_environment_files(path)
+            except (lmdb.Error, OSError) as error:
+                raise translate(error, path) or error from error
         options = EnvironmentOptions(self._map_size, read_only=read_only)
         return _TABLE.acquire(path, options)
 

@@ -11,6 +11,8 @@ databases, and again read-write when this process writes for the first time.
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +22,12 @@ from typing import Any
 import lmdb
 
 from txnkv.errors import StoreNotFoundError, UnavailableError
-from txnkv.storage.directory import allocate, make_private_directory, make_private_file
+from txnkv.storage.directory import (
+    allocate,
+    make_private_directory,
+    make_private_file,
+    sync_directory,
+)
 
 MAX_DATABASES = 8
 MAX_READERS = 4096
@@ -28,6 +35,9 @@ MAX_READERS = 4096
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
+_NEW_MAP = 1 << 20
+_NEW_BYTES = 2 * mmap.PAGESIZE
+"""A data file in which nothing was ever committed is no longer than this."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,13 @@ class OpenLmdb:
             StoreNotFoundError: it is missing.
             lmdb.Error, OSError: LMDB or the system refused.
         """
-        writing = writing or _is_empty(path)
+        size = _data_bytes(path)
+        writing = writing or size == 0
+        if size <= _NEW_BYTES and not options.read_only:
+            # LMDB syncs what it writes, not the names of its files. Before the first commit, so
+            # that whoever finds the file longer, in this process or another, finds it durable.
+            sync_directory(path)
+            sync_directory(path.parent)
         opened = cls(_open_env(path, options, map_size, writing), path, writing)
         try:
             if not options.read_only:
@@ -186,27 +202,53 @@ def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> An
             map_size //= 2
 
 
-def _is_empty(path: Path) -> bool:
+def _data_bytes(path: Path) -> int:
     try:
-        return (path / "data.mdb").stat().st_size == 0
+        return (path / "data.mdb").stat().st_size
     except FileNotFoundError:
         raise StoreNotFoundError(f"no LMDB environment at {path}; never made, or removed") from None
 
 
 def make_environment_files(path: Path) -> None:
-    """Makes the folder and empty files of an environment; those that are there stay.
+    """Makes the folder and the files of an environment; those that are there stay.
 
     Opening never does this: an environment that was closed as idle and meanwhile removed by
     another process must not come back as an empty one.
+
+    Raises:
+        lmdb.Error, OSError: LMDB or the system refused; there is no environment then.
     """
     make_private_directory(path)
-    make_private_file(path / "data.mdb")
-    lock_file = path / "lock.mdb"
-    make_private_file(lock_file)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        _make_lock_file(path / "lock.mdb")
+        if not (path / "data.mdb").exists():
+            _make_data_file(path)
+    finally:
+        os.close(folder)
+
+
+def _make_data_file(path: Path) -> None:
+    # LMDB writes the first two pages without a sync, and a file whose pages did not arrive before
+    # a power loss is damaged for good. So it has another name until they are durable.
+    new = path / "data.mdb.new"
+    new.unlink(missing_ok=True)
+    make_private_file(new)
+    env = lmdb.open(str(new), subdir=False, lock=False, map_size=_NEW_MAP, meminit=False)
+    try:
+        env.sync(True)
+    finally:
+        env.close()
+    new.rename(path / "data.mdb")
+
+
+def _make_lock_file(path: Path) -> None:
+    make_private_file(path)
     # LMDB maps this file and leaves it sparse: a reader that takes a slot on a full disk would
     # die of SIGBUS. This process has no lock on it yet, so that closing it here drops none.
-    if lock_file.stat().st_size == 0:
-        descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
+    if path.stat().st_size == 0:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             allocate(descriptor, _LOCK_FILE_BYTES)
         finally:
