@@ -99,7 +99,14 @@ void keys_drop(keys_t keys) {
     free((void *)(uintptr_t)keys.offsets);
 }
 
-#define RUN(test) (fprintf(stderr, "%s\n", #test), test())
+/* TEST_ONLY=name runs one of them. */
+#define RUN(test)                                                                              \
+    do {                                                                                       \
+        const char *only = getenv("TEST_ONLY");                                                \
+        if (only != NULL && strcmp(only, #test) != 0) break;                                   \
+        fprintf(stderr, "%s\n", #test);                                                        \
+        test();                                                                                \
+    } while (0)
 
 int main(void) {
     const char *seed = getenv("TEST_SEED");
@@ -118,6 +125,9 @@ int main(void) {
     RUN(test_visible);
     RUN(test_block);
     RUN(test_zone);
+    RUN(test_row);
+    RUN(test_memory);
+    RUN(test_memory_threads);
     RUN(test_damage);
     fprintf(stderr, "passed (seed %llu)\n", (unsigned long long)harness_seed);
     return 0;

@@ -52,6 +52,9 @@ void test_bloom(void);
 void test_visible(void);
 void test_block(void);
 void test_zone(void);
+void test_row(void);
+void test_memory(void);
+void test_memory_threads(void);
 void test_damage(void);
 
 #endif
