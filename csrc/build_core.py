@@ -26,6 +26,7 @@ HEADERS = [
     "codec/row.h",
     "rowset/block.h",
     "rowset/bloom.h",
+    "rowset/delta.h",
     "rowset/merge.h",
     "rowset/partition.h",
     "rowset/search.h",

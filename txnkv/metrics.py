@@ -4,7 +4,7 @@
     metrics.log_bytes.set(4096)               now so much
     metrics.commit_seconds.observe(0.00025)   one more of this length
 
-Names are fields of `Metrics`, so that one misspelt is an error where it stands. They are of one
+Names are attributes of `Metrics`, so that one misspelt is an error where it stands. They are of one
 process: whoever wants those of all adds them up, as OpenMetrics' collectors do.
 
 None of the three takes a lock, allocates much or fails, so that the commit path can afford them.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from txnkv.errors import NotSupportedError
@@ -108,63 +107,50 @@ class Histogram:
         return None
 
 
-def _counter(help: str) -> Any:
-    return field(default_factory=lambda: Counter(help))
-
-
-def _gauge(help: str) -> Any:
-    return field(default_factory=lambda: Gauge(help))
-
-
-def _histogram(help: str, bounds: tuple[float, ...] = SECONDS) -> Any:
-    return field(default_factory=lambda: Histogram(help, bounds))
-
-
-@dataclass(frozen=True)
 class Metrics:
     """All that one process counts about one store."""
 
-    commits: Counter = _counter("Transactions committed")
-    small_commits: Counter = _counter("Transactions committed in a row of the commit log")
-    bulk_commits: Counter = _counter("Transactions committed by way of staged row sets")
-    aborts: Counter = _counter("Transactions aborted")
-    conflicts: Counter = _counter("Transactions that another committed before")
-    locked: Counter = _counter("Transactions that met a lock and gave up")
-    timeouts: Counter = _counter("Transactions that ran out of time")
-    retries: Counter = _counter("Further attempts of client.run")
-    commit_groups: Counter = _counter("Groups of small commits that shared one write")
-    log_written_bytes: Counter = _counter("Bytes put into the commit log")
-    tails: Counter = _counter("Looks at what other processes committed")
-    tailed_commits: Counter = _counter("Commits of other processes taken into memory")
-    flushes: Counter = _counter("Flushes of memory into row sets")
-    flushed_rows: Counter = _counter("Row versions that flushes wrote")
-    compactions: Counter = _counter("Compactions")
-    compacted_rows: Counter = _counter("Row versions that compactions wrote")
-    dropped_versions: Counter = _counter("Row versions left out because no snapshot sees them")
-    collected_row_sets: Counter = _counter("Row sets removed after they were replaced")
-    history_expired: Counter = _counter("Snapshots refused because their history is gone")
-    point_reads: Counter = _counter("Rows asked for by key")
-    row_set_retries: Counter = _counter("Reads begun again since a row set was replaced")
+    def __init__(self) -> None:
+        self.commits = Counter("Transactions committed")
+        self.small_commits = Counter("Transactions committed in a row of the commit log")
+        self.bulk_commits = Counter("Transactions committed by way of staged row sets")
+        self.aborts = Counter("Transactions aborted")
+        self.conflicts = Counter("Transactions that another committed before")
+        self.locked = Counter("Transactions that met a lock and gave up")
+        self.timeouts = Counter("Transactions that ran out of time")
+        self.retries = Counter("Further attempts of client.run")
+        self.commit_groups = Counter("Groups of small commits that shared one write")
+        self.log_written_bytes = Counter("Bytes put into the commit log")
+        self.tails = Counter("Looks at what other processes committed")
+        self.tailed_commits = Counter("Commits of other processes taken into memory")
+        self.flushes = Counter("Flushes of memory into row sets")
+        self.flushed_rows = Counter("Row versions that flushes wrote")
+        self.compactions = Counter("Compactions")
+        self.compacted_rows = Counter("Row versions that compactions wrote")
+        self.dropped_versions = Counter("Row versions left out because no snapshot sees them")
+        self.collected_row_sets = Counter("Row sets removed after they were replaced")
+        self.history_expired = Counter("Snapshots refused because their history is gone")
+        self.point_reads = Counter("Rows asked for by key")
+        self.row_set_retries = Counter("Reads begun again since a row set was replaced")
 
-    log_bytes: Gauge = _gauge("Bytes in the commit log that no flush has taken")
-    log_commits: Gauge = _gauge("Commits in the commit log that no flush has taken")
-    memory_bytes: Gauge = _gauge("Bytes of committed rows in memory")
-    flush_lag_seconds: Gauge = _gauge("Age of the oldest commit that no flush has taken")
+        self.log_bytes = Gauge("Bytes in the commit log that no flush has taken")
+        self.log_commits = Gauge("Commits in the commit log that no flush has taken")
+        self.memory_bytes = Gauge("Bytes of committed rows in memory")
+        self.flush_lag_seconds = Gauge("Age of the oldest commit that no flush has taken")
 
-    commit_seconds: Histogram = _histogram("Length of a commit, as its caller sees it")
-    group_size: Histogram = _histogram("Members of a group of small commits", SIZES)
-    tail_seconds: Histogram = _histogram("Length of a look at what others committed")
-    flush_seconds: Histogram = _histogram("Length of a flush")
-    compaction_seconds: Histogram = _histogram("Length of a compaction")
-    maintenance_round_seconds: Histogram = _histogram("Length of a round of background work")
+        self.commit_seconds = Histogram("Length of a commit, as its caller sees it")
+        self.group_size = Histogram("Members of a group of small commits", SIZES)
+        self.tail_seconds = Histogram("Length of a look at what others committed")
+        self.flush_seconds = Histogram("Length of a flush")
+        self.compaction_seconds = Histogram("Length of a compaction")
+        self.maintenance_round_seconds = Histogram("Length of a round of background work")
 
     def snapshot(self) -> MetricsSnapshot:
         """All numbers as they are now."""
         return MetricsSnapshot(self)
 
     def __iter__(self) -> Iterator[tuple[str, Counter | Gauge | Histogram]]:
-        for each in fields(self):
-            yield each.name, getattr(self, each.name)
+        yield from vars(self).items()
 
 
 class MetricsSnapshot(dict[str, Any]):
@@ -210,7 +196,8 @@ class MetricsSnapshot(dict[str, Any]):
                             PREFIX + name, help, buckets=buckets, sum_value=value["sum"]
                         )
 
-        return str(generate_latest(_Collector()).decode())
+        generate: Any = generate_latest  # has no types
+        return str(generate(_Collector()).decode())
 
 
 def _cumulative(classes: list[list[Any]]) -> list[tuple[str, int]]:

@@ -123,6 +123,7 @@ int main(void) {
     RUN(test_partition);
     RUN(test_bloom);
     RUN(test_visible);
+    RUN(test_delta);
     RUN(test_block);
     RUN(test_zone);
     RUN(test_row);

@@ -50,6 +50,7 @@ void test_merge(void);
 void test_partition(void);
 void test_bloom(void);
 void test_visible(void);
+void test_delta(void);
 void test_block(void);
 void test_zone(void);
 void test_row(void);

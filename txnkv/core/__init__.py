@@ -10,6 +10,7 @@ from txnkv.core.block import block_rows, decode_block, encode_block, gather_bloc
 from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
+from txnkv.core.delta import Delta, version_order
 from txnkv.core.keys import Keys
 from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.merger import Merger
@@ -37,6 +38,7 @@ __all__ = [
     "STAMP_UNDECIDED",
     "Bitmap",
     "CoreError",
+    "Delta",
     "Entries",
     "KeyCodec",
     "Keys",
@@ -72,6 +74,7 @@ __all__ = [
     "sort_keys",
     "successor",
     "verify_block",
+    "version_order",
     "visible",
     "zone",
 ]

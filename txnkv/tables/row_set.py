@@ -1,8 +1,12 @@
-"""Reading a disk row set: its header, blocks, and the keys it holds."""
+"""Keys in a disk row set: which are there, for whom, and what was done to them since.
+
+Everything that is asked of many keys at once goes block by block in C: the keys that may be in
+a block are a slice of those asked for, matched with the block's by merge or search. What a
+match yields is a pair of numbers, and the stamps of the row decide who sees it.
+"""
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -11,182 +15,231 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.row_set_format import (
-    BLOOM,
-    COLUMNS,
-    HEADER,
-    KEYS,
-    BlockInfo,
-    Header,
-    HeaderError,
-    block_key,
-)
+from txnkv.tables.row_set_blocks import RowSetBlocks, RowSetRetired
+from txnkv.tables.row_set_format import BLOOM
 
 if TYPE_CHECKING:
-    from txnkv.tables.tablet import Pages, Tablet
+    from txnkv.tables.tablet import Pages
+
+__all__ = ["RowSet", "RowSetRetired"]
 
 _PROBE_SHARE = 64
 """Below one probe for so many rows of a block, its Bloom filter is asked first."""
 
+_U32, _U64 = pa.uint32(), pa.uint64()
 
-class RowSet:
-    """One immutable row set of a tablet. Shared by threads.
 
-    A block's checksum is verified once a process and remembered.
-    """
+class RowSet(RowSetBlocks):
+    """One row set of a tablet. Shared by threads."""
 
-    def __init__(self, tablet: Tablet, info: RowSetInfo) -> None:
-        self.info = info
-        self.id = info.id
-        self._tablet = tablet
-        self._verified: set[tuple[int, int]] = set()
-        self._lock = threading.Lock()
-        self._header: Header | None = None
-        self._firsts: list[bytes] = []
-        self._lasts: list[bytes] = []
+    # -- one key -----------------------------------------------------------------------
 
-    def header(self, pages: Pages) -> Header:
-        """The header, read once.
-
-        Raises:
-            CorruptionError: it is missing or damaged.
-            InvalidTxnStateError: it was staged by a transaction that was aborted meanwhile.
-        """
-        if self._header is None:
-            key = block_key(self.id, HEADER, 0)
-            data = pages.get(key)
-            if data is None:
-                raise self._missing("header", 0)
-            try:
-                header = Header.unpack(bytes(data), core.crc32c(key))
-            except HeaderError as error:
-                raise self._corrupt("header", 0, str(error)) from None
-            with self._lock:
-                self._firsts = [block.first for block in header.blocks]
-                self._lasts = [block.last for block in header.blocks]
-                self._header = header
-        return self._header
-
-    def block(self, pages: Pages, section: int, number: int, *, again: bool = False) -> memoryview:
-        """A verified block, as it lies in LMDB: valid inside `pages` alone.
-
-        Args:
-            again: verify it although it was verified before.
-        """
-        key = block_key(self.id, section, number)
-        data = pages.get(key)
-        if data is None:
-            raise self._missing(self._tablet.section_name(section), number)
-        if again or (section, number) not in self._verified:
-            if not core.verify_block(data, core.crc32c(key)):
-                raise self._corrupt(
-                    self._tablet.section_name(section), number, "its checksum does not match"
-                )
-            self._verified.add((section, number))
-        return data
-
-    def keys(self, pages: Pages, number: int) -> core.Keys:
-        """The keys of one block, pointing into LMDB: valid inside `pages` alone."""
-        return core.Keys.from_block(self.block(pages, KEYS, number))
-
-    def blocks_between(self, pages: Pages, low: bytes | None, high: bytes | None) -> range:
-        """Numbers of the blocks that may hold keys with low <= key < high."""
-        blocks = self.header(pages).blocks
-        start = 0 if low is None else bisect_left(self._lasts, low)
-        stop = len(blocks) if high is None else bisect_left(self._firsts, high)
-        return range(start, max(start, stop))
-
-    def read(
-        self,
-        pages: Pages,
-        block: BlockInfo,
-        number: int,
-        columns: Sequence[str],
-        lo: int,
-        n: int,
-    ) -> list[pa.Array]:
-        """Rows [lo, lo + n) of a block, copied into memory that Arrow owns."""
-        schema = self._tablet.schema
-        keys: core.Keys | None = None
-        arrays = []
-        for name in columns:
-            if name in schema.primary_key:
-                if keys is None:
-                    keys = self.keys(pages, number)
-                position = schema.primary_key.index(name)
-                arrays.append(self._tablet.codec.decode(keys, position, lo, n))
-            elif schema.ids[name] in block.zones:
-                data = self.block(pages, COLUMNS + schema.ids[name], number)
-                arrays.append(core.decode_block(data, schema.columns[name].type, lo, n))
-            else:
-                arrays.append(self._tablet.filler(name, n))
-        return arrays
-
-    def gather(
-        self, pages: Pages, number: int, columns: Sequence[str], rows: core.Rows
-    ) -> list[pa.Array]:
-        """Some rows of a block, in the order of `rows`."""
-        schema = self._tablet.schema
-        block = self.header(pages).blocks[number]
-        keys: core.Keys | None = None
-        arrays = []
-        for name in columns:
-            if name in schema.primary_key:
-                if keys is None:
-                    keys = self.keys(pages, number).gather(rows)
-                arrays.append(self._tablet.codec.decode(keys, schema.primary_key.index(name)))
-            elif schema.ids[name] in block.zones:
-                data = self.block(pages, COLUMNS + schema.ids[name], number)
-                arrays.append(core.gather_block(data, schema.columns[name].type, rows))
-            else:
-                arrays.append(self._tablet.filler(name, rows.n))
-        return arrays
-
-    def find_one(self, pages: Pages, key: bytes) -> tuple[int, int] | None:
-        """Block number and row in it of a key, or None."""
+    def find_one(self, pages: Pages, key: bytes, snapshot: int) -> tuple[int, int] | None:
+        """Block number and row in it of the version of a key that a snapshot sees, or None."""
         self.header(pages)
-        number = bisect_right(self._firsts, key) - 1
-        if number < 0 or key > self._lasts[number]:
+        first = bisect_left(self._lasts, key)
+        if first == len(self._lasts) or key < self._firsts[first]:
             return None
-        if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
+        if self.info.versioned:
+            return self._find_version(pages, key, snapshot, first)
+        if not core.bloom_may_contain(self.block(pages, BLOOM, first), key):
             return None
-        keys = self.keys(pages, number)
-        row = core.lower_bound(keys, key)
-        return (number, row) if row < keys.n and keys.key(row) == key else None
+        row = core.find_one(self.keys(pages, first), key)
+        if row < 0 or not self._sees(pages, first, row, snapshot):
+            return None
+        return first, row
+
+    def _sees(self, pages: Pages, number: int, row: int, snapshot: int) -> bool:
+        info = self.info
+        if info.stamp is None:
+            return True
+        if snapshot < info.stamp:
+            inserts = self.insert_view(pages, number)
+            if inserts is None or inserts[row] > snapshot:
+                return False
+        delta = self.delta(pages, number)
+        return delta is None or delta.stamp_of(row) > snapshot
+
+    def _find_version(
+        self, pages: Pages, key: bytes, snapshot: int, first: int
+    ) -> tuple[int, int] | None:
+        """The newest version at or below the snapshot: when that one is dead, all before are."""
+        for number, lo, hi in self._runs(pages, key, first):
+            inserts = self.insert_view(pages, number)
+            if inserts is not None:
+                lo = bisect_left(inserts, -snapshot, lo, hi, key=lambda stamp: -int(stamp))
+            elif self.info.stamp is not None and self.info.stamp > snapshot:
+                return None
+            if lo < hi:
+                return (number, lo) if self._sees(pages, number, lo, snapshot) else None
+        return None
+
+    def _runs(self, pages: Pages, key: bytes, first: int) -> Iterator[tuple[int, int, int]]:
+        """Where the versions of a key lie: block, and rows [lo, hi) in it."""
+        for number in range(first, bisect_right(self._firsts, key)):
+            if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
+                continue
+            keys = self.keys(pages, number)
+            lo, hi = core.lower_bound(keys, key), core.lower_bound(keys, key + b"\0")
+            if lo < hi:
+                yield number, lo, hi
+
+    def find_any(self, pages: Pages, key: bytes) -> list[tuple[int, int, int, int]]:
+        """Every version of a key, newest first: block, row, insert stamp, delete stamp (or
+        `STAMP_NEVER`).
+        """
+        self.header(pages)
+        found = []
+        for number, lo, hi in self._runs(pages, key, bisect_left(self._lasts, key)):
+            rows = core.Rows.range(hi).slice(lo, hi - lo).to_arrow()
+            inserts, deletes = self.stamps_of(pages, number, rows)
+            found += [
+                (number, row, insert, delete)
+                for row, insert, delete in zip(
+                    range(lo, hi), inserts.to_pylist(), deletes.to_pylist(), strict=True
+                )
+            ]
+        return found
+
+    # -- many keys ---------------------------------------------------------------------
 
     def find_many(
-        self, pages: Pages, probes: core.Keys
+        self, pages: Pages, probes: core.Keys, snapshot: int
     ) -> Iterator[tuple[int, int, pa.UInt32Array]]:
-        """Where those of `probes` (ascending) lie that are here.
+        """Where those of `probes` (strictly ascending) lie that a snapshot sees here.
 
         Yields:
             Block number, position of the first probe, and for it and those behind it the
             row in the block, null where absent.
         """
         for number, start, some in self._promising(pages, probes):
-            rows = core.find(self.keys(pages, number), some)
-            rows = pc.if_else(pc.greater_equal(rows, 0), rows, pa.scalar(None, pa.int32()))
-            if rows.null_count < len(rows):
-                yield number, start, rows.cast(pa.uint32())
+            positions, rows = self._seen_matches(pages, number, some, snapshot)
+            if len(rows) == 0:
+                continue
+            if len(rows) < some.n:
+                asked = core.Rows.range(some.n).to_arrow()
+                rows = rows.take(pc.index_in(asked, value_set=positions))
+            yield number, start, rows
 
-    def common(self, pages: Pages, keys: core.Keys) -> pa.UInt32Array:
-        """Positions of those of `keys` (strictly ascending) that are in this row set."""
-        if keys.n == 0:
-            return pa.array([], pa.uint32())
+    def common(self, pages: Pages, keys: core.Keys, snapshot: int) -> pa.UInt32Array:
+        """Positions of those of `keys` (strictly ascending) that a snapshot sees here."""
         found: list[pa.Array] = []
-        for number, start, probes in self._promising(pages, keys):
-            hits = core.mark_common(probes, self.keys(pages, number))
-            if hits.count:
-                found.append(_shifted(hits.positions().to_arrow(), start))
-        return pa.concat_arrays(found) if found else pa.array([], pa.uint32())
+        for number, start, some in self._promising(pages, keys):
+            seen = self.visible(pages, number, snapshot)
+            if seen is None:
+                hits = core.mark_common(some, self.keys(pages, number))
+                positions = hits.positions().to_arrow()
+            else:
+                positions, _ = self._seen_matches(pages, number, some, snapshot)
+            if len(positions):
+                found.append(_raised(positions, start))
+        return _joined(found)
+
+    def locate(
+        self, pages: Pages, keys: core.Keys, snapshot: int | pa.UInt64Array
+    ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
+        """Where those of `keys` (strictly ascending) lie that a snapshot sees here.
+
+        Args:
+            pages: a read.
+            keys: what to look for.
+            snapshot: one for all keys, or one for each.
+
+        Returns:
+            Positions of keys, ascending, and the number in the row set of the row of each.
+        """
+        found: list[pa.Array] = []
+        numbers: list[pa.Array] = []
+        blocks = self.header(pages).blocks
+        for number, start, some in self._promising(pages, keys):
+            at = snapshot if isinstance(snapshot, int) else snapshot.slice(start, some.n)
+            positions, rows = self._seen_matches(pages, number, some, at)
+            if len(rows):
+                found.append(_raised(positions, start))
+                numbers.append(_raised(rows, blocks[number].start))
+        return _joined(found), _joined(numbers)
+
+    def _seen_matches(
+        self, pages: Pages, number: int, some: core.Keys, snapshot: int | pa.UInt64Array
+    ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
+        """Positions of `some` and rows of a block that have the same key and are seen."""
+        positions, rows = self._matches(pages, number, some)
+        if len(rows) == 0 or self.info.stamp is None:
+            return positions, rows
+        if isinstance(snapshot, int):
+            seen = self.seen(pages, number, snapshot)
+            if seen is None:
+                return positions, rows
+            kept = seen.take(rows)
+        else:
+            inserts, deletes = self.stamps_of(pages, number, rows)
+            own = snapshot.take(positions)
+            kept = pc.and_(pc.less_equal(inserts, own), pc.greater(deletes, own))
+        return positions.filter(kept), rows.filter(kept)
+
+    def _matches(
+        self, pages: Pages, number: int, some: core.Keys
+    ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
+        """Positions of `some` and rows of a block that have the same key, both ascending."""
+        keys = self.keys(pages, number)
+        if self.info.versioned:  # equal keys: each row is looked for among those asked for
+            found = core.find(some, keys)
+            rows = _where(pc.greater_equal(found, 0))
+            return found.take(rows).cast(_U32), rows
+        found = core.find(keys, some)
+        positions = _where(pc.greater_equal(found, 0))
+        return positions, found.take(positions).cast(_U32)
+
+    # -- changes -----------------------------------------------------------------------
+
+    def touched(self, pages: Pages, keys: core.Keys, after: int) -> int:
+        """The position of the first of `keys` (strictly ascending) that was inserted or deleted
+        here above `after`, or -1.
+        """
+        if not self._changed_after(after):
+            return -1
+        for number, start, some in self._promising(pages, keys):
+            positions, rows = self._matches(pages, number, some)
+            if len(rows) == 0:
+                continue
+            changed = self.changed(pages, number, after)
+            if changed is not None:
+                positions = positions.filter(changed.take(rows))
+            if len(positions):
+                return start + int(positions[0].as_py())
+        return -1
+
+    def touched_range(
+        self, pages: Pages, low: bytes | None, high: bytes | None, after: int
+    ) -> bytes | None:
+        """The first key with low <= key < high that was inserted or deleted here above `after`."""
+        if not self._changed_after(after):
+            return None
+        for number in self.blocks_between(pages, low, high):
+            keys = self.keys(pages, number)
+            lo = 0 if low is None else core.lower_bound(keys, low)
+            hi = keys.n if high is None else core.lower_bound(keys, high)
+            if lo >= hi:
+                continue
+            changed = self.changed(pages, number, after)
+            at = 0 if changed is None else pc.index(changed.slice(lo, hi - lo), True).as_py()
+            if at >= 0:
+                return keys.key(lo + at)
+        return None
+
+    def _changed_after(self, after: int) -> bool:
+        info = self.info
+        return info.stamp is None or info.stamp > after or info.max_delete > after
+
+    # -- which blocks ------------------------------------------------------------------
 
     def _promising(self, pages: Pages, keys: core.Keys) -> Iterator[tuple[int, int, core.Keys]]:
         """Blocks that may hold some of `keys`: which, the position of the first, and those keys.
 
         A Bloom filter is asked where they are few for the block, for its key block is larger.
         """
+        if keys.n == 0:
+            return
         blocks = self.header(pages).blocks
         for number in self._candidates(pages, keys):
             block = blocks[number]
@@ -206,28 +259,22 @@ class RowSet:
         span = self.blocks_between(pages, keys.key(0), keys.key(keys.n - 1) + b"\0")
         if keys.n >= len(span):
             return span
-        numbers = {bisect_right(self._firsts, keys.key(i)) - 1 for i in range(keys.n)}
-        return sorted(number for number in numbers if number in span)
-
-    def _missing(self, column: str, block: int) -> TxnkvError:
-        # An abort by another process takes the blocks away between the list of the row sets and
-        # the look at them: no damage, but the end of the transaction that reads.
-        if self.info.stamp is None and self._tablet.is_swept(self.id):
-            return InvalidTxnStateError(
-                f"cannot read {self._tablet.label}, row set {self.id}: its transaction was aborted "
-                "meanwhile and what it staged was removed. Begin a new transaction"
-            )
-        return self._corrupt(column, block, "it is missing")
-
-    def _corrupt(self, column: str, block: int, what: str) -> CorruptionError:
-        return CorruptionError(
-            f"store {self._tablet.store_path}, {self._tablet.label}, row set {self.id}, "
-            f"column {column}, block {block}: {what}. Nothing of it was returned. Restore the "
-            "store from a backup, or drop the table; `txnkv check` lists all damage"
-        )
+        numbers: set[int] = set()
+        for i in range(keys.n):
+            key = keys.key(i)
+            numbers.update(range(bisect_left(self._lasts, key), bisect_right(self._firsts, key)))
+        return sorted(numbers)
 
 
-def _shifted(positions: pa.Array, by: int) -> pa.Array:
-    if by == 0:
-        return positions
-    return pc.add(positions, pa.scalar(by, pa.uint32()))
+def _where(mask: pa.BooleanArray) -> pa.UInt32Array:
+    return core.Bitmap.from_arrow(mask).positions().to_arrow()
+
+
+def _raised(positions: pa.Array, by: int) -> pa.Array:
+    return positions if by == 0 else pc.add(positions, pa.scalar(by, _U32))
+
+
+def _joined(parts: list[pa.Array]) -> pa.UInt32Array:
+    if len(parts) == 1:
+        return parts[0]
+    return pa.concat_arrays(parts) if parts else pa.array([], _U32)

@@ -1,0 +1,189 @@
+"""How far back a store can be read, and the collection of what nobody reads any more.
+
+The history floor stands in status.db and only rises: no snapshot below it can be read. It is
+`history` seconds behind the clock, but never above the latest commit, an open snapshot of any
+process (a pin) or one of a transaction that has not ended. Flush and compaction leave out row
+versions that were dead at the floor.
+
+A reader pins its snapshot first and looks at the floor then; who raises the floor publishes it
+first and looks at the pins then. So one of the two sees the other:
+
+    reader    pin 40                  floor? 50: expired, unpin
+    raiser           floor := 50                 pins? ...          drops what died at or below
+                                                                    the least of floor and pins
+    reader    pin 40   floor? 30: fine
+    raiser                      floor := 50      pins? 40           the same: 40
+
+Row sets that were replaced stay until no manifest version that has them is pinned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import apsw
+
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
+from txnkv.errors import HistoryExpiredError
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.tables import manifest
+from txnkv.tables.row_set_writer import delete_row_set
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+declare_fault_point("history.raised", "the history floor is raised, nothing is dropped")
+declare_fault_point("history.removed", "the blocks of a replaced row set are gone, it is known")
+declare_fault_point("history.forgotten", "replaced row sets are forgotten")
+declare_fault_point("log.trimmed", "flushed commits are gone from the commit log")
+
+KEEP_LOG: Final = 60 * 1_000_000
+"""Microseconds for which a flushed small commit can still be asked for by its id."""
+
+
+# -- readers ---------------------------------------------------------------------------
+
+
+def require(coordinator: Coordinator, snapshot: Timestamp) -> None:
+    """Refuse a snapshot whose history is gone. The caller has pinned it.
+
+    Raises:
+        HistoryExpiredError: it lies below the floor.
+    """
+    coordinator.latest()  # looks, if anything changed since the pin
+    floor = coordinator.log.history_floor
+    if snapshot >= floor:
+        return
+    coordinator.metrics.history_expired.add()
+    raise HistoryExpiredError(
+        f"the snapshot at {snapshot.datetime.isoformat()} ({snapshot}) is gone: the store's "
+        f"history goes back to {floor.datetime.isoformat()}. Read at a later time; for longer "
+        "history open the store with a larger history=, or keep a snapshot open"
+    )
+
+
+def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
+    """Keep a snapshot readable until `runtime.unpin`.
+
+    Raises:
+        HistoryExpiredError: it lies below the floor; it is not pinned then.
+    """
+    runtime = coordinator.store.runtime
+    runtime.pin_snapshot(snapshot)
+    try:
+        require(coordinator, snapshot)
+    except BaseException:
+        runtime.unpin(snapshot)
+        raise
+
+
+def pin_latest(coordinator: Coordinator) -> Timestamp:
+    """The latest snapshot, pinned until `runtime.unpin`."""
+    runtime = coordinator.store.runtime
+    while True:
+        latest = coordinator.latest()
+        runtime.pin_snapshot(latest)
+        # Another process may have committed, and raised the floor up to that, before the pin.
+        if coordinator.latest() == latest or latest >= coordinator.log.history_floor:
+            return latest
+        runtime.unpin(latest)
+
+
+# -- the floor -------------------------------------------------------------------------
+
+
+def floor(engine: TableEngine) -> Timestamp:
+    """Raise the history floor as far as it may go.
+
+    Returns:
+        What was dead at it, no snapshot sees, now or later.
+    """
+    store = engine.store
+    began = max(clock.now_micros() - int(engine.coordinator.history * 1e6), 0)
+    with store.status.read() as cur:
+        wanted = _lowered(engine, cur, Timestamp.from_micros(began))
+        (stored,) = one(cur, "SELECT history_floor FROM clock")
+    if wanted > stored:
+        with store.status.write() as cur:
+            cur.execute(
+                "UPDATE clock SET history_floor = max(history_floor, min(?, last_commit))",
+                (wanted,),
+            )
+        fault_point("history.raised")
+    with store.status.read() as cur:
+        (stored,) = one(cur, "SELECT history_floor FROM clock")
+        return _lowered(engine, cur, Timestamp(stored))
+
+
+def _lowered(engine: TableEngine, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
+    """Not above the latest commit, pins, and transactions that have not ended."""
+    last, live = one(
+        cur,
+        "SELECT last_commit, (SELECT min(snapshot_ts) FROM transactions "
+        "WHERE state NOT IN (2, 4)) FROM clock",
+    )
+    pinned = engine.store.runtime.least_pin()
+    return Timestamp(min(ts for ts in (wanted, last, live, pinned) if ts is not None))
+
+
+# -- collection ------------------------------------------------------------------------
+
+
+def collect(engine: TableEngine) -> int:
+    """Remove replaced row sets that nobody reads any more, and forget flushed commits.
+
+    Any process may do this at any time, also two at once.
+
+    Returns:
+        How many row sets were removed.
+    """
+    store = engine.store
+    with store.status.read() as cur:
+        (version,) = one(cur, "SELECT manifest_version FROM clock")
+        # The pins are looked at after the version is known: who pins an older one later reads
+        # its list of row sets later still, and finds the newer list.
+        pinned = store.runtime.least_manifest_pin()
+        doomed = manifest.retired(cur, version if pinned is None else min(version, pinned))
+    for tablet_id, ids in doomed.items():
+        tablet = engine.tablet(tablet_id)
+        if tablet is None:
+            continue
+        for id in ids:
+            tablet.environment(create=True).write(
+                lambda txn, tablet=tablet, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
+            )
+            fault_point("history.removed")
+        tablet.forget(ids)
+    gone = [id for ids in doomed.values() for id in ids]
+    if gone:
+        with store.status.write() as cur:
+            manifest.forget(cur, gone)
+        engine.coordinator.metrics.collected_row_sets.add(len(gone))
+        fault_point("history.forgotten")
+    trim(engine)
+    return len(gone)
+
+
+def trim(engine: TableEngine) -> int:
+    """Forget small commits that are in row sets, a minute after they were made.
+
+    Returns:
+        How many.
+    """
+    before = Timestamp.from_micros(max(clock.now_micros() - KEEP_LOG, 0))
+    status = engine.store.status
+    with status.read() as cur:
+        (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
+        upto = min(flushed, before)
+        if (
+            cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (upto,)).fetchone()
+            is None
+        ):
+            return 0
+    with status.write() as cur:
+        cur.execute("DELETE FROM commit_log WHERE commit_ts <= ?", (upto,))
+        count = cur.connection.changes()
+    fault_point("log.trimmed")
+    return count
