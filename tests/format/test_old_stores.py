@@ -14,12 +14,36 @@ from tools.make_old_store import rows
 STORES = Path(__file__).parent / "stores"
 
 
+def unpack(version: str, folder: Path) -> Path:
+    with tarfile.open(STORES / f"store-{version}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "store"
+
+
+def test_an_older_one_is_not_opened_to_read_only(tmp_path: Path) -> None:
+    store = unpack("v1", tmp_path)
+    with pytest.raises(txnkv.IncompatibleStoreError, match="open it once to write"):
+        txnkv.connect(store, read_only=True)
+    txnkv.connect(store).close()
+    with txnkv.connect(store, read_only=True) as client:
+        assert client.table("ranged").get(316) == {"id": 316, "name": "name 79"}
+
+
+def test_an_upgrade_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+    """status.db is of the new version, FORMAT does not say so yet."""
+    store = unpack("v1", tmp_path)
+    before = (store / "FORMAT").read_bytes()
+    txnkv.connect(store).close()
+    (store / "FORMAT").write_bytes(before)
+    with txnkv.connect(store) as client:
+        assert client.check().ok
+    assert json.loads((store / "FORMAT").read_bytes())["version"] == 2
+
+
 @pytest.mark.parametrize("version", ["v1"])
 def test_opens(version: str, tmp_path: Path) -> None:
     expected = json.loads((STORES / f"store-{version}.json").read_text())
-    with tarfile.open(STORES / f"store-{version}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    with txnkv.connect(tmp_path / "store", create=False) as client:
+    with txnkv.connect(unpack(version, tmp_path), create=False) as client:
         report = client.check()
         assert report.ok, report.problems
         assert client.tables() == ["all_types", "ranged"]

@@ -17,7 +17,7 @@ from txnkv.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from txnkv.storage import StatusDatabase, Store, arm, status_db
+from txnkv.storage import StatusDatabase, Store, arm, checkpoint
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import check_sqlite_version
 
@@ -300,7 +300,8 @@ def wal_size(db: StatusDatabase) -> int:
     return db.path.with_name("status.db-wal").stat().st_size
 
 
-def test_committers_do_not_checkpoint(db: StatusDatabase) -> None:
+def test_committers_do_not_checkpoint(db: StatusDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "REUSE_BYTES", 1 << 30)  # nor does anybody for them
     for i in range(300):
         insert(db, i, b"x" * 20000)
     assert wal_size(db) == pytest.approx(db.wal_bytes, abs=100)
@@ -309,11 +310,26 @@ def test_committers_do_not_checkpoint(db: StatusDatabase) -> None:
     assert wal_size(db) == 0
 
 
+def test_the_wal_is_used_again_from_its_start(
+    db: StatusDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "REUSE_BYTES", 1 << 20)
+    sizes = []
+    for i in range(400):
+        insert(db, i, b"x" * 20000)
+        if i % 20 == 19:
+            db._checkpointer.wait()
+            sizes.append(wal_size(db))
+    assert len(ids(db)) == 400
+    assert sizes[5:] == [sizes[5]] * len(sizes[5:])  # 8 MB went through it, and it did not grow
+    assert db.wal_bytes <= sizes[-1]
+
+
 def test_writer_above_the_limit_checkpoints(
     db: StatusDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_db, "WAL_LIMIT_BYTES", 1 << 20)
-    monkeypatch.setattr(db, "_checkpoint_at", 1 << 20)
+    monkeypatch.setattr(checkpoint, "WAL_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(db._checkpointer, "limit", 1 << 20)
     for i in range(200):
         insert(db, i, b"x" * 20000)
     assert wal_size(db) <= 2 << 20

@@ -207,8 +207,7 @@ class CommitLog:
             self._applied = Timestamp(last)
         self.version = version
         self.catalog_version = catalog_version
-        if floor != self.history_floor:
-            self.history_floor = Timestamp(floor)
+        self.raise_floor(floor)
         if flushed > self._flushed:
             self._flushed = Timestamp(flushed)
             self.pending_bytes = self.pending_commits = 0
@@ -216,6 +215,11 @@ class CommitLog:
             self._metrics.log_commits.set(0)
             for member in self._members.values():
                 member.flushed(self._flushed)
+
+    def raise_floor(self, floor: int) -> None:
+        """Remember a history floor that status.db was seen to have."""
+        if floor > self.history_floor:
+            self.history_floor = Timestamp(floor)
 
     def _unpacked(self, payload: bytes, stamp: int) -> list[Section]:
         try:

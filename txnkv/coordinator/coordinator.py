@@ -49,11 +49,12 @@ class Coordinator:
 
     Args:
         store: the open store.
-        history: seconds for which ended transactions are remembered.
+        history: seconds for which ended transactions, and row versions, are remembered.
     """
 
     def __init__(self, store: Store, history: float) -> None:
         self.store = store
+        self.history = history
         self.orchestrator = Orchestrator(store)
         self.ids = IdRanges(store)
         self.heartbeats = liveness.Heartbeater(store)

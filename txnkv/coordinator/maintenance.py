@@ -119,7 +119,7 @@ class Maintenance:
             self._quiet_since = now
         if now - self._checkpointed > _CHECKPOINT_EVERY:
             self._checkpointed = now
-            self._store.status.checkpoint()
+            self._store.status.checkpoint(cut=False)
             # A reader that was killed would keep LMDB from using pages again, for ever.
             self._store.environments.reader_check()
         return True

@@ -19,8 +19,6 @@ Lock order: LMDB's write lock before this one, never the other way round.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,28 +30,20 @@ from txnkv.errors import (
     NotSupportedError,
     StorageFullError,
     StoreNotFoundError,
-    TxnkvError,
 )
+from txnkv.storage.checkpoint import Checkpointer
 from txnkv.storage.directory import make_private_file, sync_directory
 from txnkv.storage.fork import GATE
 from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.sqlite_connection import (
-    BUSY_MILLISECONDS,
-    PAGE_BYTES,
     check_sqlite_version,
     end_transaction,
     open_writer,
     translate,
 )
 from txnkv.storage.write_queue import WriteQueue
-
-_LOG = logging.getLogger("txnkv")
-
-WAL_LIMIT_BYTES = 64 << 20
-_FRAME_HEADER_BYTES = 24
-_TRUNCATE_MILLISECONDS = 200
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
 declare_fault_point("status.after_commit", "COMMIT is durable, the change number not bumped")
@@ -98,9 +88,7 @@ class StatusDatabase:
         self._readers = ReaderPool(path, read_only)
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
-        self._checkpointing = threading.Lock()
-        self._wal_bytes = 0
-        self._checkpoint_at = WAL_LIMIT_BYTES
+        self._checkpointer = Checkpointer(path, self._readers, self._queue)
         GATE.register(self)
         try:
             with GATE.use():
@@ -142,26 +130,18 @@ class StatusDatabase:
 
     # -- looking after -----------------------------------------------------------------
 
-    def checkpoint(self) -> None:
-        """Moves the WAL into the database and cuts it. Where others are in the way, less of it.
+    def checkpoint(self, *, cut: bool = True) -> None:
+        """Moves the WAL into the database. Where others are in the way, less of it.
+
+        Args:
+            cut: make the WAL empty, too; else its file is used again from the start.
 
         Raises:
             StorageFullError: no room in the database file; the WAL stays and all is readable.
             UnavailableError: the disk failed.
         """
-        if self._read_only or not self._checkpointing.acquire(blocking=False):
-            return
-        try:
-            with GATE.use():
-                connection = self._readers.borrow()
-                try:
-                    self._checkpoint(connection)
-                except apsw.Error as error:
-                    raise translate(error, self.path, connection) or error from error
-                finally:
-                    self._readers.give_back(connection)
-        finally:
-            self._checkpointing.release()
+        if not self._read_only:
+            self._checkpointer.run(cut=cut)
 
     def backup_to(self, path: Path) -> None:
         """Copies a consistent state into a new database file.
@@ -185,10 +165,11 @@ class StatusDatabase:
     @property
     def wal_bytes(self) -> int:
         """Bytes that wait in the WAL, as of the last commit of this process."""
-        return self._wal_bytes
+        return self._checkpointer.wal_bytes
 
     def close(self) -> None:
         """Closes all connections; every later use raises ClosedError."""
+        self._checkpointer.wait()
         with GATE.use():
             self._queue.retire()
             self._closed = True
@@ -205,12 +186,8 @@ class StatusDatabase:
         self._check_open()
         if self._writer is None:
             self._writer = open_writer(self.path)
-            self._writer.set_wal_hook(self._note_wal)
+            self._writer.set_wal_hook(self._checkpointer.note_wal)
         return self._writer
-
-    def _note_wal(self, _connection: object, _name: str, pages: int) -> int:
-        self._wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
-        return apsw.SQLITE_OK
 
     def _close_connections(self) -> None:
         self._readers.close()
@@ -259,10 +236,7 @@ class StatusDatabase:
         finally:
             self._queue.release()
             GATE.leave()
-            # A transaction that did not fit leaves its pages in the WAL; cutting it gives the
-            # room back that small transactions need.
-            if full or self._wal_bytes > self._checkpoint_at:
-                self._relieve()
+            self._checkpointer.after_write(full)
 
     def _begin_immediate(self) -> apsw.Cursor:
         connection = None
@@ -301,33 +275,6 @@ class StatusDatabase:
             # Closing rolls back too, and the next write gets a sound connection.
             writer, self._writer = self._writer, None
             writer.close(True)
-
-    # -- the WAL -----------------------------------------------------------------------
-
-    def _checkpoint(self, connection: apsw.Connection) -> None:
-        try:
-            # Passive beside the writers, so that little is left to do while they wait.
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            connection.set_busy_timeout(_TRUNCATE_MILLISECONDS)
-            self._queue.acquire()
-            try:
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                self._wal_bytes = 0
-            finally:
-                self._queue.release()
-        except apsw.BusyError:
-            pass  # a reader or another checkpointer; the leader comes again
-        finally:
-            connection.set_busy_timeout(BUSY_MILLISECONDS)
-
-    def _relieve(self) -> None:
-        before = self._wal_bytes
-        try:
-            self.checkpoint()
-        except TxnkvError as error:
-            # The commit is done; that the WAL could not be cut is no failure of it.
-            _LOG.warning("checkpoint of %s failed: %s", self.path, error)
-        self._checkpoint_at = max(WAL_LIMIT_BYTES, 2 * before if self._wal_bytes else 0)
 
     # -- making ------------------------------------------------------------------------
 
@@ -370,7 +317,7 @@ class StatusDatabase:
     def after_fork_in_child(self) -> None:
         """Makes new locks; connections open when they are needed."""
         self._queue.forget_after_fork()
-        self._checkpointing = threading.Lock()
+        self._checkpointer.after_fork_in_child()
 
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""

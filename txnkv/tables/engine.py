@@ -22,6 +22,7 @@ from txnkv.tables.participant import TabletParticipants
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema
 from txnkv.tables.tablet import Tablet
 
@@ -51,10 +52,11 @@ class TableEngine:
         self.coordinator = coordinator
         self.store = coordinator.store
         self.log = coordinator.log
-        self.memory = CommittedMemory(self._on_flushed)
+        self.memory = CommittedMemory(self._key_width, self._on_flushed)
         self.log.add_member(payload.TABLET, self.memory)
         self._lock = threading.Lock()
         self._tablets: dict[int, Tablet] = {}
+        self._writers: dict[int, RowWriter] = {}
         self._catalog: _Catalog | None = None
         self.read_sets: dict[int, ReadSet] = {}
         self._term_written: int | None = None
@@ -144,6 +146,13 @@ class TableEngine:
                 found.append(self._tablets[id])
             return found
 
+    def row_writer(self, table: TableInfo) -> RowWriter:
+        """How single rows and keys of a table are checked, encoded and placed."""
+        found = self._writers.get(table.id)
+        if found is None:
+            found = self._writers.setdefault(table.id, RowWriter(self, table))
+        return found
+
     def tablet(self, id: int) -> Tablet | None:
         """A tablet by its id; None when its table was dropped and purged."""
         known = self._tablets.get(id)
@@ -171,6 +180,10 @@ class TableEngine:
     def maintenance(self) -> AbstractContextManager[None]:
         """`with engine.maintenance():` nobody else flushes or compacts, in any process."""
         return self.store.maintenance()
+
+    def _key_width(self, tablet_id: int) -> int | None:
+        tablet = self.tablet(tablet_id)
+        return None if tablet is None else tablet.codec.width
 
     def _on_flushed(self, tablet_id: int, upto: Timestamp) -> None:
         tablet = self._tablets.get(tablet_id)
@@ -237,7 +250,7 @@ class TableEngine:
             ids = [id for (id,) in cur.execute("SELECT id FROM tablets")]
         for id in ids:
             tablet = self.tablet(id)
-            if tablet is None or not self.store.directory.tablet_dir(id).exists():
+            if tablet is None or not self.store.directory.has_tablet(id):
                 continue
             environment = tablet.environment()
             environment.write(

@@ -233,18 +233,22 @@ class Committed:
         version: of the manifest.
         flushed: small commits at or below it are in the row sets.
         last_commit: the latest snapshot.
+        floor: of the history.
         infos: the row sets, by id.
     """
 
     version: int
     flushed: Timestamp
     last_commit: Timestamp
+    floor: Timestamp
     infos: tuple[RowSetInfo, ...]
 
 
 def committed_state(cur: apsw.Cursor, tablet_id: int) -> Committed:
     """All of a tablet that is committed, as status.db has it now."""
-    version, flushed, last = one(cur, "SELECT manifest_version, flushed_ts, last_commit FROM clock")
+    version, flushed, last, floor = one(
+        cur, "SELECT manifest_version, flushed_ts, last_commit, history_floor FROM clock"
+    )
     found = [
         _info(values)
         for values in cur.execute(
@@ -262,7 +266,11 @@ def committed_state(cur: apsw.Cursor, tablet_id: int) -> Committed:
         )
     )
     return Committed(
-        version, Timestamp(flushed), Timestamp(last), tuple(sorted(found, key=lambda i: i.id))
+        version,
+        Timestamp(flushed),
+        Timestamp(last),
+        Timestamp(floor),
+        tuple(sorted(found, key=lambda i: i.id)),
     )
 
 
@@ -312,6 +320,12 @@ def is_swept(cur: apsw.Cursor, row_set_id: int) -> bool:
     if state is None or state == TxnState.OPEN:
         return False
     return not counts or state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED)
+
+
+def is_retired(cur: apsw.Cursor, row_set_id: int) -> bool:
+    """Whether a row set was replaced: its blocks are gone or about to go."""
+    found = cur.execute("SELECT state FROM row_sets WHERE id = ?", (row_set_id,)).fetchone()
+    return found is None or found[0] == RETIRED
 
 
 # -- the end of a transaction ----------------------------------------------------------

@@ -17,19 +17,30 @@ class CommittedMemory:
     """By tablet id. Changed under the commit log's lock alone.
 
     Args:
+        width_of: the key width of a tablet; None when it was dropped and is gone.
         on_flushed: called for each tablet with entries when a flush has taken place.
     """
 
-    def __init__(self, on_flushed: Callable[[int, Timestamp], object]) -> None:
+    def __init__(
+        self,
+        width_of: Callable[[int], int | None],
+        on_flushed: Callable[[int, Timestamp], object],
+    ) -> None:
         self._sets: dict[int, core.MemRowSet] = {}
+        self._dropped: dict[int, Timestamp] = {}
+        self._width_of = width_of
         self._on_flushed = on_flushed
 
-    def of(self, tablet_id: int) -> core.MemRowSet:
-        """The committed MemRowSet of a tablet."""
+    def of(self, tablet_id: int, width: int) -> core.MemRowSet:
+        """The committed MemRowSet of a tablet whose keys have this width."""
         found = self._sets.get(tablet_id)
         if found is None:
-            found = self._sets.setdefault(tablet_id, core.MemRowSet())
+            found = self._sets.setdefault(tablet_id, core.MemRowSet(width))
         return found
+
+    def is_current(self, tablet_id: int, memory: core.MemRowSet) -> bool:
+        """Whether this is the tablet's MemRowSet still."""
+        return self._sets.get(tablet_id) is memory
 
     @property
     def tablet_ids(self) -> list[int]:
@@ -41,23 +52,30 @@ class CommittedMemory:
         """Bytes that all of them hold."""
         return sum(memory.nbytes for memory in list(self._sets.values()))
 
-    def drop_flushed(self, tablet_id: int, upto: Timestamp) -> core.MemRowSet:
-        """Keep the entries above `upto`; the tablet's MemRowSet from now on."""
-        memory = self.of(tablet_id)
-        if memory.n:
-            memory = self._sets[tablet_id] = memory.copy(upto, MAX_TIMESTAMP)
-        return memory
+    def drop_flushed(self, tablet_id: int, upto: Timestamp) -> None:
+        """Keep the entries above `upto`, in a new MemRowSet."""
+        memory = self._sets.get(tablet_id)
+        if memory is not None and memory.n and upto > self._dropped.get(tablet_id, 0):
+            self._sets[tablet_id] = memory.copy(upto, MAX_TIMESTAMP)
+            self._dropped[tablet_id] = upto
 
     # -- as a member of the commit log -------------------------------------------------
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:
         """Take in what one commit changes in a tablet."""
-        self.of(id).apply(data, stamp)
+        memory = self._sets.get(id)
+        if memory is None:
+            width = self._width_of(id)
+            if width is None:
+                return
+            memory = self.of(id, width)
+        memory.apply(data, stamp)
 
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop entries above `upto`."""
         for id in ids:
-            self._sets[id] = self.of(id).copy(0, upto)
+            if id in self._sets:
+                self._sets[id] = self._sets[id].copy(0, upto)
 
     def flushed(self, upto: Timestamp) -> None:
         """Let the tablets pair their memory with the new row sets."""
@@ -67,3 +85,4 @@ class CommittedMemory:
     def reset(self) -> None:
         """Forget all: in a forked child the log reads it again."""
         self._sets = {}
+        self._dropped = {}

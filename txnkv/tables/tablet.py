@@ -22,7 +22,7 @@ from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
+from txnkv.tables.row_set_format import BLOOM, COLUMNS, DELETES, INSERTS, KEYS
 
 BLOCKS_DB = b"blocks"
 
@@ -106,6 +106,14 @@ class Tablet:
             name for name in table.schema.names if name not in table.schema.primary_key
         )
         self.layout = core.RowLayout([table.schema.columns[n].type for n in self.value_names])
+        self.readers = tuple(
+            (
+                table.schema.ids[name],
+                core.ValueReader(table.schema.columns[name].type),
+                table.schema.columns[name].default,
+            )
+            for name in self.value_names
+        )
         self._store = store
         self._log = log
         self._memory = memory
@@ -127,7 +135,8 @@ class Tablet:
             for name, id in self.schema.ids.items():
                 if id == section - COLUMNS:
                     return repr(name)
-        return {KEYS: "key", BLOOM: "Bloom filter"}.get(section, f"section {section}")
+        names = {KEYS: "key", BLOOM: "Bloom filter", INSERTS: "insert stamps", DELETES: "deletes"}
+        return names.get(section, f"section {section}")
 
     # -- storage -----------------------------------------------------------------------
 
@@ -170,7 +179,11 @@ class Tablet:
         """What is committed, complete for `snapshot`. No I/O while the manifest does not change."""
         self._log.tail(snapshot)
         state = self._state
-        if state is None or state.version < self._log.version:
+        if (
+            state is None
+            or state.version < self._log.version
+            or not self._memory.is_current(self.id, state.memory)
+        ):
             return self.reload()
         return state
 
@@ -179,7 +192,9 @@ class Tablet:
         with self._log.lock:
             with self._store.status.read() as cur:
                 found = manifest.committed_state(cur, self.id)
-            memory = self._memory.drop_flushed(self.id, found.flushed)
+            self._log.raise_floor(found.floor)
+            self._memory.drop_flushed(self.id, found.flushed)
+            memory = self._memory.of(self.id, self.codec.width)
             self._state = TabletState(found.version, found.flushed, found.infos, memory)
             return self._state
 
@@ -195,6 +210,11 @@ class Tablet:
         """Whether a row set that was staged is gone, or about to go, with its transaction."""
         with self._store.status.read() as cur:
             return manifest.is_swept(cur, row_set_id)
+
+    def is_retired(self, row_set_id: int) -> bool:
+        """Whether a row set that was committed was replaced, and its blocks may be gone."""
+        with self._store.status.read() as cur:
+            return manifest.is_retired(cur, row_set_id)
 
     def forget(self, row_set_ids: Iterable[int]) -> None:
         for id in row_set_ids:

@@ -1,0 +1,145 @@
+"""Checkpoints of the status database: its WAL is moved into the database and used again.
+
+A commit that overwrites its place in the WAL costs about half of one that makes the file longer,
+for the file's size must become durable too. So the WAL is not cut but begun again from its start,
+as soon as it has `REUSE_BYTES`: by a thread of its own, for committers do not wait for that.
+
+    commit, commit, ... 4 MiB    a thread: PASSIVE beside the writers, then, alone in their queue,
+                                 the little that is left, and begin again from the start
+    ... 64 MiB all the same      whoever commits does it, before it goes on
+
+It is cut to nothing only after it has grown beyond the second limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from txnkv.errors import ClosedError, TxnkvError
+from txnkv.storage.fork import GATE
+from txnkv.storage.reader_pool import ReaderPool
+from txnkv.storage.sqlite_connection import BUSY_MILLISECONDS, PAGE_BYTES, translate
+from txnkv.storage.write_queue import WriteQueue
+
+_LOG = logging.getLogger("txnkv")
+
+REUSE_BYTES: Final = 4 << 20
+WAL_LIMIT_BYTES: Final = 64 << 20
+_FRAME_HEADER_BYTES: Final = 24
+_CUT_MILLISECONDS: Final = 200
+_REUSE_MILLISECONDS: Final = 10
+"""How long writers may have to wait for readers of the WAL."""
+
+
+class Checkpointer:
+    """Checkpoints of one database in this process.
+
+    Attributes:
+        wal_bytes: that wait in the WAL, as of the last commit of this process.
+        limit: above it whoever commits makes a checkpoint.
+    """
+
+    def __init__(self, path: Path, readers: ReaderPool, queue: WriteQueue) -> None:
+        self.wal_bytes = 0
+        self.limit = WAL_LIMIT_BYTES
+        self._path = path
+        self._readers = readers
+        self._queue = queue
+        self._one = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def note_wal(self, _connection: object, _name: str, pages: int) -> int:
+        """SQLite's hook after a commit."""
+        self.wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
+        return apsw.SQLITE_OK
+
+    def after_write(self, full: bool) -> None:
+        """A write has ended, with or without success, and others may write.
+
+        Args:
+            full: it did not fit. Its pages are left in the WAL, and cutting it gives the room
+                back that small transactions need.
+        """
+        if full or self.wal_bytes > self.limit:
+            self._relieve()
+        elif self.wal_bytes > REUSE_BYTES and self._thread is None and not self._one.locked():
+            self._thread = threading.Thread(
+                target=self._in_background, name="txnkv-checkpoint", daemon=True
+            )
+            self._thread.start()
+
+    def run(self, *, cut: bool) -> None:
+        """Move the WAL into the database. Where others are in the way, less of it.
+
+        Args:
+            cut: make the file empty, too.
+
+        Raises:
+            StorageFullError: no room in the database file; the WAL stays and all is readable.
+            UnavailableError: the disk failed.
+        """
+        if not self._one.acquire(blocking=False):
+            return
+        try:
+            with GATE.use():
+                connection = self._readers.borrow()
+                try:
+                    self._checkpoint(connection, cut)
+                except apsw.Error as error:
+                    raise translate(error, self._path, connection) or error from error
+                finally:
+                    self._readers.give_back(connection)
+        finally:
+            self._one.release()
+
+    def wait(self) -> None:
+        """Until no thread of this process makes a checkpoint."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def after_fork_in_child(self) -> None:
+        """The thread is the parent's."""
+        self._one = threading.Lock()
+        self._thread = None
+
+    def _checkpoint(self, connection: apsw.Connection, cut: bool) -> None:
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_RESTART
+        try:
+            # Passive beside the writers, so that little is left to do while they wait.
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.set_busy_timeout(_CUT_MILLISECONDS if cut else _REUSE_MILLISECONDS)
+            self._queue.acquire()
+            try:
+                connection.wal_checkpoint(mode=mode)
+                self.wal_bytes = 0
+            finally:
+                self._queue.release()
+        except apsw.BusyError:
+            pass  # a reader or another checkpointer; it is tried again
+        finally:
+            connection.set_busy_timeout(BUSY_MILLISECONDS)
+
+    def _in_background(self) -> None:
+        try:
+            self.run(cut=False)
+        except ClosedError:
+            pass
+        except TxnkvError as error:
+            _LOG.warning("checkpoint of %s failed: %s", self._path, error)
+        finally:
+            self._thread = None
+
+    def _relieve(self) -> None:
+        before = self.wal_bytes
+        try:
+            self.run(cut=True)
+        except TxnkvError as error:
+            # The commit is done; that the WAL could not be cut is no failure of it.
+            _LOG.warning("checkpoint of %s failed: %s", self._path, error)
+        self.limit = max(WAL_LIMIT_BYTES, 2 * before if self.wal_bytes else 0)
