@@ -13,12 +13,12 @@ import pyarrow as pa
 from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
-from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.runtime import Runtime
-from txnkv.tables import reading
+from txnkv.tables import reading, scan_tokens
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.reading import TOKEN_ROWS, Request, TokenParts
+from txnkv.tables.reading import Request
 from txnkv.tables.scan import Plan
+from txnkv.tables.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.view import ReadView
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ScanToken:
     """A part of a scan, to be opened by any process. Picklable.
 
     Attributes:
-        parts: which blocks, at which snapshot.
+        parts: which keys, at which snapshot.
     """
 
     parts: TokenParts
@@ -49,8 +49,12 @@ class ScanToken:
             InvalidTokenError: the token is of another store.
             TableNotFoundError: the table was dropped since.
         """
-        asked, plan = reading.reopen(client.instance.engine, self.parts)
-        return Scan(client, asked, Timestamp(self.parts.snapshot), lambda: plan)
+        client.require_open()
+        engine = client.instance.engine
+        asked, view, pieces = scan_tokens.reopen(engine, self.parts)
+        scan = Scan(client, asked, lambda: (view, reading.plan(engine, asked, view, pieces)))
+        scan._planned()  # pinned from here on
+        return scan
 
 
 class Scan(Closing):
@@ -60,20 +64,14 @@ class Scan(Closing):
     """
 
     def __init__(
-        self,
-        client: Client,
-        asked: Request,
-        snapshot: Timestamp | None,
-        bind: Callable[[], Plan],
+        self, client: Client, asked: Request, bind: Callable[[], tuple[ReadView, Plan]]
     ) -> None:
         self._client = client
         self._asked = asked
-        self._snapshot = snapshot
         self._bind = bind
-        self._view: ReadView | None = None
-        self._plan: Plan | None = None
+        self._share: Callable[[], ReadView] | None = None
+        self._bound: tuple[ReadView, Plan] | None = None
         self._lock = threading.Lock()
-        self._unpin: Callable[[], object] = lambda: None
 
     @classmethod
     def over(
@@ -85,21 +83,24 @@ class Scan(Closing):
         where: Any,
         ordered: bool,
         limit: int | None,
+        share: Callable[[], ReadView] | None = None,
     ) -> Scan:
         """A scan of what `view` gives at the first read.
+
+        Args:
+            share: called before tokens are cut; makes a transaction's own writes readable for
+                other processes, and answers the view that has them.
 
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
         """
         asked = reading.request(table, columns, where, ordered, limit)
 
-        def bind() -> Plan:
-            seen = view()
-            scan._view = seen
-            scan._pin(seen.snapshot)
-            return reading.plan(client.instance.engine, asked, seen)
+        def bind() -> tuple[ReadView, Plan]:
+            return reading.bound(client.instance.engine, asked, view)
 
-        scan = cls(client, asked, None, bind)
+        scan = cls(client, asked, bind)
+        scan._share = share
         return scan
 
     @property
@@ -110,9 +111,7 @@ class Scan(Closing):
     @property
     def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
-        self._planned()
-        assert self._snapshot is not None
-        return self._snapshot
+        return self._both()[0].snapshot
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
@@ -152,33 +151,29 @@ class Scan(Closing):
             rows: about how many rows a part covers. An ordered scan is cut by tablet, each
                 part ordered in itself; a limit holds for each part.
         """
-        plan = self._planned()
-        assert self._view is not None, "a scan opened from a token is not cut again"
+        view, plan = self._both()
+        engine = self._client.instance.engine
+        if self._share is not None:
+            view = self._share()
+            plan = reading.plan(engine, self._asked, view)
         return [
             ScanToken(parts)
-            for parts in reading.split(
-                self._client.instance.engine, self._asked, self._view, plan, max(1, rows)
-            )
+            for parts in scan_tokens.split(engine, self._asked, view, plan, max(1, rows))
         ]
 
     def close(self) -> None:
         """Give the snapshot up. Batches that were read stay; the next read pins anew."""
         with self._lock:
-            self._unpin()
-            if self._view is not None:
-                self._plan = None
+            self._bound = None
 
     def _planned(self) -> Plan:
-        with self._lock:
-            if self._plan is None:
-                self._plan = self._bind()
-            return self._plan
+        return self._both()[1]
 
-    def _pin(self, snapshot: Timestamp) -> None:
-        self._snapshot = snapshot
-        runtime = self._client.instance.store.runtime
-        runtime.pin_snapshot(snapshot)
-        self._unpin = WhenDropped(self, unpin, runtime, snapshot)
+    def _both(self) -> tuple[ReadView, Plan]:
+        with self._lock:
+            if self._bound is None:
+                self._bound = self._bind()
+            return self._bound
 
 
 def unpin(runtime: Runtime, snapshot: Timestamp) -> None:

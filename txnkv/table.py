@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
-from txnkv.errors import ClosedError
+from txnkv.errors import ClosedError, HistoryExpiredError
 from txnkv.scan import Scan, unpin
 from txnkv.storage.dropped import WhenDropped
-from txnkv.tables import catalog, lookup, reading
+from txnkv.tables import catalog, history, lookup, reading
 from txnkv.tables.catalog import TableInfo
+from txnkv.tables.diff import diff as changes_between
 from txnkv.tables.schema import Schema
 from txnkv.tables.view import ReadView
 
 if TYPE_CHECKING:
     from txnkv.client import Client
+    from txnkv.tables.engine import TableEngine
+
+T = TypeVar("T")
 
 _ROW_IDS: Final = 1000
 
@@ -31,13 +35,16 @@ class Snapshot(Closing):
     Args:
         client: of the store.
         timestamp: everything that committed at or below it is seen.
+
+    Raises:
+        HistoryExpiredError: it is older than the history that the store keeps.
     """
 
     def __init__(self, client: Client, timestamp: Timestamp) -> None:
         self._client = client
         self._timestamp = timestamp
         runtime = client.instance.store.runtime
-        runtime.pin_snapshot(timestamp)
+        history.pin(client.instance.coordinator, timestamp)
         self._unpin = WhenDropped(self, unpin, runtime, timestamp)
 
     @property
@@ -114,17 +121,20 @@ class Table(Closing):
         Raises:
             SchemaError: the key does not fit the table.
             TableNotFoundError: the table was dropped.
+            HistoryExpiredError: the snapshot is older than the history that the store keeps.
         """
-        return lookup.get(self._engine(), self.info, self._view(snapshot), key)
+        return self._read(snapshot, lambda engine, view: lookup.get(engine, self.info, view, key))
 
     def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
-        return lookup.get_many(self._engine(), self.info, self._view(snapshot), keys)
+        return self._read(
+            snapshot, lambda engine, view: lookup.get_many(engine, self.info, view, keys)
+        )
 
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """How many rows there are, or how many satisfy `where`."""
         asked = reading.request(self.info, [], where, False, None)
-        return reading.count(self._engine(), asked, self._view(snapshot))
+        return self._read(snapshot, lambda engine, view: reading.count(engine, asked, view))
 
     def scan(
         self,
@@ -156,6 +166,29 @@ class Table(Closing):
             client, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
+    def diff(self, start: At, end: At = None) -> pa.RecordBatchReader:
+        """The net change of each key with start < commit timestamp <= end.
+
+        Args:
+            start: a timestamp, aware datetime or snapshot.
+            end: the same; the latest by default.
+
+        Returns:
+            Arrow batches, read as they are asked for: the columns of the table as they are at
+            `end` (of a deleted row as they were at `start`), `_op` ("insert", "update" or
+            "delete") and `_commit_timestamp`, of the key's last change. A row that came and
+            went in between is not in it.
+
+        Raises:
+            HistoryExpiredError: `start` is older than the history that the store keeps.
+            ValueError: `start` is later than `end`, or one of them is in the future.
+        """
+        if start is None:
+            raise ValueError("diff takes the time to start from: a timestamp or aware datetime")
+        engine = self._engine()
+        of = self._client.timestamp_of
+        return changes_between(engine, self.info, of(start), of(end))
+
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
         with self._lock:
@@ -170,11 +203,22 @@ class Table(Closing):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scan().__arrow_c_stream__(requested_schema)
 
-    def _engine(self) -> Any:
+    def _engine(self) -> TableEngine:
         self._client.require_open()
         engine = self._client.instance.engine
         engine.require_live(self.info)
         return engine
+
+    def _read(self, at: At, read: Callable[[TableEngine, ReadView], T]) -> T:
+        engine = self._engine()
+        while True:
+            snapshot = self._client.timestamp_of(at)
+            try:
+                return read(engine, ReadView(snapshot))
+            except HistoryExpiredError:
+                # Not pinned, the latest snapshot may be overtaken by the history.
+                if at is not None or self._client.timestamp_of(at) == snapshot:
+                    raise
 
     def _view(self, at: At) -> ReadView:
         return ReadView(self._client.timestamp_of(at))

@@ -106,6 +106,12 @@ class KeyRange:
     def empty(self) -> bool:
         return self.low is not None and self.high is not None and self.low >= self.high
 
+    def within(self, other: KeyRange) -> KeyRange:
+        """The keys that are in both."""
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        return KeyRange(max(lows, default=None), min(highs, default=None))
+
 
 @dataclass(frozen=True)
 class Filter:

@@ -1,12 +1,14 @@
 """Scans: which blocks to read, reading them, filtering, in any order or in key order.
 
-    plan     tablets -> row sets in the view -> blocks whose key range and zone maps admit
-             the predicates                                                       (units)
-    read     per unit: predicate columns, mask; then the other columns, only if a row is left
-    ordered  units of row sets that overlap are merged by key, others follow one another
+    plan     tablets -> what the view sees of each: row sets, memory, and whose keys hide whose
+             -> blocks whose key range and zone maps admit the predicates          (units)
+    read     per unit: the rows that are seen; predicate columns, mask; then the other columns,
+             only if a row is left
+    ordered  units of sources that overlap are merged by key, others follow one another
 
 A scan holds no LMDB transaction between two batches, so a slow reader keeps no pages from
-being used again, and what it returns lies in memory that Arrow owns.
+being used again, and what it returns lies in memory that Arrow owns. Its pins keep the row sets
+from being removed when a flush or a compaction has replaced them.
 """
 
 from __future__ import annotations
@@ -16,44 +18,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.masks import Masks
+from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import Filter, KeyRange
-from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import LARGE_READ, Pages, Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
+from txnkv.tables.sources import MemoryPart, Part, Selection, Source, Unit, clusters
+from txnkv.tables.tablet import LARGE_READ
+from txnkv.tables.view import EVERY_STAMP, Sight
 
 _AHEAD: Final = 4
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One block to read."""
-
-    tablet: Tablet
-    row_set: RowSet
-    number: int
-
-
-@dataclass(frozen=True)
-class Part:
-    """Blocks [start, stop) of one row set."""
-
-    tablet: Tablet
-    info: RowSetInfo
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.info.rows
 
 
 @dataclass(frozen=True)
@@ -63,13 +41,14 @@ class Plan:
     Attributes:
         columns: the projection.
         parts: what to read.
+        pins: keep all of it readable.
     """
 
     columns: tuple[str, ...]
     filter: Filter
-    key_range: KeyRange
-    parts: tuple[Part, ...]
+    parts: tuple[Source, ...]
     schema: pa.Schema
+    pins: Pins
     ordered: bool = False
     limit: int | None = None
 
@@ -87,7 +66,7 @@ class Plan:
             left -= batch.num_rows
 
     def _unordered(self, threads: int) -> Iterator[pa.RecordBatch]:
-        if threads <= 1 or sum(part.stop - part.start for part in self.parts) <= _AHEAD:
+        if threads <= 1 or sum(part.blocks for part in self.parts) <= _AHEAD:
             for unit in self.units(self.parts):
                 batch = self._read(unit)
                 if batch is not None:
@@ -106,50 +85,38 @@ class Plan:
                 if batch is not None:
                     yield batch
 
-    def units(self, parts: Sequence[Part]) -> Iterator[Unit]:
-        """The blocks of `parts` that their zone maps admit."""
+    def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
+        """What is to be read of `parts`."""
         for part in parts:
-            row_set = part.tablet.row_set(part.info)
-            ids = part.tablet.schema.ids
-            with part.tablet.read() as pages:
-                blocks = row_set.header(pages).blocks
-            for number in range(part.start, part.stop):
-                block = blocks[number]
-                if self.filter.may_hold(block.zones, ids, block.rows):
-                    yield Unit(part.tablet, row_set, number)
+            yield from part.units(self.filter)
+
+    def count(self) -> int:
+        """How many rows it has, without reading columns that no predicate asks for."""
+        if self.filter.predicates or self.filter.expression is not None:
+            return sum(batch.num_rows for batch in self.batches())
+        total = 0
+        for part in self.parts:
+            if isinstance(part, Part) and part.plain:
+                total += part.info.live_rows
+                continue
+            for unit in part.units(self.filter):
+                with unit.pages(once=self._large) as pages:
+                    total += unit.source.count(pages)
+        return total
 
     # -- one block ---------------------------------------------------------------------
 
     @cached_property
     def _large(self) -> bool:
-        return sum(part.info.size for part in self.parts) > LARGE_READ
+        return sum(part.size for part in self.parts) > LARGE_READ
 
     def _read(self, unit: Unit) -> pa.RecordBatch | None:
-        with unit.tablet.read(once=self._large) as pages:
-            lo, n = self._rows(pages, unit)
-            if n == 0:
-                return None
-            return self._project(pages, unit, lo, n)
+        with unit.pages(once=self._large) as pages:
+            selection = unit.source.select(pages)
+            return None if selection is None else self._project(selection)
 
-    def _rows(self, pages: Pages, unit: Unit) -> tuple[int, int]:
-        """First row and number of rows of the block that are in the key range."""
-        block = unit.row_set.header(pages).blocks[unit.number]
-        low, high = self.key_range.low, self.key_range.high
-        cut_low = low is not None and block.first < low
-        cut_high = high is not None and block.last >= high
-        if not cut_low and not cut_high:
-            return 0, block.rows
-        keys = unit.row_set.keys(pages, unit.number)
-        lo = core.lower_bound(keys, low) if cut_low and low is not None else 0
-        hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
-        return lo, max(hi - lo, 0)
-
-    def _project(self, pages: Pages, unit: Unit, lo: int, n: int) -> pa.RecordBatch | None:
-        block = unit.row_set.header(pages).blocks[unit.number]
-
-        def read(names: Sequence[str]) -> list[pa.Array]:
-            return unit.row_set.read(pages, block, unit.number, names, lo, n)
-
+    def _project(self, selection: Selection) -> pa.RecordBatch | None:
+        read, n = selection.read, selection.n
         if self.filter.expression is not None:
             names = self.filter.columns
             whole = pa.record_batch(read(names), names=list(names))
@@ -178,7 +145,7 @@ class Plan:
     # -- key order ---------------------------------------------------------------------
 
     def _ordered(self) -> Iterator[pa.RecordBatch]:
-        for cluster in _clusters(self.parts):
+        for cluster in clusters(self.parts):
             if len(cluster) == 1:
                 for unit in self.units(cluster):
                     batch = self._read(unit)
@@ -187,9 +154,9 @@ class Plan:
             else:
                 yield from self._merged(cluster)
 
-    def _merged(self, cluster: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+    def _merged(self, cluster: Sequence[Source]) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys((*self.columns, *self.filter.columns)))
-        sources = [_Source(self, part, names) for part in cluster]
+        sources = [_Cursor(self, part, names) for part in cluster]
         sources = [source for source in sources if source.advance()]
         if not sources:
             return
@@ -210,7 +177,7 @@ class Plan:
 
     def _interleaved(
         self,
-        sources: Sequence[_Source],
+        sources: Sequence[_Cursor],
         names: Sequence[str],
         which: pa.UInt16Array,
         index: pa.UInt32Array,
@@ -236,44 +203,28 @@ class Plan:
         return self._batch(arrays, n)
 
 
-class _Source:
-    """One row set of a merge: its current block, copied out of LMDB."""
+class _Cursor:
+    """One source of a merge: the rows of its current block, copied out of LMDB."""
 
     keys: core.Keys
 
-    def __init__(self, plan: Plan, part: Part, names: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, part: Source, names: Sequence[str]) -> None:
         self._plan = plan
         self._names = names
         self._units = plan.units([part])
         self.arrays: list[pa.Array] = []
 
     def advance(self) -> bool:
-        """Go to the next block that has rows in the key range; False at the end."""
+        """Go to the next block that has rows to be read; False at the end."""
         for unit in self._units:
-            with unit.tablet.read(once=self._plan._large) as pages:
-                lo, n = self._plan._rows(pages, unit)
-                if n == 0:
+            with unit.pages(once=self._plan._large) as pages:
+                selection = unit.source.select(pages)
+                if selection is None:
                     continue
-                block = unit.row_set.header(pages).blocks[unit.number]
-                self.arrays = unit.row_set.read(pages, block, unit.number, self._names, lo, n)
-                keys = unit.row_set.keys(pages, unit.number).slice(lo, n)
-                self.keys = core.Keys.concat([keys])  # out of LMDB
+                self.arrays = selection.read(self._names)
+                self.keys = selection.keys()
             return True
         return False
-
-
-def _clusters(parts: Sequence[Part]) -> list[list[Part]]:
-    """Parts whose key ranges overlap stand together; clusters follow one another by key."""
-    clusters: list[list[Part]] = []
-    reach = b""
-    for part in sorted(parts, key=lambda part: part.info.min_key):
-        if clusters and part.info.min_key <= reach:
-            clusters[-1].append(part)
-            reach = max(reach, part.info.max_key)
-        else:
-            clusters.append([part])
-            reach = part.info.max_key
-    return clusters
 
 
 def _rows_without_columns(n: int) -> pa.RecordBatch:
@@ -281,28 +232,33 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(n)], names=["none"]).select([])
 
 
-def plan_parts(
-    engine: TableEngine,
-    tablets: Sequence[Tablet],
-    row_sets: Sequence[Sequence[RowSetInfo]],
-    key_range: KeyRange,
-) -> tuple[Part, ...]:
-    """The blocks of each tablet's row sets that may hold keys of the range."""
+def plan_parts(sight: Sight, key_range: KeyRange) -> list[Source]:
+    """What of one tablet may hold keys of a range."""
     if key_range.empty:
-        return ()
-    low = key_range.low or b""
-    parts = []
-    for tablet, infos in zip(tablets, row_sets, strict=True):
-        hit = [
-            info
-            for info in infos
-            if info.max_key >= low and (key_range.high is None or info.min_key < key_range.high)
-        ]
-        if not hit:
-            continue
-        with tablet.read() as pages:
-            for info in hit:
-                span = tablet.row_set(info).blocks_between(pages, key_range.low, key_range.high)
+        return []
+    low, high = key_range.low, key_range.high
+    own = memory = None
+    if sight.own is not None:
+        own = sight.own.select(low, high, 0, EVERY_STAMP)
+    if sight.has_memory:
+        memory = sight.state.memory.select(low, high, sight.after, sight.snapshot)
+    masks = Masks(sight, own, memory)
+    parts: list[Source] = []
+    infos = [
+        info
+        for info in sight.readable
+        if info.max_key >= (low or b"") and (high is None or info.min_key < high)
+    ]
+    if infos:
+        with sight.tablet.read() as pages:
+            for info in sorted(infos, key=lambda info: info.id):
+                row_set = sight.tablet.row_set(info)
+                span = row_set.blocks_between(pages, low, high)
                 if span:
-                    parts.append(Part(tablet, info, span.start, span.stop))
-    return tuple(parts)
+                    over = masks.over(info)
+                    parts.append(Part(sight, info, key_range, span.start, span.stop, over))
+    if memory is not None and memory.n:
+        parts.append(MemoryPart(sight.tablet, memory, masks.over_memory))
+    if own is not None and own.n:
+        parts.append(MemoryPart(sight.tablet, own, ()))
+    return parts

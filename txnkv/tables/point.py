@@ -1,0 +1,165 @@
+"""One key: what a view has of it.
+
+The way of a key through the sources, newest first, is that of `view`. Most keys end in the
+committed memory or in the one row set whose key range, Bloom filter and key block admit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
+from txnkv.tables.row_set import RowSet, RowSetRetired
+from txnkv.tables.row_set_format import COLUMNS
+from txnkv.tables.tablet import Pages, Tablet, TabletState
+from txnkv.tables.view import (
+    EVERY_STAMP,
+    ReadView,
+    committed_at,
+    hidden_before,
+    require_history,
+)
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+T = TypeVar("T")
+
+Values = tuple[Any, ...]
+
+
+def _values(row_set: RowSet, pages: Pages, number: int, row: int) -> Values:
+    """The columns beside the key of a row on disk, as Python values."""
+    zones = row_set.header(pages).blocks[number].zones
+    block = row_set.block
+    return tuple(
+        read(block(pages, COLUMNS + id, number), row) if id in zones else default
+        for id, read, default in row_set._tablet.readers
+    )
+
+
+def _there(*where: object) -> bool:
+    return True
+
+
+def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
+    """The columns beside the key of the row with this key, in schema order; None: no row.
+
+    Raises:
+        TxnNotFoundError, InvalidTxnStateError: the view's transaction is not OPEN.
+        HistoryExpiredError: the snapshot is older than the history.
+    """
+    return _look(engine, tablet, view, key, tablet.layout.decode_one, _values)
+
+
+def present(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> bool:
+    """Whether there is a row with this key; raises as `find`."""
+    return _look(engine, tablet, view, key, _there, _there) is not None
+
+
+def _look(
+    engine: TableEngine,
+    tablet: Tablet,
+    view: ReadView,
+    key: bytes,
+    of_memory: Callable[[bytes], T],
+    of_disk: Callable[[RowSet, Pages, int, int], T],
+) -> T | None:
+    if view.reads is not None:
+        view.reads.add_key(tablet.id, key)
+    if view.own is not None:
+        own = view.own.memory(tablet.id)
+        entry = None if own is None else own.get(key, 0, EVERY_STAMP)
+        if entry is not None:
+            return None if entry[1] is None else of_memory(entry[1])
+    snapshot = view.snapshot
+    while True:
+        try:
+            if view.txn_id is not None:
+                sight = view.sight(engine, tablet)
+                staged = [info for info in sight.staged if info.overlaps(key, key)]
+                if staged:
+                    decided, found = _staged(tablet, staged, key, of_disk)
+                    if decided:
+                        return found
+                state = sight.state
+            else:
+                state = tablet.state(snapshot)
+                if snapshot < engine.log.history_floor:
+                    require_history(engine, snapshot)
+            entry = state.memory.get(key, state.flushed, snapshot)
+            if entry is not None:
+                return None if entry[1] is None else of_memory(entry[1])
+            if state.unresolved:
+                return _unresolved(tablet, state, snapshot, key, of_disk)
+            infos = [info for info in state.settled if info.min_key <= key <= info.max_key]
+            if not infos:
+                return None
+            with tablet.read() as pages:
+                for info in infos:
+                    row_set = tablet.row_set(info)
+                    at = row_set.find_one(pages, key, snapshot)
+                    if at is not None:
+                        return of_disk(row_set, pages, *at)
+            return None
+        except RowSetRetired:
+            engine.log.latest()
+
+
+def _staged(
+    tablet: Tablet,
+    staged: Sequence[RowSetInfo],
+    key: bytes,
+    of_disk: Callable[[RowSet, Pages, int, int], T],
+) -> tuple[bool, T | None]:
+    """Whether the transaction's own row sets say what became of the key, and what."""
+    with tablet.read() as pages:
+        for info in staged:
+            row_set = tablet.row_set(info)
+            at = row_set.find_one(pages, key, EVERY_STAMP)
+            if at is not None:
+                if info.kind == TOMBSTONES:
+                    return True, None
+                return True, of_disk(row_set, pages, *at)
+    return False, None
+
+
+def _unresolved(
+    tablet: Tablet,
+    state: TabletState,
+    snapshot: int,
+    key: bytes,
+    of_disk: Callable[[RowSet, Pages, int, int], T],
+) -> T | None:
+    """What row sets have of a key while commits are being finalized.
+
+    The latest unresolved one that has the key hides what is older, be its own row alive or not;
+    a row that is newer counts before it.
+    """
+    unresolved, settled = committed_at(state, Timestamp(snapshot))
+    with tablet.read() as pages:
+        mask: RowSetInfo | None = None
+        for info in unresolved:
+            if info.overlaps(key, key) and tablet.row_set(info).find_any(pages, key):
+                mask = info
+                break
+        for info in settled:
+            if not info.overlaps(key, key):
+                continue
+            before = 0 if mask is None else hidden_before(mask, info)
+            row_set = tablet.row_set(info)
+            at = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
+            if at is not None and _insert_of(row_set, pages, *at) >= before:
+                return of_disk(row_set, pages, *at)
+        if mask is None or mask.kind == TOMBSTONES:
+            return None
+        row_set = tablet.row_set(mask)
+        at = row_set.find_one(pages, key, snapshot)
+        return None if at is None else of_disk(row_set, pages, *at)
+
+
+def _insert_of(row_set: RowSet, pages: Pages, number: int, row: int) -> int:
+    stamps = row_set.insert_view(pages, number)
+    return int(row_set.info.stamp or 0) if stamps is None else stamps[row]

@@ -1,0 +1,116 @@
+"""What a serializable transaction has read: keys and ranges of keys, by tablet.
+
+At commit nothing of it may have been changed by others since the snapshot. Keys that were asked
+for and not found are in it too, and whole ranges: a row that appears where a scan saw none is a
+change as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from txnkv import core
+
+Range = tuple[bytes | None, bytes | None]
+"""low <= key < high; None is unbounded."""
+
+
+@dataclass
+class _Tablet:
+    keys: set[bytes] = field(default_factory=set)
+    bulk: list[core.Keys] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+
+
+class ReadSet:
+    """Keys and ranges read. Shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tablets: dict[int, _Tablet] = {}
+
+    # -- recording ---------------------------------------------------------------------
+
+    def add_key(self, tablet_id: int, key: bytes) -> None:
+        """An encoded key that was asked for, found or not."""
+        with self._lock:
+            self._of(tablet_id).keys.add(key)
+
+    def add_keys(self, tablet_id: int, keys: core.Keys) -> None:
+        """Encoded keys that were asked for, in any order."""
+        if keys.n:
+            with self._lock:
+                self._of(tablet_id).bulk.append(core.Keys.concat([keys]))
+
+    def add_range(self, tablet_id: int, low: bytes | None, high: bytes | None) -> None:
+        """All keys with low <= key < high; None is unbounded."""
+        if low is None or high is None or low < high:
+            with self._lock:
+                tablet = self._of(tablet_id)
+                tablet.ranges = _joined([*tablet.ranges, (low, high)])
+
+    def _of(self, tablet_id: int) -> _Tablet:
+        return self._tablets.setdefault(tablet_id, _Tablet())
+
+    # -- asking ------------------------------------------------------------------------
+
+    @property
+    def tablet_ids(self) -> list[int]:
+        """Tablets of which something was read."""
+        with self._lock:
+            return sorted(self._tablets)
+
+    def keys(self, tablet_id: int) -> core.Keys:
+        """The keys read, strictly ascending, without those that lie in a range."""
+        with self._lock:
+            tablet = self._tablets.get(tablet_id, _Tablet())
+            single = sorted(key for key in tablet.keys if not _covers(tablet.ranges, key))
+            parts = list(tablet.bulk)
+        if single:
+            parts.append(_keys_of(single, parts[0].width if parts else None))
+        if not parts:
+            return core.Keys.of([])
+        keys = core.Keys.concat(parts) if len(parts) > 1 else parts[0]
+        order = core.sort_keys(keys)
+        if order is None:
+            return keys
+        keys = keys.gather(order)
+        doubles = core.mark_duplicates(keys, None)
+        return keys.gather(doubles.zeros()) if doubles.count else keys
+
+    def ranges(self, tablet_id: int) -> list[Range]:
+        """The ranges read, ascending, apart from each other."""
+        with self._lock:
+            tablet = self._tablets.get(tablet_id)
+            return list(tablet.ranges) if tablet is not None else []
+
+
+def _keys_of(keys: list[bytes], width: int | None) -> core.Keys:
+    """As fixed-width keys where those they are joined with are, or where they can be."""
+    if width is None:
+        width = len(keys[0]) if len({len(key) for key in keys}) == 1 else 0
+    return core.Keys.fixed(b"".join(keys), width) if width else core.Keys.of(keys)
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    joined: list[Range] = []
+    for low, high in sorted(ranges, key=lambda found: found[0] or b""):
+        if joined:
+            before, reach = joined[-1]
+            if reach is None:
+                break
+            if low is None or low <= reach:
+                joined[-1] = (before, None if high is None else max(reach, high))
+                continue
+        joined.append((low, high))
+    return joined
+
+
+def _covers(ranges: list[Range], key: bytes) -> bool:
+    at = bisect_left(ranges, True, key=lambda found: (found[0] or b"") > key) - 1
+    if at < 0:
+        return False
+    high = ranges[at][1]
+    return high is None or key < high
