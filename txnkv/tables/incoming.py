@@ -1,66 +1,149 @@
-"""Rows on their way in: placed in tablets, in key order, without those that are refused."""
+"""Rows on their way in: what an operation makes of them.
+
+batch -> arrange     placed in tablets, keys encoded and sorted, doubles taken out
+      -> look        which keys are there                                  (presence)
+      -> decide      rows to write, keys to delete, what is refused or ignored
+      -> complete    columns that an update leaves out, from the rows that are there
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.errors import AlreadyPresentError, NotSupportedError, RowError, RowErrors
-from txnkv.tables.manifest import RowSetInfo
+from txnkv.errors import (
+    AlreadyPresentError,
+    NotFoundError,
+    RowError,
+    RowErrors,
+    SchemaError,
+    TxnkvError,
+)
+from txnkv.tables import manifest
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.operations import DELETES, IGNORING, INSERTS, PARTIAL, require_operation
 from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.presence import Layers, Presence, by_position
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import SortedRows
+from txnkv.tables.schema import Schema
 from txnkv.tables.tablet import Tablet
+from txnkv.tables.view import ReadView
 
-OPERATIONS: Final = ("insert", "insert_ignore")
-_LATER: Final = ("upsert", "update", "update_ignore", "delete", "delete_ignore")
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
 
+__all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
-def require_operation(op: str) -> None:
-    """Refuse an operation that this version does not have.
-
-    Raises:
-        NotSupportedError: it comes in a later version.
-        ValueError: there is no such operation.
-    """
-    if op in _LATER:
-        raise NotSupportedError(
-            f"{op} is not there yet: this version has {' and '.join(OPERATIONS)}"
-        )
-    if op not in OPERATIONS:
-        raise ValueError(f"{op!r} is no operation; there are {', '.join(OPERATIONS + _LATER)}")
+_NONE: Final = pa.array([], pa.uint32())
+_ABSENT: Final = "no row has this key"
+_DELETED: Final = "an earlier row of the same data deleted this key"
+_EARLIER: Final = "an earlier row of the same data has this key"
+_OWN: Final = "this transaction has staged the key already"
+_THERE: Final = "a row with this key is in the table"
 
 
 @dataclass
 class Outcome:
-    """What became of some rows."""
+    """What became of some rows.
+
+    Attributes:
+        errors: the first `RowErrors.KEPT` of those that were refused.
+        refused: how many were.
+    """
 
     inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
     ignored: int = 0
     errors: list[RowError] = field(default_factory=list)
     refused: int = 0
 
     def add(self, other: Outcome) -> None:
         self.inserted += other.inserted
+        self.updated += other.updated
+        self.deleted += other.deleted
         self.ignored += other.ignored
         self.errors.extend(other.errors[: RowErrors.KEPT - len(self.errors)])
         self.refused += other.refused
 
 
-Present = tuple[RowSetInfo | None, pa.UInt32Array]
-"""A row set, None for the chunk in flight, and the positions of the keys that it has."""
-
-
 @dataclass(frozen=True)
 class Incoming:
-    """Rows of one tablet, in key order and without doubles among them."""
+    """Rows of one tablet, in key order and without doubles among them.
+
+    Attributes:
+        again: of each row left out for another of its key, the position of that one.
+    """
 
     tablet: Tablet
     rows: SortedRows
+    again: pa.UInt32Array = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an operation changes in one tablet: rows to write, or keys to delete.
+
+    Attributes:
+        rows: with all columns of the table; None for a delete.
+        replaces: some of their keys are there already.
+        deleted: ascending.
+    """
+
+    tablet: Tablet
+    rows: SortedRows | None
+    replaces: bool = False
+    deleted: core.Keys | None = None
+
+    @property
+    def keys(self) -> core.Keys:
+        keys = self.deleted if self.rows is None else self.rows.keys
+        assert keys is not None
+        return keys
+
+
+def evaluate(
+    engine: TableEngine,
+    table: TableInfo,
+    view: ReadView,
+    batch: pa.RecordBatch,
+    op: str,
+    outcome: Outcome,
+) -> list[Evaluated]:
+    """What an operation on a batch changes, for who sees `view`.
+
+    Args:
+        batch: as `ingest.chunks` makes them for `op`.
+        outcome: takes the counts, and what is refused.
+
+    Raises:
+        InvalidTxnStateError: the view's transaction is not OPEN.
+    """
+
+    def layers(tablet: Tablet) -> Layers:
+        staged: Sequence[manifest.RowSetInfo] = ()
+        if view.txn_id is not None:
+            with engine.store.status.read() as cur:
+                staged = manifest.staged(cur, view.txn_id, tablet.id)
+        own = None if view.own is None else view.own.memory(tablet.id)
+        return Layers(tablet, view.snapshot, tablet.state(view.snapshot), staged, own)
+
+    found = []
+    for part in arrange(engine.tablets(table), table.partitioning, batch, op, outcome):
+        made = decide(part, layers, op, outcome, view.reads)
+        if made is not None:
+            found.append(made)
+    return found
+
+
+# -- placing ---------------------------------------------------------------------------
 
 
 def arrange(
@@ -70,14 +153,14 @@ def arrange(
     op: str,
     outcome: Outcome,
 ) -> list[Incoming]:
-    """Place, encode and sort the rows of a batch; a key's first row stands, others are refused.
+    """Place, encode and sort the rows of a batch. Of rows with one key the first stands for
+    inserts and deletes, the last for upserts and updates.
 
     Args:
         tablets: of the table, by number.
         partitioning: of the table.
-        batch: in the table's schema.
-        op: "insert" or "insert_ignore".
-        outcome: takes what is refused.
+        batch: with the key columns at least.
+        outcome: takes what is refused or ignored for being there twice.
     """
     key = [batch.column(name) for name in tablets[0].schema.primary_key]
     keys = tablets[0].codec.encode(key)
@@ -92,73 +175,192 @@ def arrange(
             continue
         ordered = keys.gather(order)
         doubles = core.mark_duplicates(ordered, None)
-        if doubles.count:
-            again = doubles.positions()
-            _refuse(
-                outcome,
-                op,
-                tablet,
-                [ordered.key(i.as_py()) for i in _first(again.to_arrow())],
-                again.n,
-                "an earlier row of the same data has this key",
-            )
-            once = doubles.zeros()
-            ordered = ordered.gather(once)
-            order = core.Rows.from_arrow(order.to_arrow().take(once.to_arrow()))
-        prepared.append(Incoming(tablet, SortedRows(ordered, batch, order)))
+        if not doubles.count:
+            prepared.append(Incoming(tablet, SortedRows(ordered, batch, order)))
+            continue
+        spots = doubles.positions().to_arrow()
+        before = pc.add(core.Rows.range(len(spots)).to_arrow(), pa.scalar(1, pa.uint32()))
+        kept = _last_of_each(doubles) if op in PARTIAL else doubles.zeros().to_arrow()
+        once = SortedRows(
+            ordered.gather(core.Rows.from_arrow(kept)),
+            batch,
+            core.Rows.from_arrow(order.to_arrow().take(kept)),
+        )
+        part = Incoming(tablet, once, pc.subtract(spots, before))
+        if op in INSERTS:
+            _leave(outcome, op, part, part.again, lambda: AlreadyPresentError(_EARLIER))
+        prepared.append(part)
     return prepared
 
 
-def leave_out(
+def _last_of_each(doubles: core.Bitmap) -> pa.UInt32Array:
+    """The last of each run of equal keys; `doubles` marks all but the first."""
+    firsts = doubles.zeros().to_arrow()
+    end = pa.array([doubles.n], pa.uint32())
+    return pc.subtract(pa.concat_arrays([firsts.slice(1), end]), pa.scalar(1, pa.uint32()))
+
+
+# -- deciding --------------------------------------------------------------------------
+
+
+def decide(
     part: Incoming,
-    present: Sequence[Present],
+    layers: Callable[[Tablet], Layers],
     op: str,
     outcome: Outcome,
-) -> Incoming:
-    """The rows whose keys are not `present`; the others are refused or ignored."""
-    rows = part.rows
-    for info, positions in present:
-        why = (
-            "this transaction has staged the key already"
-            if info is None or info.stamp is None
-            else "a row with this key is in the table"
-        )
-        _refuse(
-            outcome,
-            op,
-            part.tablet,
-            [rows.keys.key(i.as_py()) for i in _first(positions)],
-            len(positions),
-            why,
-        )
-    gone = core.Bitmap.of(
-        rows.keys.n, pc.unique(pa.concat_arrays([positions for _, positions in present]))
-    )
-    kept = gone.zeros()
+    reads: ReadSet | None = None,
+) -> Evaluated | None:
+    """What is left of a part: rows or deletes; None when nothing is.
+
+    Args:
+        layers: where its keys are looked for, as it is now.
+        outcome: takes the counts, and what is refused or ignored.
+        reads: takes the keys, when some of them are not written.
+    """
+    while True:
+        there = layers(part.tablet)
+        try:
+            present = there.look(part.rows.keys)
+            rows = _chosen(part, present, op)
+            if rows is not None and op in PARTIAL:
+                rows = _complete(part, rows, present, op)
+        except RowSetRetired:
+            continue  # a compaction replaced it between the list and the look
+        break
+    _count(part, present, op, outcome)
+    if reads is not None and (rows is None or rows.keys.n < part.rows.keys.n):
+        reads.add_keys(part.tablet.id, part.rows.keys)
+    if rows is None:
+        return None
+    if op in DELETES:
+        return Evaluated(part.tablet, None, deleted=rows.keys)
+    return Evaluated(part.tablet, rows, replaces=op not in INSERTS and bool(present.hits))
+
+
+def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
+    """The rows whose keys are as the operation wants them."""
+    n = part.rows.keys.n
+    found = len(present.positions)
+    if op in INSERTS:
+        kept = None if found == 0 else present.bitmap.zeros()
+    elif op == "upsert" and not _missing_required(part):
+        kept = None
+    else:
+        kept = None if found == n else core.Rows.from_arrow(present.positions)
+    if kept is None:
+        return part.rows if n else None
+    return _some(part.rows, kept) if kept.n else None
+
+
+def _some(rows: SortedRows, kept: core.Rows) -> SortedRows:
     order = kept
     if rows.order is not None:
         order = core.Rows.from_arrow(rows.order.to_arrow().take(kept.to_arrow()))
-    return replace(part, rows=SortedRows(rows.keys.gather(kept), rows.batch, order))
+    return SortedRows(rows.keys.gather(kept), rows.batch, order)
 
 
-def _first(array: pa.Array) -> pa.Array:
-    return array.slice(0, RowErrors.KEPT)
-
-
-def _refuse(
-    outcome: Outcome, op: str, tablet: Tablet, keys: Sequence[bytes], count: int, why: str
-) -> None:
-    if op == "insert_ignore":
-        outcome.ignored += count
+def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None:
+    """Add what became of the rows of a part."""
+    n, found = part.rows.keys.n, len(present.positions)
+    if op in INSERTS:
+        for hit in present.hits:
+            _leave(outcome, op, part, hit.positions, _present(hit.own))
+        outcome.inserted += n - found
         return
+    again = part.again
+    if len(again) and found < n:
+        known = present.bitmap.to_arrow().take(again)
+        again, lost = again.filter(known), again.filter(pc.invert(known))
+    else:
+        lost = _NONE
+    absent = _NONE if found == n else present.bitmap.zeros().to_arrow()
+    if op in DELETES:
+        outcome.deleted += found
+        _leave(outcome, op, part, again, lambda: NotFoundError(_DELETED))
+    else:
+        outcome.updated += found + len(again)
+    if op == "upsert":
+        required = _missing_required(part)
+        if not required:
+            outcome.inserted += len(absent)
+            outcome.updated += len(lost)
+            return
+        why = (
+            f"no row has this key, and a new one needs a value for {', '.join(required)}: not "
+            "nullable and without a default"
+        )
+        _leave(outcome, op, part, _joined(absent, lost), lambda: SchemaError(why))
+        return
+    _leave(outcome, op, part, _joined(absent, lost), lambda: NotFoundError(_ABSENT))
+
+
+def _present(own: bool) -> Callable[[], TxnkvError]:
+    return lambda: AlreadyPresentError(_OWN if own else _THERE)
+
+
+def _joined(a: pa.UInt32Array, b: pa.UInt32Array) -> pa.UInt32Array:
+    return pa.concat_arrays([a, b]) if len(a) and len(b) else a if len(a) else b
+
+
+def _leave(
+    outcome: Outcome,
+    op: str,
+    part: Incoming,
+    positions: pa.UInt32Array,
+    error: Callable[[], TxnkvError],
+) -> None:
+    """Refuse or ignore the rows of these positions."""
+    if not len(positions):
+        return
+    if op in IGNORING:
+        outcome.ignored += len(positions)
+        return
+    tablet, keys = part.tablet, part.rows.keys
     errors = [
-        RowError(op, tablet.table.name, readable_key(tablet, key), AlreadyPresentError(why))
-        for key in keys
+        RowError(op, tablet.table.name, readable_key(tablet, keys.key(i.as_py())), error())
+        for i in positions.slice(0, RowErrors.KEPT)
     ]
-    outcome.add(Outcome(errors=errors, refused=count))
+    outcome.add(Outcome(errors=errors, refused=len(positions)))
 
 
 def readable_key(tablet: Tablet, key: bytes) -> Any:
     """An encoded key as users write it: a scalar, or a tuple of several."""
     values = tablet.codec.decode_one(key)
     return values[0] if len(values) == 1 else values
+
+
+# -- completing ------------------------------------------------------------------------
+
+
+def missing_columns(schema: Schema, batch: pa.RecordBatch) -> list[str]:
+    """The columns of a table that a batch leaves out."""
+    return [name for name in schema.names if name not in batch.schema.names]
+
+
+def _missing_required(part: Incoming) -> list[str]:
+    """Columns left out that a new row needs."""
+    columns = part.tablet.schema.columns
+    return [
+        name
+        for name in missing_columns(part.tablet.schema, part.rows.batch)
+        if not columns[name].nullable and columns[name].default is None
+    ]
+
+
+def _complete(part: Incoming, rows: SortedRows, present: Presence, op: str) -> SortedRows:
+    """`rows` with all columns: those left out keep what is there, or take their default."""
+    tablet = part.tablet
+    missing = missing_columns(tablet.schema, rows.batch)
+    if not missing:
+        return rows
+    there = [(hit.positions, hit.gather(missing)) for hit in present.hits]
+    if rows.keys.n > len(present.positions):
+        absent = present.bitmap.zeros()
+        there.append((absent.to_arrow(), [tablet.filler(name, absent.n) for name in missing]))
+    columns = dict(zip(missing, by_position(there), strict=True))
+    for name in rows.batch.schema.names:
+        column = rows.batch.column(name)
+        columns[name] = column if rows.order is None else column.take(rows.order.to_arrow())
+    schema = tablet.schema
+    whole = pa.record_batch([columns[name] for name in schema.names], schema=schema.arrow)
+    return replace(rows, batch=whole, order=None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
 
 from txnkv.errors import SchemaError
 from txnkv.tables import types
+from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema
 
 CHUNK_ROWS: Final = 1 << 21
@@ -50,11 +52,14 @@ def open_stream(data: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 class Normaliser:
     """Brings batches of one Arrow schema into the schema of a table.
 
+    Of columns that are missing inserts take the default. Other operations leave them out: they
+    keep the values they have. Deletes want the key alone.
+
     Raises:
-        SchemaError: a column is unknown, missing without a default, or of another kind.
+        SchemaError: a column is unknown, missing though it is needed, or of another kind.
     """
 
-    def __init__(self, schema: Schema, given: pa.Schema) -> None:
+    def __init__(self, schema: Schema, given: pa.Schema, op: str = "insert") -> None:
         self._schema = schema
         names = given.names
         if len(set(names)) != len(names):
@@ -66,16 +71,29 @@ class Normaliser:
                 f"the table has {', '.join(schema.columns)}"
             )
         for name, column in schema.columns.items():
-            if name not in names and not column.nullable and column.default is None:
+            if name in names:
+                continue
+            if name in schema.primary_key and op not in INSERTS:
+                raise SchemaError(
+                    f"the data has no column {name!r}, which is of the primary key: {op} needs "
+                    f"the whole key; the data has {', '.join(names)}"
+                )
+            if op in INSERTS and not column.nullable and column.default is None:
                 raise SchemaError(
                     f"the data has no column {name!r}, which is not nullable and has no default; "
                     f"it has {', '.join(names)}"
                 )
-        self._same = given.equals(schema.arrow)
+        wanted = wanted_columns(schema, names, op)
+        self._target = (
+            schema.arrow
+            if len(wanted) == len(schema.columns)
+            else pa.schema([schema.arrow.field(name) for name in wanted])
+        )
         for field in given:
-            types.cast(
-                pa.chunked_array([], field.type), schema.columns[field.name].type, field.name
-            )
+            if field.name in wanted:
+                types.cast(
+                    pa.chunked_array([], field.type), schema.columns[field.name].type, field.name
+                )
 
     def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """One batch, cast without loss.
@@ -84,7 +102,8 @@ class Normaliser:
             SchemaError: a value does not fit, or a null stands where none may.
         """
         columns = []
-        for name, column in self._schema.columns.items():
+        for name in self._target.names:
+            column = self._schema.columns[name]
             position = batch.schema.get_field_index(name)
             if position < 0:
                 columns.append(_default(column.default, column.type, batch.num_rows))
@@ -101,19 +120,30 @@ class Normaliser:
                     f"{len(array)} values given are null"
                 )
             columns.append(array)
-        return pa.record_batch(columns, schema=self._schema.arrow)
+        return pa.record_batch(columns, schema=self._target)
+
+
+def wanted_columns(schema: Schema, given: Sequence[str], op: str) -> list[str]:
+    """The columns that an operation takes, of the data that has those `given`; schema order."""
+    if op in INSERTS:
+        return schema.names
+    wanted = schema.primary_key if op in DELETES else given
+    return [name for name in schema.names if name in wanted]
 
 
 def _default(value: Any, kind: pa.DataType, n: int) -> pa.Array:
     return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
 
 
-def chunks(schema: Schema, data: Any, *, shared_by: int = 1) -> Iterator[pa.RecordBatch]:
+def chunks(
+    schema: Schema, data: Any, op: str = "insert", *, shared_by: int = 1
+) -> Iterator[pa.RecordBatch]:
     """`data` in the table's schema, in pieces of up to 2 Mi rows and about 64 MiB.
 
     Args:
         schema: of the table.
         data: Arrow data.
+        op: what is done with it; see `Normaliser` for what becomes of columns that are missing.
         shared_by: how many writers share that much: the tasks of a job on one machine. Small
             pieces also use the same memory again, where large ones are fresh pages each time.
 
@@ -122,7 +152,7 @@ def chunks(schema: Schema, data: Any, *, shared_by: int = 1) -> Iterator[pa.Reco
         SchemaError: it does not fit the table.
     """
     given, batches = open_stream(data)
-    normaliser = Normaliser(schema, given)
+    normaliser = Normaliser(schema, given, op)
     most_rows, most_bytes = CHUNK_ROWS // shared_by, CHUNK_BYTES // shared_by
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -159,20 +189,29 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 # -- single rows -----------------------------------------------------------------------
 
 
-def row_values(schema: Schema, row: Any) -> tuple[Any, ...]:
+class _Missing:
+    """A column that a row does not name, and that keeps its value."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+
+def row_values(schema: Schema, row: Any, op: str = "insert") -> tuple[Any, ...]:
     """One row, in schema order: from a dict, a tuple in schema order, or a dataclass.
 
+    Args:
+        op: an insert takes the default of a column that the row does not name; an upsert or
+            update has `MISSING` there. A delete takes the key's values alone, of a key or of a
+            dict or dataclass that has them.
+
     Raises:
-        SchemaError: a column is unknown, or missing without a default.
+        SchemaError: a column is unknown, or missing though it is needed.
         TypeError: `row` is none of these.
     """
-    if isinstance(row, Mapping):
-        return _from_mapping(schema, row)
-    if dataclasses.is_dataclass(row) and not isinstance(row, type):
-        return _from_mapping(
-            schema, {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-        )
-    if isinstance(row, (tuple, list)):
+    if isinstance(row, (tuple, list)) and op not in DELETES:
         if len(row) != len(schema.columns):
             raise SchemaError(
                 f"a row has {len(schema.columns)} values ({', '.join(schema.columns)}), "
@@ -182,21 +221,64 @@ def row_values(schema: Schema, row: Any) -> tuple[Any, ...]:
             if value is None and not column.nullable:
                 raise SchemaError(f"column {name!r} is not nullable: give it a value")
         return tuple(row)
+    named = _named(row)
+    if op in DELETES:
+        return key_values(schema, row) if named is None else _key_of(schema, named)
+    if named is not None:
+        return _from_mapping(schema, named, op)
     raise TypeError(
         f"a row is a dict, a tuple in schema order or a dataclass, not {type(row).__name__}; "
         "whole tables go through write()"
     )
 
 
-def _from_mapping(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
+def key_values(schema: Schema, key: Any) -> tuple[Any, ...]:
+    """A key as a tuple of its columns' values: a scalar stands for a one-column key.
+
+    Raises:
+        SchemaError: it has too many or too few values, or a null.
+    """
+    values = tuple(key) if isinstance(key, (tuple, list)) else (key,)
+    if len(values) != len(schema.primary_key):
+        raise SchemaError(
+            f"the primary key is ({', '.join(schema.primary_key)}): "
+            f"{len(schema.primary_key)} values, not {len(values)} as in {key!r}"
+        )
+    if any(value is None for value in values):
+        raise SchemaError(f"a key has no nulls: {key!r}")
+    return values
+
+
+def _named(row: Any) -> Mapping[str, Any] | None:
+    """The values by name, of a dict or a dataclass."""
+    if isinstance(row, Mapping):
+        return row
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    return None
+
+
+def _known(schema: Schema, row: Mapping[str, Any]) -> None:
     unknown = [name for name in row if name not in schema.columns]
     if unknown:
         raise SchemaError(
             f"there is no column {', '.join(map(repr, unknown))}; "
             f"there are {', '.join(schema.columns)}"
         )
+
+
+def _key_of(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    _known(schema, row)
+    return key_values(schema, tuple(row.get(name) for name in schema.primary_key))
+
+
+def _from_mapping(schema: Schema, row: Mapping[str, Any], op: str) -> tuple[Any, ...]:
+    _known(schema, row)
     values = []
     for name, column in schema.columns.items():
+        if name not in row and op not in INSERTS and name not in schema.primary_key:
+            values.append(MISSING)
+            continue
         value = row.get(name, column.default)
         if value is None and not column.nullable:
             raise SchemaError(
@@ -206,16 +288,43 @@ def _from_mapping(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def rows_to_batch(schema: Schema, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows of `row_values` as one batch.
+def rows_to_batches(
+    schema: Schema, rows: Iterable[tuple[Any, ...]], op: str = "insert"
+) -> Iterator[pa.RecordBatch]:
+    """Rows of `row_values`, in their order: those next to each other that name the same columns
+    are one batch.
 
     Raises:
         SchemaError: a value does not fit its column.
     """
+    if op in INSERTS:
+        yield rows_to_batch(schema, rows)
+        return
+    if op in DELETES:
+        yield _to_batch(schema, schema.primary_key, rows)
+        return
+    for missing, some in groupby(rows, lambda row: tuple(value is MISSING for value in row)):
+        names = [name for name, gone in zip(schema.names, missing, strict=True) if not gone]
+        kept = [i for i, gone in enumerate(missing) if not gone]
+        yield _to_batch(schema, names, [tuple(row[i] for i in kept) for row in some])
+
+
+def rows_to_batch(schema: Schema, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows that have all columns, as one batch.
+
+    Raises:
+        SchemaError: a value does not fit its column.
+    """
+    return _to_batch(schema, schema.names, rows)
+
+
+def _to_batch(
+    schema: Schema, names: Sequence[str], rows: Iterable[tuple[Any, ...]]
+) -> pa.RecordBatch:
     columns = []
-    for values, (name, column) in zip(zip(*rows, strict=True), schema.columns.items(), strict=True):
-        columns.append(column_array(name, column.type, values))
-    return pa.record_batch(columns, schema=schema.arrow)
+    for values, name in zip(zip(*rows, strict=True), names, strict=True):
+        columns.append(column_array(name, schema.columns[name].type, values))
+    return pa.record_batch(columns, schema=pa.schema([schema.arrow.field(name) for name in names]))
 
 
 def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -271,17 +380,20 @@ class RowChecker:
             (name, column.type, _exact_types(column.type), _bounds(column.type))
             for name, column in schema.columns.items()
         ]
+        by_name = {column[0]: column for column in self._columns}
+        self._keys = [by_name[name] for name in schema.primary_key]
 
-    def row(self, row: Any) -> tuple[Any, ...]:
-        """The values in schema order.
+    def row(self, row: Any, op: str = "insert") -> tuple[Any, ...]:
+        """The values that `row_values` finds.
 
         Raises:
             SchemaError: a column is unknown or missing, or a value does not fit.
             TypeError: `row` is no row.
         """
-        values = row_values(self._schema, row)
-        for value, (name, kind, exact, bounds) in zip(values, self._columns, strict=True):
-            if value is None:
+        values = row_values(self._schema, row, op)
+        columns = self._keys if op in DELETES else self._columns
+        for value, (name, kind, exact, bounds) in zip(values, columns, strict=True):
+            if value is None or value is MISSING:
                 continue
             if type(value) in exact and (bounds is None or bounds[0] <= value <= bounds[1]):
                 continue

@@ -1,21 +1,29 @@
 """Tablets as participants of a transaction: validate, finalize, abort.
 
-Optimistic commit is first-committer-wins: what a transaction staged must have no key in
-common with what others committed in that tablet since its snapshot. Most of that is
-compared unlocked, up to some timestamp V; the commit point compares the rest, (V, now],
-inside its own SQLite transaction, or asks for another round when that is much.
+Optimistic commit is first-committer-wins: what a transaction staged must have no key in common
+with what others changed in that tablet since its snapshot: `changes`. Most of that is compared
+unlocked, up to some timestamp V; the commit point compares the rest, (V, now], inside its own
+SQLite transaction, or asks for another round when that is much.
+
+Before that the small commits below the snapshot are flushed, where there may be some of the same
+keys: what is in memory hides all that is on disk, so it must not be older than it.
+
+    memory   k (stamp 8)                  a reader at 12 finds k in memory, at 8, though
+    disk     k (stamp 10, staged here)    a bulk commit at 10 replaced it: flushed first, it lies
+                                          on disk and gets its delete stamp as any other row
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import apsw
 import lmdb
 
+from txnkv import core
 from txnkv.coordinator import id_ranges, locks
-from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -25,18 +33,42 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
 )
-from txnkv.tables import fence, manifest
+from txnkv.tables import changes, fence, manifest
 from txnkv.tables.incoming import readable_key
-from txnkv.tables.manifest import KIND, RowSetInfo
-from txnkv.tables.overlap import common_keys
+from txnkv.tables.manifest import KIND, TOMBSTONES, RowSetInfo
+from txnkv.tables.overlap import common_keys, common_with
+from txnkv.tables.resolve import Resolution
+from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import delete_row_set
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Tablet, TabletState
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
 
 _INSIDE_ROWS: Final = 1 << 16
 """Rows of others that may be compared while status.db is locked."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a transaction wrote in one tablet.
+
+    Attributes:
+        after: the snapshot it goes by; that of its partition lock when it has one.
+        infos: its row sets.
+    """
+
+    tablet: Tablet
+    after: Timestamp
+    infos: Sequence[RowSetInfo]
+
+    @property
+    def low(self) -> bytes:
+        return min(info.min_key for info in self.infos)
+
+    @property
+    def high(self) -> bytes:
+        return max(info.max_key for info in self.infos)
 
 
 class TabletParticipants:
@@ -66,7 +98,7 @@ class TabletParticipants:
                 count += len(found)
                 errors += [
                     RowError(
-                        "insert",
+                        _operation(later),
                         tablet.table.name,
                         readable_key(tablet, key),
                         AlreadyPresentError("two workers of this transaction staged the key"),
@@ -89,14 +121,16 @@ class TabletParticipants:
 
     def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
         """Compare with what committed since the snapshot, in rounds until little is left."""
+        written = self._written(row, ids)
+        self._flush_older(written)
         since = row.snapshot_ts
         while True:
-            with self._store.status.read() as cur:
-                upto = latest_snapshot(cur)
-                rows = self._compare(cur, row, ids, since, upto, compare=None)
+            upto = self._engine.log.latest()
+            rows = self._changed_rows(written, since, upto)
+            self._validate_reads(row, since, upto)
             if rows == 0:
                 return upto
-            self._validate_between(row, ids, since, upto)
+            self._refuse_changed(written, since, upto)
             if rows <= _INSIDE_ROWS:
                 return upto
             since = upto
@@ -112,73 +146,93 @@ class TabletParticipants:
                     f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
                     "was aborted. Run it again when that has ended"
                 )
-        upto = latest_snapshot(cur)
+        upto = self._engine.log.latest()
         if upto == validated:
             return True
-        if self._compare(cur, row, ids, validated, upto, compare=None) > _INSIDE_ROWS:
+        written = self._written(row, ids, cur)
+        if self._changed_rows(written, validated, upto) > _INSIDE_ROWS:
             return False
-        self._compare(cur, row, ids, validated, upto, compare=self._refuse_common)
+        self._refuse_changed(written, validated, upto)
+        self._validate_reads(row, validated, upto)
         return True
 
-    def _validate_between(
-        self, row: TxnRow, ids: Sequence[int], since: Timestamp, upto: Timestamp
-    ) -> None:
-        pairs = []
-        with self._store.status.read() as cur:
-            self._compare(cur, row, ids, since, upto, compare=lambda *found: pairs.append(found))
-        for tablet, own, other in pairs:
-            self._refuse_common(tablet, own, other)
-
-    def _compare(
-        self,
-        cur: apsw.Cursor,
-        row: TxnRow,
-        ids: Sequence[int],
-        since: Timestamp,
-        upto: Timestamp,
-        compare: Callable[[Tablet, RowSetInfo, RowSetInfo], None] | None,
-    ) -> int:
-        """Go through the pairs of own and others' row sets that overlap.
-
-        Returns:
-            How many rows the others have in them.
-        """
-        rows = 0
+    def _written(
+        self, row: TxnRow, ids: Sequence[int], cur: apsw.Cursor | None = None
+    ) -> list[_Written]:
+        if cur is None:
+            with self._store.status.read() as cur:
+                return self._written(row, ids, cur)
+        found = []
         for id in ids:
             tablet = self._engine.tablet(id)
-            if tablet is None:
-                continue
-            after = max(since, locks.granted_at(cur, row.txn_id, KIND, id) or since)
-            others = tablet.committed_between(cur, after, upto)
-            if not others:
-                continue
-            own = manifest.staged(cur, row.txn_id, id)
-            for other in others:
-                overlapping = [info for info in own if info.overlaps(other.min_key, other.max_key)]
-                if overlapping:
-                    rows += other.rows
-                if compare is not None:
-                    for info in overlapping:
-                        compare(tablet, info, other)
+            infos = manifest.staged(cur, row.txn_id, id)
+            if tablet is not None and infos:
+                granted = locks.granted_at(cur, row.txn_id, KIND, id)
+                after = max(row.snapshot_ts, granted or row.snapshot_ts)
+                found.append(_Written(tablet, after, infos))
+        return found
+
+    def _flush_older(self, written: Sequence[_Written]) -> None:
+        """Flush what others committed in memory before the snapshot, if it may be replaced."""
+        for part in written:
+            state = part.tablet.state(part.after)
+            older = state.memory.n and state.memory.select(
+                part.low, part.high + b"\0", state.flushed, part.after
+            )
+            if older and older.n:
+                self._engine.flush_upto(part.after)
+
+    def _changed_rows(self, written: Sequence[_Written], since: Timestamp, upto: Timestamp) -> int:
+        """How many rows of others there are to be compared."""
+        rows = 0
+        for part in written:
+            after = max(since, part.after)
+            state = part.tablet.state(upto)
+            for other in changes.changed_row_sets(state, after):
+                if any(info.overlaps(other.min_key, other.max_key) for info in part.infos):
+                    rows += changes.changed_rows(other, after)
+            rows += _entries(part, state, after, upto).n if state.memory.n else 0
         return rows
 
-    def _refuse_common(self, tablet: Tablet, own: RowSetInfo, other: RowSetInfo) -> None:
-        found = common_keys(tablet, own, other, 1)
-        if found:
+    def _refuse_changed(
+        self, written: Sequence[_Written], since: Timestamp, upto: Timestamp
+    ) -> None:
+        """Raise for a key that both changed."""
+        for part in written:
+            after = max(since, part.after)
+            key = None
+            while key is None:
+                try:
+                    key = _first_common(part, part.tablet.state(upto), after, upto)
+                    break
+                except RowSetRetired:
+                    part.tablet.reload()
+            if key is not None:
+                raise TransactionConflictError(
+                    f"table {part.tablet.table.name!r}, key {readable_key(part.tablet, key)!r}: "
+                    f"another transaction committed it first, after {after}. This transaction was "
+                    "aborted whole; run it again"
+                )
+
+    def _validate_reads(self, row: TxnRow, since: Timestamp, upto: Timestamp) -> None:
+        if row.isolation != "serializable":
+            return
+        reads = self._engine.read_sets.get(row.txn_id)
+        if reads is None:
             raise TransactionConflictError(
-                f"table {tablet.table.name!r}, key {readable_key(tablet, found[0])!r}: another "
-                f"transaction committed it first, at {other.stamp}. This transaction was "
-                "aborted whole; run it again"
+                f"transaction {row.txn_id} is serializable, and what it read is not known any "
+                "more: its process is gone. It was aborted whole; run it again"
             )
+        changes.validate_reads(self._engine, reads, since, upto)
 
     # -- the end -----------------------------------------------------------------------
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """Plain stamps in status.db; what does not count is fenced off and removed."""
-        assert row.commit_ts is not None
+        """What it replaced gets delete stamps, its rows plain ones; what does not count is
+        fenced off and removed.
+        """
         self._sweep(row.txn_id, everything=False)
-        with self._store.status.write() as cur:
-            manifest.finalize(cur, row.txn_id, row.commit_ts)
+        Resolution(self._engine, row, ids).finalize()
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove every row set of the transaction, and refuse its late writers."""
@@ -224,3 +278,50 @@ def _unseen_pairs(infos: Sequence[RowSetInfo]) -> list[tuple[RowSetInfo, RowSetI
             if not seen and later.overlaps(earlier.min_key, earlier.max_key):
                 pairs.append((earlier, later))
     return pairs
+
+
+def _operation(info: RowSetInfo) -> str:
+    """The operation that a row set comes from, as far as it shows."""
+    if info.kind == TOMBSTONES:
+        return "delete"
+    return "upsert" if info.supersedes else "insert"
+
+
+def _entries(part: _Written, state: TabletState, after: Timestamp, upto: Timestamp) -> core.Entries:
+    """What small commits changed in the key range of what was written."""
+    return state.memory.select(part.low, part.high + b"\0", after, upto)
+
+
+def _first_common(
+    part: _Written, state: TabletState, after: Timestamp, upto: Timestamp
+) -> bytes | None:
+    """A key that was written and that others changed as well."""
+    tablet = part.tablet
+    if state.memory.n:
+        keys = _entries(part, state, after, upto).keys
+        for info in part.infos:
+            found = common_with(tablet, info, keys, 1)
+            if found:
+                return found[0]
+    for other in changes.changed_row_sets(state, after):
+        for info in part.infos:
+            found = _common_changes(tablet, info, other, after)
+            if found:
+                return found[0]
+    return None
+
+
+def _common_changes(
+    tablet: Tablet, own: RowSetInfo, other: RowSetInfo, after: Timestamp
+) -> list[bytes]:
+    """A key of `own` that was changed in `other`."""
+    low, high = max(own.min_key, other.min_key), min(own.max_key, other.max_key)
+    if low > high:
+        return []
+    if other.uniform and not other.versioned and (other.stamp or 0) > after:
+        return common_keys(tablet, own, other, 1)
+    for keys in changes.changes_in(tablet, other, low, high, after):
+        found = common_with(tablet, own, keys, 1)
+        if found:
+            return found
+    return []

@@ -2,11 +2,14 @@
 
     chunk of up to 2 Mi rows
       -> placed in tablets, keys encoded, sorted              (this thread)
-      -> refused: doubles in the chunk, keys staged before,
-         keys in the table at the transaction's snapshot
+      -> looked for in what the transaction sees: rows to
+         write, keys to delete, what is refused               (incoming)
       -> claimed in status.db, encoded into blocks
       -> blocks written to LMDB, staged in status.db          (a second thread, while the
                                                                next chunk is prepared)
+
+Rows go to row sets of rows, which say whether they replace something; keys to delete go to row
+sets of keys alone, tombstones.
 
 What a chunk was checked against is recorded with it (`checked_seq`), so that commit looks
 again only at pairs of row sets whose writers could not see each other. The chunk before, not
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,15 +39,19 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables import catalog, fence, manifest
 from txnkv.tables.incoming import (
+    Evaluated,
     Incoming,
     Outcome,
-    Present,
     arrange,
-    leave_out,
+    decide,
+    missing_columns,
     require_operation,
 )
-from txnkv.tables.manifest import KIND, RowSetInfo, Scope
-from txnkv.tables.row_set_writer import EncodedRowSet, encode_row_set, put_row_set
+from txnkv.tables.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
+from txnkv.tables.operations import DELETES, PARTIAL
+from txnkv.tables.presence import InFlight, Layers
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_set_writer import EncodedRowSet, SortedRows, encode_row_set, put_row_set
 from txnkv.tables.tablet import Tablet
 
 if TYPE_CHECKING:
@@ -55,6 +62,8 @@ declare_fault_point("stage.written", "all blocks are durable, the row sets are n
 declare_fault_point("stage.staged", "the row sets are staged")
 declare_fault_point("stage.accepted", "all chunks of a write count")
 
+_NO_COLUMNS = pa.record_batch([], schema=pa.schema([]))
+
 
 @dataclass(frozen=True)
 class WriteContext:
@@ -64,11 +73,13 @@ class WriteContext:
         row: the transaction, whose OPEN row is stored.
         scope: the transaction, and in a job the task's attempt.
         transactional: False for a write outside of a transaction, which has one of its own.
+        reads: takes keys that are found and not changed, for a serializable transaction.
     """
 
     row: TxnRow
     scope: Scope
     transactional: bool = True
+    reads: ReadSet | None = None
 
 
 @dataclass
@@ -77,12 +88,14 @@ class _Flight:
 
     Attributes:
         keys: by tablet; the next chunk is compared with them in memory.
+        deletes: they are to be deleted.
         checked: the sequence number up to which it was checked.
         before: sequence numbers of the chunk before it.
         staged: its own, once it is staged.
     """
 
     keys: Sequence[tuple[Tablet, core.Keys]] = ()
+    deletes: bool = False
     checked: int = 0
     before: Sequence[int] = ()
     staged: Sequence[int] = ()
@@ -94,12 +107,13 @@ class _Flight:
         if future is not None:
             future.result()
 
-    def common(self, part: Incoming) -> pa.UInt32Array | None:
-        """Positions of those of another chunk's keys that are in this one."""
+    def over(self, part: Incoming) -> InFlight | None:
+        """Its keys, where some may be in another chunk."""
+        if self.future is None:
+            return None
         for tablet, keys in self.keys:
             if tablet is part.tablet and part.rows.overlaps(keys):
-                doubles = core.mark_common(part.rows.keys, keys)
-                return doubles.positions().to_arrow() if doubles.count else None
+                return InFlight(keys, self.deletes)
         return None
 
     def seen(self) -> int:
@@ -188,29 +202,28 @@ def _stage_chunk(
     prepared = arrange(engine.tablets(table), table.partitioning, batch, op, outcome)
     ids = [part.tablet.id for part in prepared]
     engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
-    fresh, checked = _check_present(engine, context, prepared, before, op, outcome)
+    if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
+        before.land()  # columns left out may have their values there
+    layers, checked = _look_around(engine, context, prepared, before)
+    decided = [decide(part, layers, op, outcome, context.reads) for part in prepared]
+    fresh = [made for made in decided if made is not None]
     if not fresh:
         return before
     encoded = _claim_and_encode(engine, context.scope, fresh)
     before.land()
-    keys = [(part.tablet, part.rows.keys) for part in fresh]
-    flight = _Flight(keys, checked, before.staged)
+    keys = [(made.tablet, made.keys) for made in fresh]
+    flight = _Flight(keys, op in DELETES, checked, before.staged)
     flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
     return flight
 
 
-def _check_present(
-    engine: TableEngine,
-    context: WriteContext,
-    prepared: Sequence[Incoming],
-    flight: _Flight,
-    op: str,
-    outcome: Outcome,
-) -> tuple[list[Incoming], int]:
-    """Leave out keys that are there already. Answers also what was checked against."""
+def _look_around(
+    engine: TableEngine, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
+) -> tuple[Callable[[Tablet], Layers], int]:
+    """Where the keys of a chunk are looked for, and what of its transaction that takes in."""
     row, scope = context.row, context.scope
     with engine.store.status.read() as cur:
-        # The claim asks too, but there is none when every row is there already.
+        # The claim asks too, but there is none when nothing is left of the rows.
         status_table.get_open(cur, row.txn_id, "write rows")
         live = catalog.live_tables(cur)
         checked = manifest.sequence(cur)
@@ -222,39 +235,66 @@ def _check_present(
             part.tablet.id: locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
             for part in prepared
         }
-    fresh = []
     for part in prepared:
-        tablet = part.tablet
-        if tablet.table.id not in live:
-            raise catalog.dropped(tablet.table)
+        if part.tablet.table.id not in live:
+            raise catalog.dropped(part.tablet.table)
+    over = {part.tablet.id: flight.over(part) for part in prepared}
+
+    def layers(tablet: Tablet) -> Layers:
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
-        there = tablet.visible(snapshot)
-        present: list[Present] = [*tablet.common([*there, *own[tablet.id]], part.rows.keys)]
-        positions = flight.common(part)
-        if positions is not None:
-            present.append((None, positions))
-        if present:
-            part = leave_out(part, present, op, outcome)
-        if part.rows.keys.n:
-            outcome.inserted += part.rows.keys.n
-            fresh.append(part)
-    return fresh, checked
+        state = tablet.state(snapshot)
+        return Layers(tablet, snapshot, state, own[tablet.id], flight=over[tablet.id])
+
+    return layers, checked
+
+
+def stage_evaluated(
+    engine: TableEngine, context: WriteContext, changes: Sequence[Evaluated]
+) -> None:
+    """Stage what a transaction has looked up already, and held in memory until now.
+
+    Raises:
+        As `stage`.
+    """
+    if not changes:
+        return
+    ids = [made.tablet.id for made in changes]
+    engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
+    with engine.store.status.read() as cur:
+        checked = manifest.sequence(cur)
+    encoded = _claim_and_encode(engine, context.scope, changes)
+    _write(engine, context.scope, encoded, _Flight(checked=checked))
 
 
 # -- writing ---------------------------------------------------------------------------
 
 
 def _claim_and_encode(
-    engine: TableEngine, scope: Scope, fresh: Sequence[Incoming]
+    engine: TableEngine, scope: Scope, fresh: Sequence[Evaluated]
 ) -> list[EncodedRowSet]:
+    claims = []
     with engine.store.status.write() as cur:
-        for part in fresh:
-            catalog.require_live(cur, part.tablet.table)
-        ids = manifest.claim(cur, scope, [part.tablet.id for part in fresh])
+        for made in fresh:
+            catalog.require_live(cur, made.tablet.table)
+            kind = TOMBSTONES if made.rows is None else ROWS
+            (id,) = manifest.claim(cur, scope, [made.tablet.id], kind)
+            claims.append(
+                RowSetInfo(
+                    id,
+                    made.tablet.id,
+                    None,
+                    0,
+                    0,
+                    b"",
+                    b"",
+                    kind=kind,
+                    supersedes=made.replaces,
+                )
+            )
     fault_point("stage.claimed")
     return [
-        encode_row_set(part.tablet, RowSetInfo(id, part.tablet.id, None, 0, 0, b"", b""), part.rows)
-        for id, part in zip(ids, fresh, strict=True)
+        encode_row_set(made.tablet, claim, made.rows or SortedRows(made.keys, _NO_COLUMNS, None))
+        for made, claim in zip(fresh, claims, strict=True)
     ]
 
 

@@ -1,0 +1,38 @@
+"""The seven row operations, by what they want of the table.
+
+                      key is there            key is not there
+    insert            refused                 new row
+    insert_ignore     ignored                 new row
+    upsert            new version             new row
+    update            new version             refused
+    update_ignore     new version             ignored
+    delete            gone                    refused
+    delete_ignore     gone                    ignored
+
+A row that has a key of an earlier one in the same data meets what that one left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+INSERTS: Final = ("insert", "insert_ignore")
+UPDATES: Final = ("update", "update_ignore")
+DELETES: Final = ("delete", "delete_ignore")
+OPERATIONS: Final = (*INSERTS, "upsert", *UPDATES, *DELETES)
+
+PARTIAL: Final = ("upsert", *UPDATES)
+"""May leave columns out, which keep the values they have."""
+
+IGNORING: Final = ("insert_ignore", "update_ignore", "delete_ignore")
+"""Pass over in silence what others refuse."""
+
+
+def require_operation(op: str) -> None:
+    """Refuse what is no operation.
+
+    Raises:
+        ValueError: there is no such operation.
+    """
+    if op not in OPERATIONS:
+        raise ValueError(f"{op!r} is no operation; there are {', '.join(OPERATIONS)}")
