@@ -3,18 +3,21 @@
 A scenario is a function of the store's path (and a token, for one). It says on standard
 output, line by line, what it was told is done: what it said has to be there afterwards. Row
 sets are cut into small blocks and written in small batches here, so that little data passes
-every fault point.
+every fault point; and transactions of more than a few rows are large ones.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
 
 import txnkv
-from txnkv.tables import ingest, row_set_format, row_set_writer
+from txnkv.tables import ingest, row_set_format, row_set_writer, small
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4
@@ -24,11 +27,14 @@ ROWS: Final = 400
 BEFORE: Final = 40
 """Rows that are in each of the tables before."""
 
+THREADS: Final = 8
+
 ACKNOWLEDGED: Final = "acknowledged"
 
 
 def say(*words: object) -> None:
-    print(*words, flush=True)
+    line = " ".join(map(str, words)) + "\n"
+    os.write(sys.stdout.fileno(), line.encode())  # whole, whatever other threads say
 
 
 def cut_small() -> None:
@@ -36,6 +42,7 @@ def cut_small() -> None:
     ingest.CHUNK_ROWS = 250  # type: ignore[misc]
     row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
     row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
+    small.MAX_ROWS = 100  # type: ignore[misc]
 
 
 def rows(first: int, count: int) -> pa.Table:
@@ -77,6 +84,36 @@ def commit_locked(path: str) -> None:
     commit(path, locking="partition")
 
 
+def commit_small(path: str) -> None:
+    """The same rows in a transaction that stays small."""
+    client = txnkv.connect(path, create=False)
+    with client.transaction() as txn:
+        for name in TABLES:
+            txn.write(name, rows(BEFORE, ROWS))
+    say(ACKNOWLEDGED)
+
+
+def group(path: str) -> None:
+    """Threads that commit one row in both tables each, again and again."""
+    client = txnkv.connect(path, create=False)
+    start = threading.Barrier(THREADS)
+
+    def commit_rows(thread: int) -> None:
+        start.wait()
+        for number in range(ROWS // THREADS):
+            id = BEFORE + number * THREADS + thread
+            with client.transaction() as txn:
+                for name in TABLES:
+                    txn.insert(name, (id, f"row {id}"))
+            say(ACKNOWLEDGED, id)
+
+    threads = [threading.Thread(target=commit_rows, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def rollback(path: str) -> None:
     """Load one of the tables and roll back."""
     cut_small()
@@ -105,6 +142,8 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "create": create,
     "commit": commit,
     "commit_locked": commit_locked,
+    "commit_small": commit_small,
+    "group": group,
     "rollback": rollback,
     "recover": recover,
     "work": work,

@@ -1,0 +1,58 @@
+"""kill -9 while threads commit small transactions together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.crash import Nursery
+from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, TABLES
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(f"log.written=kill@{number}" for number in (1, 2, 7)),
+        *(f"log.durable=kill@{number}" for number in (1, 2, 7)),
+        *(f"status.before_commit=kill@{number}" for number in (2, 5)),
+        *(f"status.after_commit=kill@{number}" for number in (2, 5)),
+    ],
+)
+def test_each_member_of_a_group_is_whole(
+    fault: str, nursery: Nursery, template: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(template, path)
+    death = nursery.run("group", path, fault)
+    assert death.killed
+    acknowledged = {int(line.removeprefix(ACKNOWLEDGED)) for line in death.said}
+    with txnkv.connect(path, create=False) as client:
+        left, right = (
+            client.table(name).scan(where=[("id", ">=", BEFORE)], ordered=True).to_arrow()
+            for name in TABLES
+        )
+        assert left == right
+        there = left.column("id").to_pylist()
+        assert acknowledged <= set(there)
+        assert left.column("text").to_pylist() == [f"row {id}" for id in there]
+        assert len(there) < ROWS
+        assert client.check().problems == []
+
+
+def test_what_was_acknowledged_is_replayed_by_several_at_once(
+    nursery: Nursery, template: Path, tmp_path: Path
+) -> None:
+    """A process that was open before the death and one opened after it see the same."""
+    path = tmp_path / "store"
+    shutil.copytree(template, path)
+    with txnkv.connect(path, create=False) as before:
+        assert before.table(TABLES[0]).count() == BEFORE
+        death = nursery.run("group", path, "log.durable=kill@5")
+        assert death.killed
+        seen = before.table(TABLES[0]).scan(ordered=True).to_arrow()
+    with txnkv.connect(path, create=False) as after:
+        assert after.table(TABLES[0]).scan(ordered=True).to_arrow() == seen
+    assert seen.num_rows > BEFORE
