@@ -14,7 +14,7 @@ from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.tables import catalog, fence, manifest
+from txnkv.tables import catalog, fence, flush, manifest
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.memory import CommittedMemory
@@ -180,6 +180,17 @@ class TableEngine:
     def maintenance(self) -> AbstractContextManager[None]:
         """`with engine.maintenance():` nobody else flushes or compacts, in any process."""
         return self.store.maintenance()
+
+    def flush(self, upto: Timestamp | None = None) -> Timestamp:
+        """Write what small commits changed into row sets; see `txnkv.tables.flush`."""
+        return flush.flush(self, upto)
+
+    def flush_upto(self, upto: Timestamp) -> None:
+        """See to it that small commits at or below `upto` are in row sets."""
+        with self.store.status.read() as cur:
+            flushed = manifest.flushed(cur)
+        if flushed < upto:
+            flush.flush(self)
 
     def _key_width(self, tablet_id: int) -> int | None:
         tablet = self.tablet(tablet_id)

@@ -104,8 +104,9 @@ class Scope:
 
 
 _COLUMNS = (
-    "r.id, r.tablet_id, r.stamp, r.rows, r.bytes, r.min_key, r.max_key, r.staged_seq, "
-    "r.checked_seq, r.attempt, r.counts, r.kind, r.supersedes, r.min_stamp, r.deleted, "
+    "r.id, r.tablet_id, r.stamp, r.rows, r.bytes, r.min_key, r.max_key, "
+    "coalesce(r.staged_seq, 0), coalesce(r.checked_seq, 0), r.attempt, r.counts, r.kind, "
+    "r.supersedes, r.min_stamp, r.deleted, "
     "r.max_delete, r.delta_seq, r.versioned"
 )
 

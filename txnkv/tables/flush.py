@@ -1,0 +1,257 @@
+"""The flush: what small commits left in memory and in the commit log becomes row sets.
+
+    memory, (F, F']      ant 12            bee 15 deleted    bee 11     cat 13
+    new row set          ant 12            -                 bee 11     cat 13
+                         delete: never                       15         never
+    older row sets       ant (10) dies at 12                 bee (9) dies at 11
+
+All versions above the flushed timestamp F and at or below F' are written, newest first: each is
+dead from the stamp of the next. The oldest of a key kills what the row sets have of it. Versions
+that no snapshot sees any more are left out.
+
+    claim     row sets in status.db, so that what a death leaves is known
+    write     their blocks, durable
+    delete    deltas beside the rows that they replace, durable; readers have newer entries of
+              those keys in memory, so it is all the same whether they see the deltas
+    publish   row sets, counts of deletes and F' in one SQLite transaction
+
+A death in between loses nothing: the log has it all still, and the next flush removes what was
+claimed and begins again; putting the same deltas twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import lmdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv import core
+from txnkv.coordinator.ids import Timestamp
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.tables import history, manifest, resolve
+from txnkv.tables.deltas import put_deletes, stored_counts
+from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, delete_row_set
+from txnkv.tables.tablet import Tablet, TabletState
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+_log = logging.getLogger("txnkv")
+
+declare_fault_point("flush.claimed", "row sets of a flush are claimed, nothing is written")
+declare_fault_point("flush.blocks", "a batch of a flush's blocks is durable")
+declare_fault_point("flush.written", "all blocks of a flush are durable")
+declare_fault_point("flush.deleted", "deletes of what a flush replaces are durable in a tablet")
+declare_fault_point("flush.published", "a flush is published")
+
+WHO: Final = "flush"
+ROW_SET_ROWS: Final = 1 << 21
+"""Rows of a row set; more are cut."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What one tablet has to flush.
+
+    Attributes:
+        entries: all versions, by key and then newest first.
+        deletes: a delete stamp for each.
+        rows: numbers of those that become rows.
+        oldest: numbers of the oldest version of each key.
+    """
+
+    tablet: Tablet
+    state: TabletState
+    entries: core.Entries
+    deletes: pa.UInt64Array
+    rows: core.Rows
+    oldest: core.Rows
+
+    @property
+    def pieces(self) -> list[core.Rows]:
+        """The rows of each row set."""
+        n = self.rows.n
+        return [self.rows.slice(lo, min(ROW_SET_ROWS, n - lo)) for lo in range(0, n, ROW_SET_ROWS)]
+
+
+def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
+    """Write what small commits changed into row sets. Any process may; one does at a time.
+
+    Args:
+        engine: the tables.
+        upto: commits above it stay in memory; None for all.
+
+    Returns:
+        All small commits at or below it are in row sets.
+
+    Raises:
+        StorageFullError: the disk is full; nothing changed for readers, the log keeps all.
+    """
+    with engine.maintenance():
+        began = clock.monotonic_micros()
+        sweep(engine)
+        latest = engine.coordinator.latest()
+        target = latest if upto is None else min(upto, latest)
+        with engine.store.status.read() as cur:
+            flushed = manifest.flushed(cur)
+        tablets = [t for t in map(engine.tablet, engine.memory.tablet_ids) if t is not None]
+        if target <= flushed or not tablets:
+            return flushed
+        resolve.settle(engine, [tablet.id for tablet in tablets], target)
+        floor = history.floor(engine)
+        found = [_load(tablet, target, floor) for tablet in tablets]
+        loads = [load for load in found if load is not None]
+        if not loads:
+            return flushed
+        _flush(engine, loads, target)
+        engine.coordinator.latest()  # drops from memory what is in row sets now
+        _count(engine, loads, clock.monotonic_micros() - began)
+        return target
+
+
+def sweep(engine: TableEngine) -> None:
+    """Remove row sets that a flush claimed and did not publish. Under the maintenance lock."""
+    with engine.store.status.read() as cur:
+        left = manifest.unfinished(cur, WHO)
+    remove(engine, left)
+
+
+def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
+    """Remove the blocks of row sets, by tablet, then forget them."""
+    if not row_sets:
+        return
+    for tablet_id, ids in row_sets.items():
+        tablet = engine.tablet(tablet_id)
+        if tablet is None:
+            continue
+        for id in ids:
+            tablet.environment(create=True).write(
+                lambda txn, tablet=tablet, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
+            )
+        tablet.forget(ids)
+    with engine.store.status.write() as cur:
+        manifest.forget(cur, [id for ids in row_sets.values() for id in ids])
+
+
+# -- what is to be written -------------------------------------------------------------
+
+
+def _load(tablet: Tablet, upto: Timestamp, floor: Timestamp) -> _Load | None:
+    state = tablet.state(upto)
+    entries = state.memory.select(None, None, state.flushed, upto, versions=True)
+    if entries.n == 0:
+        return None
+    stamps = entries.stamps
+    same = core.mark_duplicates(entries.keys, None).to_arrow()
+    newer = pa.concat_arrays([pa.array([0], pa.uint64()), stamps.slice(0, entries.n - 1)])
+    deletes = pc.if_else(same, newer, pa.scalar(core.STAMP_NEVER, pa.uint64()))
+    is_row = pc.equal(entries.kinds, pa.scalar(1, pa.uint8()))
+    needed = pc.greater(deletes, pa.scalar(int(floor), pa.uint64()))
+    followed = pa.concat_arrays([same.slice(1), pa.array([False])])
+    return _Load(
+        tablet,
+        state,
+        entries,
+        deletes,
+        core.Bitmap.from_arrow(pc.and_(is_row, needed)).positions(),
+        core.Bitmap.from_arrow(pc.invert(followed)).positions(),
+    )
+
+
+# -- the steps -------------------------------------------------------------------------
+
+
+def _flush(engine: TableEngine, loads: Sequence[_Load], upto: Timestamp) -> None:
+    status = engine.store.status
+    with status.write() as cur:
+        claims = [
+            [manifest.claim_maintenance(cur, load.tablet.id, WHO) for _ in load.pieces]
+            for load in loads
+        ]
+    fault_point("flush.claimed")
+    written = [
+        _write(load, id, rows)
+        for load, ids in zip(loads, claims, strict=True)
+        for id, rows in zip(ids, load.pieces, strict=True)
+    ]
+    fault_point("flush.written")
+    counts = [counted for load in loads for counted in _kill(load)]
+    with status.write() as cur:
+        for info in written:
+            manifest.publish(cur, info)
+        for id, deleted, highest in counts:
+            if not manifest.set_deleted(cur, id, deleted, highest):
+                raise RuntimeError(f"row set {id} was replaced under the maintenance lock")
+        manifest.set_flushed(cur, upto)
+        manifest.bump(cur)
+    fault_point("flush.published")
+
+
+def _write(load: _Load, id: int, rows: core.Rows) -> RowSetInfo:
+    """Write one row set."""
+    tablet, chosen = load.tablet, rows.to_arrow()
+    inserts: pa.UInt64Array | None = load.entries.stamps.take(chosen)
+    bounds = pc.min_max(inserts).as_py()
+    claim = RowSetInfo(id, tablet.id, None, 0, 0, b"", b"")
+    if bounds["min"] == bounds["max"]:
+        stamp = Timestamp(bounds["min"])
+        claim = RowSetInfo(id, tablet.id, stamp, 0, 0, b"", b"", min_stamp=stamp)
+        inserts = None
+    names = tablet.value_names
+    arrays = load.entries.columns(tablet.layout, range(len(names)), rows)
+    builder = RowSetBuilder(tablet, claim, "flush.blocks")
+    builder.add(
+        RowPart(
+            load.entries.keys.gather(rows),
+            dict(zip(names, arrays, strict=True)),
+            None,
+            inserts,
+            load.deletes.take(chosen),
+        )
+    )
+    return builder.finish()
+
+
+def _kill(load: _Load) -> list[tuple[int, int, int]]:
+    """Delete the rows on disk that are replaced.
+
+    Returns:
+        Row set, rows deleted and the highest stamp, where status.db does not know them. A flush
+        that died here before may have left deletes in row sets that need none now.
+    """
+    tablet, state = load.tablet, load.state
+    keys = load.entries.keys.gather(load.oldest)
+    stamps = load.entries.stamps.take(load.oldest.to_arrow())
+    deletes = resolve.supersede(tablet, state, keys, stamps)
+    if deletes:
+        put_deletes(tablet, deletes, _unfenced)
+    fault_point("flush.deleted")
+    low, high = keys.key(0), keys.key(keys.n - 1)
+    known = {
+        info.id: (info.deleted, info.max_delete)
+        for info in state.settled
+        if info.overlaps(low, high)
+    }
+    stored = stored_counts(tablet, list(known)) if known else {}
+    return [(id, *counted) for id, counted in stored.items() if counted != known[id]]
+
+
+def _unfenced(_: lmdb.Transaction) -> None:
+    """The maintenance lock is the fence."""
+
+
+def _count(engine: TableEngine, loads: Sequence[_Load], micros: int) -> None:
+    metrics = engine.coordinator.metrics
+    rows = sum(load.rows.n for load in loads)
+    puts = sum(pc.sum(pc.equal(load.entries.kinds, 1)).as_py() for load in loads)
+    metrics.flushes.add()
+    metrics.flushed_rows.add(rows)
+    metrics.dropped_versions.add(puts - rows)
+    metrics.flush_seconds.observe(micros / 1e6)
+    _log.debug("flushed %d row versions of %d tablets", rows, len(loads))
