@@ -41,12 +41,10 @@ def other_process(shared_client: txnkv.Client, shared_path: Path) -> Iterator[El
 
 
 @pytest.fixture
-def perform(
-    shared_client: txnkv.Client, request: pytest.FixtureRequest
-) -> Callable[[str, str, str], None]:
-    """Plays a script on a table of its own."""
+def perform(shared_client: txnkv.Client, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Plays a script on a table of its own. With `begun`, 1 and 2 begin before it."""
 
-    def run(script: str, level: str, cast: str) -> None:
+    def run(script: str, level: str, cast: str, begun: bool = True) -> None:
         client = shared_client
         name = f"t{len(client.tables())}"
         client.create_table(name, SCHEMA)
@@ -62,10 +60,11 @@ def perform(
             who: Actor(Player(client, name, level, size).do)
             for who, size in zip("123", [*sizes, "small"], strict=True)
         }
+        actors["outside"] = Actor(outside.do)
         if cast == "elsewhere":
             other: Elsewhere = request.getfixturevalue("other_process")
             other.enter(name, level)
             actors["2"] = Actor(other.do)
-        play(BOTH + script, actors, level, outside.do_rows)
+        play(BOTH * begun + script, actors, level, outside.do_rows)
 
     return run

@@ -1,0 +1,146 @@
+"""A bank of accounts under transfers of four processes, which are killed and replaced.
+
+Beside them audits at one instant: the money is all there, each balance is what the transfers
+make of it, and what a process was told is committed is in every later snapshot. Each process
+writes the id of a transfer to a file of its own after its commit was answered: what is in the
+file survives the process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.children import Child, Children
+from tools.isolation.bank import open_bank, problems, transfer_ids
+
+TELLER = """
+from random import Random
+from tools.isolation.bank import transfer
+path, file, number, isolation = args
+told = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+stop_asked = threading.Event()
+chance = Random(int(number))
+with txnkv.connect(path, create=False) as client:
+    say("ready")
+    threading.Thread(target=lambda: (wait(), stop_asked.set()), daemon=True).start()
+    id = int(number) * 1_000_000
+    while not stop_asked.is_set():
+        id += 1
+        try:
+            done = transfer(client, id, chance, isolation)
+        except (txnkv.TransactionConflictError, txnkv.TransactionLockedError):
+            continue
+        if done:
+            os.write(told, f"{id}\\n".encode())
+"""
+
+
+class Bank:
+    """Four tellers at a time."""
+
+    def __init__(self, children: Children, path: str, folder: Path, isolation: str) -> None:
+        self._children = children
+        self._path = path
+        self._folder = folder
+        self._isolation = isolation
+        self._number = 0
+        self._tellers = [self._hire() for _ in range(4)]
+
+    def _hire(self) -> Child:
+        self._number += 1
+        file = self._folder / f"told{self._number}"
+        return self._children.start(TELLER, self._path, file, self._number, self._isolation)
+
+    def wait_until_all_work(self) -> None:
+        for teller in self._tellers:
+            assert teller.line() == "ready"
+
+    def kill_one(self, chance: random.Random) -> None:
+        """SIGKILL, in whatever it does; another takes its place."""
+        at = chance.randrange(len(self._tellers))
+        if self._tellers[at].popen.poll() is not None:
+            self._tellers[at].finish()  # says why it ended
+        self._tellers[at].kill()
+        self._tellers[at] = self._hire()
+
+    def told(self) -> set[int]:
+        """The transfers that are known to be committed. A last line may be cut short."""
+        lines = (path.read_text().split("\n")[:-1] for path in self._folder.glob("told*"))
+        return {int(line) for each in lines for line in each}
+
+    def end(self) -> None:
+        for teller in self._tellers:
+            teller.tell("stop")
+        for teller in self._tellers:
+            teller.finish()
+
+
+def audit(client: txnkv.Client, told: set[int], snapshot: txnkv.Snapshot) -> None:
+    """What was told before the snapshot was taken is in it, and the books are right."""
+    assert list(problems(snapshot)) == []
+    lost = told - transfer_ids(snapshot)
+    assert not lost, f"committed, and not there: {sorted(lost)}"
+
+
+def run(
+    children: Children, client: txnkv.Client, folder: Path, isolation: str, seconds: float
+) -> None:
+    chance = random.Random(7)
+    open_bank(client)
+    earlier = [int(client.snapshot().timestamp)]
+    bank = Bank(children, client.path, folder, isolation)
+    bank.wait_until_all_work()
+    end = time.monotonic() + seconds
+    next_kill = time.monotonic() + 0.3
+    audits = kills = 0
+    while time.monotonic() < end:
+        told = bank.told()
+        with client.snapshot() as snapshot:
+            audit(client, told, snapshot)
+            earlier.append(int(snapshot.timestamp))
+        with client.snapshot(at=txnkv.Timestamp(chance.choice(earlier))) as then:
+            assert list(problems(then)) == []
+        audits += 1
+        if audits % 20 == 0:
+            client.compact()
+        if time.monotonic() > next_kill:
+            bank.kill_one(chance)
+            kills += 1
+            next_kill = time.monotonic() + chance.uniform(0.2, 1.2)
+    bank.end()
+    assert kills >= 3
+    assert audits >= 10
+    told = bank.told()
+    assert len(told) >= 50
+    with client.snapshot() as snapshot:
+        audit(client, told, snapshot)
+    client.close()
+    with txnkv.connect(client.path, create=False) as again, again.snapshot() as snapshot:
+        audit(again, told, snapshot)
+
+
+@pytest.fixture
+def children() -> object:
+    with Children() as started:
+        yield started
+
+
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_money_stays(
+    children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
+) -> None:
+    run(children, connect(), tmp_path, isolation, 4.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_money_stays_for_minutes(
+    children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
+) -> None:
+    run(children, connect(), tmp_path, isolation, 120)
