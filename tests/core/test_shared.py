@@ -1,4 +1,4 @@
-"""Atomics in mapped memory."""
+"""Shared words: wrap-around, compare-and-set, bounds, threads."""
 
 from __future__ import annotations
 
@@ -7,40 +7,55 @@ from threading import Thread
 
 import pytest
 
-from txnkv.core import shared_add, shared_cas, shared_load, shared_store
+from txnkv.core import SharedWords
 
 
-def test_words():
-    memory = mmap.mmap(-1, 4096)
-    shared_store(memory, 4088, (1 << 64) - 1)
-    assert shared_add(memory, 4088, 2) == (1 << 64) - 1
-    assert shared_load(memory, 4088) == 1
-    assert shared_add(memory, 4088, -1) == 1
-    assert shared_cas(memory, 4088, 0, 5)
-    assert not shared_cas(memory, 4088, 0, 6)
-    assert shared_load(memory, 4088) == 5
-    memory.close()
+def test_load_store_add_swap() -> None:
+    words = SharedWords(mmap.mmap(-1, 4096))
+    words.store(511, (1 << 64) - 1)
+    assert words.add(511, 2) == (1 << 64) - 1
+    assert words.load(511) == 1
+    assert words.add(511, -1) == 1
+    assert words.load(511) == 0
+    assert words.swap(511, 0, 5)
+    assert not words.swap(511, 0, 6)
+    assert words.load(511) == 5
+    assert words.load(510) == 0
 
 
-def test_no_addition_is_lost():
-    memory = mmap.mmap(-1, 4096)
-    threads = [
-        Thread(target=lambda: [shared_add(memory, 8, 1) for _ in range(20_000)]) for _ in range(4)
-    ]
+def test_threads_lose_no_addition() -> None:
+    words = SharedWords(mmap.mmap(-1, 4096))
+
+    def add() -> None:
+        for _ in range(20_000):
+            words.add(1, 1)
+
+    threads = [Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert shared_load(memory, 8) == 80_000
+    assert words.load(1) == 80_000
 
 
-@pytest.mark.parametrize("offset", [-8, 4, 4096, 4092])
-def test_offsets_outside_are_refused(offset):
+@pytest.mark.parametrize("word", [-1, 512, 1 << 61])
+def test_outside_of_the_memory(word: int) -> None:
+    words = SharedWords(mmap.mmap(-1, 4096))
+    with pytest.raises(IndexError, match="of 512"):
+        words.load(word)
+    with pytest.raises(IndexError, match="of 512"):
+        words.store(word, 1)
+
+
+def test_memory_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises((BufferError, TypeError)):
+        SharedWords(bytes(64))
+
+
+def test_released_memory_can_be_closed() -> None:
+    memory = mmap.mmap(-1, 4096)
+    words = SharedWords(memory)
+    words.release()
+    memory.close()
     with pytest.raises(IndexError):
-        shared_load(mmap.mmap(-1, 4096), offset)
-
-
-def test_memory_that_is_read_only_is_not_written():
-    assert shared_load(b"\1" + bytes(63), 0) == 1
-    with pytest.raises((BufferError, ValueError)):
-        shared_store(bytes(64), 0, 1)
+        words.load(0)

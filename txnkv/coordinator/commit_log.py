@@ -150,6 +150,7 @@ class CommitLog:
         self.history_floor = Timestamp(0)
         self._applied = Timestamp(0)
         self._flushed = Timestamp(0)
+        self._last_given = 0
         self._known: tuple[int, Timestamp] | None = None
         self._committing = False
         self._queue: deque[_Waiting] = deque()
@@ -190,10 +191,10 @@ class CommitLog:
             return self._applied
 
     def _catch_up(self, cur: apsw.Cursor) -> None:
-        last, version, catalog_version, flushed, floor = one(
+        last, self._last_given, version, catalog_version, flushed, floor = one(
             cur,
-            "SELECT last_commit, manifest_version, catalog_version, flushed_ts, history_floor "
-            "FROM clock",
+            "SELECT last_commit, last_timestamp, manifest_version, catalog_version, flushed_ts, "
+            "history_floor FROM clock",
         )
         if last > self._applied:
             self._metrics.tails.add()
@@ -346,7 +347,8 @@ class CommitLog:
                 self._take(group)
                 with self.lock:
                     number = self._status.change_number()
-                    self._catch_up(cur)
+                    if number is None or self._known is None or self._known[0] != number:
+                        self._catch_up(cur)
                     applied = self._applied
                     last = self._write_group(cur, group, touched)
                     self._known = None if number is None else (number, applied)
@@ -371,7 +373,7 @@ class CommitLog:
         with self.lock:
             self._committing = False
             if last is not None:
-                self._applied = last
+                self._applied = self._last_given = last
                 self._metrics.commit_groups.add()
             # Every write of status.db moves the number on by two; another's since shows.
             self._known = None if number is None else (number + 2, self._applied)
@@ -381,8 +383,7 @@ class CommitLog:
         self, cur: apsw.Cursor, group: Sequence[_Waiting], touched: dict[int, set[int]]
     ) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
-        (before,) = one(cur, "SELECT last_timestamp FROM clock")
-        stamp = following(before)
+        stamp = following(self._last_given)
         latest = self._applied
         rows = []
         for waiting in group:

@@ -7,6 +7,7 @@ belongs to one thread at a time unless it is only read.
 """
 
 from txnkv.core.block import block_rows, decode_block, encode_block, gather_block, verify_block
+from txnkv.core.blocks import BlockList, find_in_blocks, gather_blocks
 from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
@@ -17,6 +18,7 @@ from txnkv.core.merger import Merger
 from txnkv.core.native import CoreError
 from txnkv.core.pages import release_pages
 from txnkv.core.partition import hash_partition, range_partition, scatter
+from txnkv.core.point import RowReader, address, point_find
 from txnkv.core.row_layout import RowBytes, RowLayout
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.search import (
@@ -27,16 +29,14 @@ from txnkv.core.search import (
     mark_duplicates,
     sort_keys,
 )
-from txnkv.core.shared import shared_add, shared_cas, shared_load, shared_store
+from txnkv.core.shared import SharedWords
 from txnkv.core.value import ValueReader
 from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
 from txnkv.core.zone import Zone, zone
 
 __all__ = [
-    "NULL_ROW",
-    "STAMP_NEVER",
-    "STAMP_UNDECIDED",
     "Bitmap",
+    "BlockList",
     "CoreError",
     "Delta",
     "Entries",
@@ -44,11 +44,17 @@ __all__ = [
     "Keys",
     "MemRowSet",
     "Merger",
+    "NULL_ROW",
     "RowBytes",
     "RowLayout",
+    "RowReader",
     "Rows",
+    "STAMP_NEVER",
+    "STAMP_UNDECIDED",
+    "SharedWords",
     "ValueReader",
     "Zone",
+    "address",
     "block_rows",
     "bloom_build",
     "bloom_may_contain",
@@ -57,20 +63,19 @@ __all__ = [
     "decode_block",
     "encode_block",
     "find",
+    "find_in_blocks",
     "find_one",
     "gather_block",
+    "gather_blocks",
     "hash64",
     "hash_partition",
     "lower_bound",
     "mark_common",
     "mark_duplicates",
+    "point_find",
     "range_partition",
     "release_pages",
     "scatter",
-    "shared_add",
-    "shared_cas",
-    "shared_load",
-    "shared_store",
     "sort_keys",
     "successor",
     "verify_block",

@@ -1,47 +1,59 @@
-"""64-bit atomics in memory that processes share, as a mapped file.
-
-All are sequentially consistent. `offset` is in bytes, a multiple of 8.
-"""
+"""64-bit atomics in memory that processes share, as a mapped file."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from txnkv.core.native import lib, readable, writable
+from txnkv.core.native import ffi, lib, writable
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def _fits(memory: Any, offset: int) -> int:
-    size = len(memory)
-    if offset < 0 or offset % 8 or offset + 8 > size:
-        raise IndexError(f"a 64-bit word at byte {offset} of {size}; take a multiple of 8 inside")
-    return size
+class SharedWords:
+    """The 64-bit words of a buffer. All operations are sequentially consistent.
 
-
-def shared_load(buf: Any, offset: int) -> int:
-    """The word at `offset`."""
-    memory = readable(buf)
-    return int(lib.shared_load(memory, _fits(memory, offset), offset))
-
-
-def shared_store(buf: Any, offset: int, value: int) -> None:
-    """Sets the word at `offset`."""
-    memory = writable(buf)
-    lib.shared_store(memory, _fits(memory, offset), offset, value)
-
-
-def shared_add(buf: Any, offset: int, delta: int) -> int:
-    """Adds to the word at `offset`, modulo 2^64; `delta` may be negative.
-
-    Returns:
-        The value before.
+    They are on the way of every commit, so the address is asked for once.
     """
-    memory = writable(buf)
-    return int(lib.shared_add(memory, _fits(memory, offset), offset, delta & _MASK))
 
+    __slots__ = ("_memory", "_size")
 
-def shared_cas(buf: Any, offset: int, expected: int, desired: int) -> bool:
-    """Sets the word to `desired` if it is `expected`; says whether it did."""
-    memory = writable(buf)
-    return bool(lib.shared_cas(memory, _fits(memory, offset), offset, expected, desired))
+    def __init__(self, buf: Any) -> None:
+        """Holds a writable buffer until `release`.
+
+        Args:
+            buf: its length in bytes is a multiple of 8.
+        """
+        self._memory = writable(buf)
+        self._size = len(self._memory)
+
+    def load(self, word: int) -> int:
+        """The word of this number."""
+        number: int = lib.shared_load(self._memory, self._size, self._at(word))
+        return number
+
+    def store(self, word: int, value: int) -> None:
+        """Sets a word."""
+        lib.shared_store(self._memory, self._size, self._at(word), value)
+
+    def add(self, word: int, delta: int) -> int:
+        """Adds to a word, modulo 2^64; `delta` may be negative.
+
+        Returns:
+            The value before.
+        """
+        return int(lib.shared_add(self._memory, self._size, self._at(word), delta & _MASK))
+
+    def swap(self, word: int, expected: int, desired: int) -> bool:
+        """Sets a word to `desired` if it is `expected`; says whether it did."""
+        return bool(lib.shared_cas(self._memory, self._size, self._at(word), expected, desired))
+
+    def release(self) -> None:
+        """Gives the buffer up; no use comes after."""
+        ffi.release(self._memory)
+        self._size = 0
+
+    def _at(self, word: int) -> int:
+        at = word * 8
+        if word < 0 or at + 8 > self._size:
+            raise IndexError(f"word {word} of {self._size // 8}")
+        return at

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from txnkv.core import shared_load, shared_store
+from txnkv.core import SharedWords
 from txnkv.errors import UnavailableError
 from txnkv.storage.directory import allocate, make_private_directory
 from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
@@ -48,12 +48,18 @@ class RuntimeFile:
 
     Attributes:
         words: u64 words, by index.
+        load: `load(index)` is a word, with everything that was written before it.
+        store: `store(index, value)` writes a word, after everything that was written before.
         slots: the lock file; None where nothing can be written, and this process is alone.
     """
 
     def __init__(self, memory: mmap.mmap, slots: SlotLocks | None, inode: int | None) -> None:
         self._bytes = memoryview(memory)
         self.words = self._bytes.cast("Q")
+        atomic = SharedWords(self._bytes)
+        self.load = atomic.load
+        self.store = atomic.store
+        self._atomic = atomic
         self.slots = slots
         self._inode = inode
 
@@ -85,14 +91,6 @@ class RuntimeFile:
         file.words[CHANGE] = 1
         return file
 
-    def load(self, word: int) -> int:
-        """The word, with everything that was written before it."""
-        return shared_load(self._bytes, word * 8)
-
-    def store(self, word: int, value: int) -> None:
-        """Writes the word after everything that was written before."""
-        shared_store(self._bytes, word * 8, value)
-
     def is_current(self, folder: Path) -> bool:
         """False when runtime/ was deleted or replaced while this process had it."""
         if self._inode is None:
@@ -104,6 +102,7 @@ class RuntimeFile:
 
     def detach(self) -> None:
         """Gives up the mapping and all locks of this process."""
+        self._atomic.release()
         self.words.release()
         self._bytes.release()
         if self.slots is not None:
