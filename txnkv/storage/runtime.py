@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 
 from txnkv.errors import ClosedError, UnavailableError
@@ -58,10 +57,14 @@ class Runtime:
         self._file: RuntimeFile | None = None
         self._words: memoryview | None = None
         self._slot: int | None = None
-        self._pins: dict[int, Counter[int]] = {_SNAPSHOT: Counter(), _MANIFEST: Counter()}
+        self._forget_pins()
         self._forked = False
         self._closed = False
         GATE.register(self)
+
+    def _forget_pins(self) -> None:
+        self._pins: dict[int, dict[int, int]] = {_SNAPSHOT: {}, _MANIFEST: {}}
+        self._published = {_SNAPSHOT: NOTHING, _MANIFEST: NOTHING}
 
     @classmethod
     def open(cls, folder: Path, read_only: bool = False) -> Runtime:
@@ -192,30 +195,35 @@ class Runtime:
     def _pin(self, field: int, value: int) -> None:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
-        with GATE.use():
-            slot, file = self.slot, self._attached_file()
-            with self._lock:
-                pins = self._pins[field]
-                pins[value] += 1
-                if value < file.load(_word(slot, field)):
-                    file.store(_word(slot, field), value)
+        # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
+        slot, file = self.slot, self._attached_file()
+        with self._lock:
+            pins = self._pins[field]
+            pins[value] = pins.get(value, 0) + 1
+            if value < self._published[field]:
+                self._publish(file, slot, field, value)
 
     def _unpin(self, field: int, value: int) -> None:
-        with GATE.use():
-            file = self._attached_file()
-            with self._lock:
-                pins = self._pins[field]
-                if not pins[value]:
-                    del pins[value]
-                    # The owner of the pin was inherited from the parent, which holds it.
-                    if self._forked:
-                        return
-                    raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
-                pins[value] -= 1
-                if not pins[value]:
-                    del pins[value]
-                    assert self._slot is not None
-                    file.store(_word(self._slot, field), min(pins, default=NOTHING))
+        file = self._attached_file()
+        with self._lock:
+            pins = self._pins[field]
+            left = pins.get(value, 0) - 1
+            if left < 0:
+                # The owner of the pin was inherited from the parent, which holds it.
+                if self._forked:
+                    return
+                raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
+            if left:
+                pins[value] = left
+                return
+            del pins[value]
+            if value == self._published[field]:
+                assert self._slot is not None
+                self._publish(file, self._slot, field, min(pins, default=NOTHING))
+
+    def _publish(self, file: RuntimeFile, slot: int, field: int, value: int) -> None:
+        self._published[field] = value
+        file.store(_word(slot, field), value)
 
     def _least(self, field: int) -> int | None:
         words = self._attached()
@@ -276,7 +284,7 @@ class Runtime:
         self._words = None
         self._file = None
         self._slot = None
-        self._pins = {_SNAPSHOT: Counter(), _MANIFEST: Counter()}
+        self._forget_pins()
         self._forked = True
 
     def inherited(self) -> list[object]:
