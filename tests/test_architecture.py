@@ -20,7 +20,8 @@ LAYERS = [
     {"tables"},
     {
         "instance", "context", "closing", "client", "transaction", "session", "row_operations",
-        "scan", "table", "token", "job", "inspection", "__init__",
+        "scan", "table", "token", "job", "inspection",
+        "write_result", "small_commit", "large_commit", "own_transaction", "txn_info", "aio", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip

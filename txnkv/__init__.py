@@ -47,12 +47,14 @@ from txnkv.errors import (
 )
 from txnkv.inspection import CheckReport
 from txnkv.scan import Scan, ScanToken
-from txnkv.session import Session, WriteResult
+from txnkv.session import Session
 from txnkv.table import Snapshot, Table
 from txnkv.tables.partitioning import hash_partition, range_partition
 from txnkv.tables.schema import Column, Schema
 from txnkv.token import TxnToken
-from txnkv.transaction import Transaction, TxnInfo
+from txnkv.transaction import Transaction
+from txnkv.txn_info import TxnInfo
+from txnkv.write_result import WriteResult
 
 try:
     __version__ = version("txnkv")

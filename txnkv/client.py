@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from txnkv import instance as instances
+from txnkv import small_commit
 from txnkv.closing import Closing
 from txnkv.context import TxnContext
 from txnkv.coordinator import status_table
@@ -31,8 +32,10 @@ from txnkv.session import Session
 from txnkv.table import At, Snapshot, Table
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.partitioning import PartitionBy, Partitioning
+from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema
-from txnkv.transaction import Transaction, TxnInfo
+from txnkv.transaction import Transaction
+from txnkv.txn_info import TxnInfo
 
 T = TypeVar("T")
 
@@ -162,11 +165,16 @@ class Client(Closing):
     def table_info(self, table: str | Table) -> TableInfo:
         """The catalog entry of a name or a handle, of a table that is not dropped."""
         if isinstance(table, str):
-            return self.table(table).info
+            self.require_open()
+            return self.instance.engine.get(table)
         if not isinstance(table, Table):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
         self.instance.engine.require_live(table.info)
         return table.info
+
+    def writer(self, table: str | Table) -> RowWriter:
+        """What rows of a table are written with, of a table that is not dropped."""
+        return self.instance.engine.row_writer(self.table_info(table))
 
     # -- transactions ------------------------------------------------------------------
 
@@ -182,7 +190,8 @@ class Client(Closing):
         Args:
             timeout: seconds from now after which it is aborted; None for no such bound, only
                 that of its heartbeats (for jobs).
-            isolation: "snapshot"; "serializable" comes with a later version.
+            isolation: "snapshot": it reads one snapshot, and of two that write the same key the
+                first to commit wins; "serializable": also what it read must be unchanged.
             locking: "optimistic": nobody waits, who commits first wins; "partition": it
                 locks each tablet that it writes to, and older transactions wait for it.
             keepalive: send heartbeats while this handle lives.
@@ -200,8 +209,6 @@ class Client(Closing):
         self._require_writable()
         if isolation not in _ISOLATIONS:
             raise ValueError(f"isolation is one of {', '.join(_ISOLATIONS)}, not {isolation!r}")
-        if isolation == "serializable":
-            raise NotSupportedError("serializable is not there yet: this version has 'snapshot'")
         if locking not in _LOCKINGS:
             raise ValueError(f"locking is one of {', '.join(_LOCKINGS)}, not {locking!r}")
         if timeout is not None and timeout <= 0:
@@ -213,7 +220,11 @@ class Client(Closing):
             keepalive=self._keepalive_time,
             age_ts=age_ts,
         )
-        context = TxnContext(self.instance, row, stored=False)
+        try:
+            context = TxnContext(self.instance, row, stored=False)
+        except BaseException:
+            self.instance.coordinator.ids.ended(row.txn_id)
+            raise
         return Transaction(self, context, joined=False, keepalive=keepalive)
 
     def transaction(self, **options: Any) -> Transaction:
@@ -266,6 +277,9 @@ class Client(Closing):
     def _outcome(self, txn_id: int) -> TxnState:
         """How a transaction ended whose commit broke off; it is driven to its end."""
         local = TxnId(txn_id).local
+        context = self._unstored(local)
+        if context is not None:
+            return small_commit.current(context).state
         row = self.instance.coordinator.orchestrator.finish(local)
         return row.state
 
@@ -282,7 +296,11 @@ class Client(Closing):
                 so long ago that it was forgotten.
         """
         self.require_open()
-        return self.instance.coordinator.get(self._local(id)).state
+        local = self._local(id)
+        context = self._unstored(local)
+        if context is not None and context.has_written:
+            return small_commit.current(context).state
+        return self.instance.coordinator.get(local).state
 
     def transactions(self) -> list[TxnInfo]:
         """All transactions in the status table: those that have not ended, and recent ones."""
@@ -316,7 +334,12 @@ class Client(Closing):
             InvalidTxnStateError: it is committed.
         """
         self._require_writable()
-        self.instance.coordinator.abort(self._local(id), "aborted by hand")
+        local = self._local(id)
+        context = self._unstored(local)
+        if context is not None:
+            small_commit.abort_small(context, "aborted by hand")
+        else:
+            self.instance.coordinator.abort(local, "aborted by hand")
 
     def keep_transaction_alive(self, id: int) -> None:
         """Send one heartbeat for an open transaction of any process.
@@ -326,7 +349,17 @@ class Client(Closing):
             InvalidTxnStateError: it is being committed, or has ended.
         """
         self._require_writable()
-        self.instance.coordinator.keep_alive(self._local(id))
+        local = self._local(id)
+        context = self._unstored(local)
+        if context is not None:
+            context.require_open("keep alive")  # it needs no heartbeats
+        else:
+            self.instance.coordinator.keep_alive(local)
+
+    def _unstored(self, local: int) -> TxnContext | None:
+        """A transaction of this process of which status.db knows nothing, or not yet."""
+        context: TxnContext | None = self.instance.contexts.get(local)
+        return None if context is None or context.stored else context
 
     def _local(self, id: int) -> int:
         number, coordinator = TxnId(id), self.instance.coordinator

@@ -1,23 +1,54 @@
-"""A transaction as its handles and sessions share it inside a process."""
+"""A transaction as its handles and sessions share it inside a process.
+
+It begins without any I/O and small: what it writes is kept in memory (`tables.small`) and rides
+in one row of the commit log. It is stored, and large from then on, when somebody else needs its
+OPEN row (a token, a job, a lock) or it writes too much:
+
+    begin --> small: SmallWrites in memory --- commit --> one row of the commit log
+                |
+                | ensure_large: token, job, partition lock, > 10,000 rows or 1 MiB
+                v
+              stored: OPEN row, rows staged --- commit --> COMMIT_IN_PROGRESS, ...
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from itertools import chain, islice
+from typing import Final, Protocol
+
+import pyarrow as pa
 
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import InvalidTxnStateError, TransactionTimedOutError
+from txnkv.errors import (
+    ClosedError,
+    InvalidTxnStateError,
+    TransactionTimedOutError,
+    TxnkvError,
+)
 from txnkv.instance import Instance
 from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.seam import clock
+from txnkv.tables import history, small, staging
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.incoming import Outcome
 from txnkv.tables.manifest import Scope
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_checker import Values, to_batch
+from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.small import SmallWrites, timed_out
 from txnkv.tables.staging import WriteContext
 from txnkv.tables.view import ReadView
+
+_LOCK_WAIT: Final = 5.0
+"""Seconds for which a small commit waits for a younger transaction's lock."""
 
 
 class Heart:
@@ -41,27 +72,57 @@ class Flushable(Protocol):
 
 
 class TxnContext:
-    """One transaction in one process: its row, whether that is stored, how it ended here.
+    """One transaction in one process: its row, what it holds in memory, how it ended here.
 
-    The OPEN row is stored when somebody else needs it (a token, staged rows, a lock); until
-    then begin and end cost no I/O.
+    Args:
+        instance: the store's.
+        row: as it is stored, or will be.
+        stored: its OPEN row is in status.db.
+        scope: in whose name rows are staged, where that is not the transaction's.
+        transactional: False for a write outside of any transaction, which has one of its own.
+
+    Attributes:
+        ended: how it ended, as far as this process knows; with `reason` and `error`, the name of
+            a class, where it was aborted.
+        commit_ts: of a small one that committed.
+        pending: the commit of a small one that is on its way.
+        unsure: a commit broke off, and whether it holds is not known yet.
+        has_written: it is more than a reader.
     """
 
     def __init__(
-        self, instance: Instance, row: TxnRow, *, stored: bool, scope: Scope | None = None
+        self,
+        instance: Instance,
+        row: TxnRow,
+        *,
+        stored: bool,
+        scope: Scope | None = None,
+        transactional: bool = True,
     ) -> None:
         self.instance = instance
         self.row = row
         self.stored = stored
-        self.scope = scope or Scope(row.txn_id)
+        self.scope = scope
+        self.transactional = transactional
         self.sessions: list[Flushable] = []
         self.ended: TxnState | None = None
+        self.commit_ts: Timestamp | None = None
+        self.reason: str | None = None
+        self.error: str | None = None
         self.commit_called = False
         self.on_stored: Callable[[], Callable[[], None] | None] = lambda: None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._pid = os.getpid()
+        self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
+        self._small: SmallWrites | None = None
+        self.has_written = stored
+        self.pending: Future[Timestamp] | None = None
+        self.unsure = False
+        self._release: WhenDropped | None = None
         if not stored:
-            WhenDropped(self, instance.coordinator.ids.ended, row.txn_id)
+            history.pin(instance.coordinator, row.snapshot_ts)
+            self._release = WhenDropped(self, _release, instance, row.txn_id, row.snapshot_ts)
+            instance.contexts[row.txn_id] = self
 
     @property
     def id(self) -> TxnId:
@@ -70,6 +131,8 @@ class TxnContext:
     @property
     def snapshot(self) -> Timestamp:
         return self.row.snapshot_ts
+
+    # -- what it is --------------------------------------------------------------------
 
     def require_process(self) -> None:
         """Refuse a handle that a forked child inherited.
@@ -87,7 +150,7 @@ class TxnContext:
         """Refuse what only an open transaction admits, as far as this process knows.
 
         Raises:
-            InvalidTxnStateError: it was ended here.
+            InvalidTxnStateError: it was ended here, or is being committed.
             TransactionTimedOutError: it is past its timeout.
         """
         self.require_process()
@@ -96,19 +159,47 @@ class TxnContext:
                 f"cannot {what}: transaction {self.row.txn_id} is not open: {self.ended.name}. "
                 "Begin a new transaction"
             )
-        if not self.stored and self.past_deadline:
-            raise TransactionTimedOutError(
-                f"cannot {what}: transaction {self.row.txn_id} passed its timeout of "
-                f"{(self.row.timeout or 0) / 1e6:g} s. Begin a new transaction, with a longer one"
+        if self.pending is not None:
+            raise InvalidTxnStateError(
+                f"cannot {what}: transaction {self.row.txn_id} is not open: COMMIT_IN_PROGRESS"
             )
+        if not self.stored and self.past_deadline:
+            raise timed_out(self.row, what)
 
     @property
     def past_deadline(self) -> bool:
         return self.row.deadline is not None and clock.monotonic_micros() > self.row.deadline
 
+    def current(self) -> TxnRow:
+        """The row as it stands in status.db, or would."""
+        if self.stored:
+            return self.instance.coordinator.get(self.row.txn_id)
+        if self.pending is not None and not self.pending.done():
+            return replace(self.row, state=TxnState.COMMIT_IN_PROGRESS)
+        if self.ended is None and self.past_deadline:
+            self.time_out("go on")
+        return replace(
+            self.row,
+            state=self.ended or TxnState.OPEN,
+            commit_ts=self.commit_ts,
+            reason=self.reason,
+            error=self.error,
+        )
+
+    def view(self) -> ReadView:
+        """The snapshot and the transaction's own writes, in memory and staged."""
+        return ReadView(
+            self.row.snapshot_ts,
+            self.row.txn_id if self.stored else None,
+            self.small,
+            self._reads,
+        )
+
+    # -- large -------------------------------------------------------------------------
+
     def ensure_stored(self) -> TxnRow:
         """Store the OPEN row, once."""
-        with self._lock:
+        with self.lock:
             if not self.stored:
                 self.row = self.instance.coordinator.write_open(self.row)
                 self.stored = True
@@ -117,19 +208,117 @@ class TxnContext:
                     told()
             return self.row
 
-    def write_context(self) -> WriteContext:
-        return WriteContext(self.ensure_stored(), self.scope)
-
-    def view(self) -> ReadView:
-        """The snapshot and, once rows are staged, the transaction's own writes."""
-        return ReadView(self.snapshot, self.row.txn_id if self.stored else None)
+    def ensure_large(self) -> WriteContext:
+        """Store the OPEN row and stage what is in memory."""
+        with self.lock:
+            scope = self.scope or Scope(self.row.txn_id)
+            context = WriteContext(
+                self.ensure_stored(), scope, self.transactional, reads=self._reads
+            )
+            own = self._small
+            if own is not None and not own.empty:
+                staging.stage_evaluated(self.instance.engine, context, own.evaluated())
+            self._small = None
+            return context
 
     def with_scope(self, scope: Scope) -> TxnContext:
         """The same transaction, staging in the name of a job's attempt."""
         return TxnContext(self.instance, self.row, stored=True, scope=scope)
 
-    def current(self) -> TxnRow:
-        """The row as it stands in status.db."""
-        if not self.stored:
-            return replace(self.row, state=self.ended or TxnState.OPEN)
-        return self.instance.coordinator.get(self.row.txn_id)
+    # -- writing -----------------------------------------------------------------------
+
+    def write_rows(self, writer: RowWriter, op: str, rows: Sequence[Values]) -> Outcome:
+        """An operation on checked rows of one shape. After an error nothing of it counts."""
+        if self._may_be_small and len(rows) <= small.FEW_ROWS:
+            outcome = Outcome()
+            with self.lock:
+                own = self._own_writes()
+                own.apply_rows(writer, op, rows, outcome)
+                if own.too_large:
+                    self.ensure_large()
+            return outcome
+        batch = to_batch(writer.schema, rows, op)
+        return self.write_batches(writer.table, op, iter((batch,)))
+
+    def write_batches(
+        self, table: TableInfo, op: str, batches: Iterator[pa.RecordBatch]
+    ) -> Outcome:
+        """An operation on batches as `ingest.chunks` gives them."""
+        ahead = list(islice(batches, 2))
+        if not ahead:
+            return Outcome()
+        if len(ahead) == 1 and self._may_be_small and _is_small(ahead[0]):
+            outcome = Outcome()
+            with self.lock:
+                own = self._own_writes()
+                own.apply_batch(table, op, ahead[0], outcome)
+                if own.too_large:
+                    self.ensure_large()
+            return outcome
+        context = self.ensure_large()
+        return staging.stage(
+            self.instance.engine, context, table, chain(_drained(ahead), batches), op
+        )
+
+    @property
+    def _may_be_small(self) -> bool:
+        return not self.stored and self.row.locking != "partition"
+
+    def _own_writes(self) -> SmallWrites:
+        if self._small is None:
+            self.has_written = True
+            self._small = SmallWrites(
+                self.instance.engine, self.row, self._reads, transactional=self.transactional
+            )
+        return self._small
+
+    # -- the end -----------------------------------------------------------------------
+
+    @property
+    def small(self) -> SmallWrites | None:
+        """What it holds in memory; None when that is nothing."""
+        own = self._small
+        return None if own is None or own.empty else own
+
+    def time_out(self, what: str) -> TransactionTimedOutError:
+        """End it because it is past its timeout; what to raise."""
+        error = timed_out(self.row, what)
+        self.end(TxnState.ABORTED, "timed out", error)
+        return error
+
+    def end(
+        self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
+    ) -> None:
+        """It has ended: give back what it held."""
+        self.reason = reason
+        self.error = None if error is None else type(error).__name__
+        self._small = None
+        self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
+        if self._release is not None:
+            self._release()
+
+    # -- serializable ------------------------------------------------------------------
+
+    def offer_reads(self) -> None:
+        """Let the large commit that begins validate what was read here."""
+        if self._reads is not None:
+            self.instance.engine.read_sets[self.row.txn_id] = self._reads
+
+    def withdraw_reads(self) -> None:
+        self.instance.engine.read_sets.pop(self.row.txn_id, None)
+
+
+def _release(instance: Instance, txn_id: int, snapshot: Timestamp) -> None:
+    instance.coordinator.ids.ended(txn_id)
+    with suppress(ClosedError):  # with the store went its pins
+        instance.store.runtime.unpin(snapshot)
+
+
+def _is_small(batch: pa.RecordBatch) -> bool:
+    return bool(batch.num_rows <= small.MAX_ROWS and batch.nbytes <= small.MAX_BYTES)
+
+
+def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each once, without keeping it in memory behind."""
+    while batches:
+        yield batches.pop(0)

@@ -13,7 +13,7 @@ from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.tables import catalog, manifest
+from txnkv.tables import catalog, manifest, reading
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
@@ -38,9 +38,10 @@ def store_stats(instance: Instance) -> dict[str, Any]:
     view = ReadView(latest)
     for name in names:
         info = engine.get(name)
-        row_sets = [seen for t in engine.tablets(info) for seen in view.row_sets(engine, t)]
+        row_sets = [seen for t in engine.tablets(info) for seen in t.state(latest).infos]
+        asked = reading.request(info, [], None, False, None)
         tables[name] = {
-            "rows": sum(seen.rows for seen in row_sets),
+            "rows": reading.count(engine, asked, view),
             "bytes": sum(seen.size for seen in row_sets),
             "tablets": len(info.tablets),
             "row_sets": len(row_sets),

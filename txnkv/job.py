@@ -36,7 +36,8 @@ class Job:
             InvalidTxnStateError: the transaction is not open.
         """
         job = cls(txn, uuid.uuid4().hex)
-        row = txn.context.ensure_stored()
+        txn.require_shareable("start a job under")
+        row = txn.context.ensure_large().row
         with txn.context.instance.store.status.write() as cur:
             jobs.start(cur, row.txn_id, job.id)
         return job
@@ -46,18 +47,23 @@ class Job:
         """A job that another process started."""
         return cls(txn, id)
 
-    def session(self, attempt: str) -> Session:
+    def session(self, attempt: str, *, alone: bool = False) -> Session:
         """A session whose rows count only if the job is committed with this attempt.
 
         Args:
             attempt: the attempt's name, never used again within the job.
+            alone: it sees no rows but its own: the job's first attempt deletes all others.
         """
         context = self._txn.context
-        scope = Scope(context.row.txn_id, self.id, f"{self.id}/{attempt}")
+        scope = Scope(context.row.txn_id, self.id, f"{self.id}/{attempt}", alone)
         return Session(self._txn.client, context.with_scope(scope), "manual")
 
-    def commit(self, attempts: Iterable[str]) -> None:
+    def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
         """End the job: the rows of these attempts now count, durably. Again is harmless.
+
+        Args:
+            attempts: their names.
+            first: attempts that count too, below these, which were made knowing of them.
 
         Raises:
             InvalidTxnStateError: the job was aborted, or the transaction is not open.
@@ -65,9 +71,10 @@ class Job:
         txn_id = self._txn.context.row.txn_id
         with self._txn.context.instance.store.status.write() as cur:
             if jobs.end(cur, txn_id, self.id, jobs.COMMITTED):
-                manifest.accept_attempts(
-                    cur, txn_id, [f"{self.id}/{attempt}" for attempt in attempts]
-                )
+                named = [f"{self.id}/{attempt}" for attempt in first]
+                manifest.accept_attempts(cur, txn_id, named, in_place=True)
+                named = [f"{self.id}/{attempt}" for attempt in attempts]
+                manifest.accept_attempts(cur, txn_id, named)
 
     def abort(self) -> None:
         """End the job: nothing of it counts. Its space comes back when the transaction ends.

@@ -6,33 +6,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from txnkv.closing import Closing
-from txnkv.context import Heart, TxnContext
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
-from txnkv.errors import (
-    ClosedError,
-    InvalidTxnStateError,
-    RowError,
-    RowErrors,
-    TableNotFoundError,
-    TransactionConflictError,
-)
-from txnkv.instance import Instance
+from txnkv.context import TxnContext
+from txnkv.errors import ClosedError, InvalidTxnStateError, RowError, TableNotFoundError
+from txnkv.own_transaction import write_alone
 from txnkv.row_operations import RowOperations
-from txnkv.tables import incoming, ingest, staging
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
-from txnkv.tables.manifest import Scope
-from txnkv.tables.staging import WriteContext
+from txnkv.tables.operations import PARTIAL, require_operation
+from txnkv.tables.row_checker import Check, Shape, Values, shape_of
+from txnkv.tables.row_writer import RowWriter
+from txnkv.write_result import ErrorBuffer, WriteResult
 
 if TYPE_CHECKING:
     from txnkv.client import Client
@@ -41,33 +30,25 @@ if TYPE_CHECKING:
 FLUSH_MODES: Final = ("manual", "auto_background", "auto_sync")
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0
-_RETRIES: Final = 5
+_BUFFERS: Final = 4
+"""So many times `_BACKGROUND_ROWS` may wait; who adds more waits for the thread that flushes."""
 _TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
 
 
-@dataclass
-class WriteResult:
-    """How many rows and messages a flush or write brought in."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    ignored: int = 0
-    sent: int = 0
-    acked: int = 0
-
-
-@dataclass
 class _Run:
-    """Rows of one table and operation that were given one after the other."""
+    """Rows of one table, operation and shape that were given one after the other."""
 
-    table: TableInfo
-    op: str
-    rows: list[tuple[Any, ...]]
+    __slots__ = ("op", "rows", "shape", "writer")
 
+    def __init__(self, writer: RowWriter, op: str, shape: Shape) -> None:
+        self.writer = writer
+        self.op = op
+        self.shape = shape
+        self.rows: list[Values] = []
 
-Write = tuple[TableInfo, Callable[[], Iterator[pa.RecordBatch]], str]
+    def write(self, context: TxnContext) -> Outcome:
+        return context.write_rows(self.writer, self.op, self.rows)
 
 
 class Session(RowOperations, Closing):
@@ -87,36 +68,53 @@ class Session(RowOperations, Closing):
         if flush_mode not in FLUSH_MODES:
             raise ValueError(f"flush_mode is one of {', '.join(FLUSH_MODES)}, not {flush_mode!r}")
         self._client = client
-        self._instance: Instance = client.instance
         self._context = context
         self._mode = flush_mode
         self._runs: list[_Run] = []
-        self._checkers: dict[int, ingest.RowChecker] = {}
-        self._errors: list[RowError] = []
-        self._untold = 0
+        self._errors = ErrorBuffer()
         self._closed = False
         self._lock = threading.RLock()
         self._background: Future[None] | None = None
         self._timer: threading.Timer | None = None
+        # The run that rows are added to without ado, while table and operation stay the same.
+        self._table: str | Table | None = None
+        self._op = ""
+        self._check: Check = tuple
+        self._append: Callable[[Values], object] = lambda values: None
 
     # -- rows --------------------------------------------------------------------------
 
+    def insert(self, table: str | Table, row: Any) -> None:
+        """A new row; refused when its key is there already."""
+        if table is self._table and self._op == "insert":
+            self._append(self._check(row))
+        else:
+            self._add(table, "insert", row)
+
     def _add(self, table: str | Table, op: str, row: Any) -> None:
-        incoming.require_operation(op)
         self._require_open(op)
-        info = self._client.table_info(table)
-        checker = self._checkers.get(info.id)
-        if checker is None:
-            checker = self._checkers[info.id] = ingest.RowChecker(info.schema)
-        values = checker.row(row)
+        writer = self._client.writer(table)
+        check = writer.checker.of(op)
+        values = check(row)
         with self._lock:
-            if not self._runs or self._runs[-1].table.id != info.id or self._runs[-1].op != op:
-                self._runs.append(_Run(info, op, []))
-            self._runs[-1].rows.append(values)
+            run = self._run_for(writer, op, shape_of(values) if op in PARTIAL else None)
+            run.rows.append(values)
         if self._mode == "auto_sync":
             self.flush()
         elif self._mode == "auto_background":
             self._flush_soon()
+        else:
+            self._table, self._op = table, op
+            self._check, self._append = check, run.rows.append
+
+    def _run_for(self, writer: RowWriter, op: str, shape: Shape) -> _Run:
+        if self._runs:
+            last = self._runs[-1]
+            if last.writer is writer and last.op == op and last.shape == shape:
+                return last
+        run = _Run(writer, op, shape)
+        self._runs.append(run)
+        return run
 
     # -- batches -----------------------------------------------------------------------
 
@@ -126,27 +124,35 @@ class Session(RowOperations, Closing):
         Args:
             table: where to.
             data: pyarrow, pandas, polars, or any object with `__arrow_c_stream__` or
-                `__arrow_c_array__`. Columns go by name; missing ones get their default.
-            op: "insert" or "insert_ignore".
+                `__arrow_c_array__`. Columns go by name. Of columns that are missing new rows
+                get the default, those that are there keep what they have. A delete takes the
+                key columns.
+            op: "insert", "insert_ignore", "upsert", "update", "update_ignore", "delete" or
+                "delete_ignore".
 
         Raises:
             SchemaError: the data does not fit the table. Nothing of it counts.
-            RowErrors: some keys were there already; the other rows stand.
+            RowErrors: some rows were refused; the others stand.
             InvalidTxnStateError: the transaction is not open.
         """
-        incoming.require_operation(op)
+        require_operation(op)
         self._require_open("write")
         info = self._client.table_info(table)
         if self._runs:
             self.flush()
+        context = self._context
+        in_a_job = context is not None and context.scope is not None
 
-        in_a_job = self._context is not None and self._context.scope.job_id is not None
+        def write(context: TxnContext) -> Outcome:
+            batches: Iterator[pa.RecordBatch] = ingest.chunks(
+                info.schema, data, op, shared_by=_TASKS if in_a_job else 1
+            )
+            return context.write_batches(info, op, batches)
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            return ingest.chunks(info.schema, data, shared_by=_TASKS if in_a_job else 1)
-
+        if context is not None:
+            return self._errors.result(write(context))
         again = not isinstance(data, pa.RecordBatchReader)
-        return self._told(self._stage([(info, batches, op)], again=again))
+        return self._errors.result(write_alone(self._client.instance, write, again=again))
 
     # -- flush -------------------------------------------------------------------------
 
@@ -158,14 +164,13 @@ class Session(RowOperations, Closing):
                 one; the other rows stand.
         """
         self._wait_for_background()
-        return self._told(self._flush_runs())
+        if self._runs:
+            self._client.require_open()
+        return self._errors.result(self._flush_runs())
 
     def pending_errors(self) -> list[RowError]:
         """The rows refused since the last call, at most 1,000 of them, and forget them."""
-        with self._lock:
-            errors, self._errors = self._errors, []
-            self._untold = 0
-            return errors
+        return self._errors.take()
 
     @property
     def has_pending(self) -> bool:
@@ -174,14 +179,14 @@ class Session(RowOperations, Closing):
 
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        if not self._closed or self._runs or self._untold:
+        if not self._closed or self._runs or self._errors.untold:
             self.flush()
 
     def discard(self) -> None:
         """Forget the rows that wait: the transaction is rolled back."""
+        self._take_runs()
+        self._errors.forget()
         with self._lock:
-            self._runs = []
-            self._untold = 0
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -198,6 +203,7 @@ class Session(RowOperations, Closing):
                 self.flush()
         finally:
             self._closed = True
+            self._table = None
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -219,69 +225,59 @@ class Session(RowOperations, Closing):
         if self._context is not None:
             self._context.require_open(what)
 
+    def _take_runs(self) -> list[_Run]:
+        with self._lock:
+            self._table = None
+            runs, self._runs = self._runs, []
+            return runs
+
     def _flush_runs(self) -> Outcome:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
-        with self._lock:
-            runs, self._runs = self._runs, []
+        runs = self._take_runs()
         total = Outcome()
         while runs:
             # Outside of a transaction all of a flush is one; inside, each run stands by itself.
             some = runs if self._context is None else runs[:1]
             rest = runs[len(some) :]
             try:
-                total.add(self._stage([_write_of(run) for run in some], again=True))
+                total.add(self._write(some))
             except BaseException as error:
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
+                self._errors.keep(total)
                 with self._lock:
-                    self._keep(total)
+                    self._table = None
                     self._runs = ([] if over else rest if gone else some + rest) + self._runs
                 raise
             runs = rest
         return total
 
-    def _stage(self, writes: list[Write], *, again: bool) -> Outcome:
-        engine = self._instance.engine
-        if self._context is not None:
-            self._context.require_open("write")
-            return _stage_all(self._instance, self._context.write_context(), writes)
-        for attempt in range(_RETRIES):
-            with own_transaction(self._instance) as context:
-                outcome = _stage_all(self._instance, context, writes)
-            try:
-                engine.coordinator.orchestrator.start_commit(context.row.txn_id)
-                ended = engine.coordinator.orchestrator.finish(context.row.txn_id)
-                if ended.state is TxnState.ABORTED:
-                    raise ending_error(ended, "commit the write")
-                return outcome
-            except TransactionConflictError:
-                # No snapshot was promised: looked at again, the keys are simply there.
-                if not again or attempt == _RETRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+    def _write(self, runs: list[_Run]) -> Outcome:
+        context = self._context
+        if context is not None:
+            context.require_open("write")
+            return runs[0].write(context)
 
-    def _told(self, outcome: Outcome) -> WriteResult:
-        """The result, or RowErrors for what was refused since the caller was last told."""
-        with self._lock:
-            self._keep(outcome)
-            count, self._untold = self._untold, 0
-            errors = self._errors[-count:] if count else []
-        if count:
-            raise RowErrors(errors, count)
-        return WriteResult(inserted=outcome.inserted, ignored=outcome.ignored)
+        def write(context: TxnContext) -> Outcome:
+            total = Outcome()
+            for run in runs:
+                total.add(run.write(context))
+            return total
 
-    def _keep(self, outcome: Outcome) -> None:
-        self._errors = (self._errors + outcome.errors)[-RowErrors.KEPT :]
-        self._untold += outcome.refused
+        return write_alone(self._client.instance, write, again=True)
 
     # -- auto_background ---------------------------------------------------------------
 
     def _flush_soon(self) -> None:
         with self._lock:
-            if self._waiting() >= _BACKGROUND_ROWS:
+            waiting = self._waiting()
+            if waiting >= _BACKGROUND_ROWS:
                 self._start_background()
             else:
                 self._start_timer()
+            background = self._background
+        if waiting >= _BUFFERS * _BACKGROUND_ROWS and background is not None:
+            background.exception()
 
     def _waiting(self) -> int:
         return sum(len(run.rows) for run in self._runs)
@@ -313,13 +309,12 @@ class Session(RowOperations, Closing):
         if self._background is not None and not self._background.done():
             return  # it looks again when it has done what it has
         self._take_background_error()
-        self._background = self._instance.pool.submit(self._flush_in_background)
+        self._background = self._client.instance.pool.submit(self._flush_in_background)
 
     def _flush_in_background(self) -> None:
         while True:
-            outcome = self._flush_runs()
+            self._errors.keep(self._flush_runs())
             with self._lock:
-                self._keep(outcome)
                 if self._waiting() < _BACKGROUND_ROWS:
                     if self._runs:
                         self._start_timer()
@@ -335,37 +330,3 @@ class Session(RowOperations, Closing):
         background, self._background = self._background, None
         if background is not None:
             background.result()
-
-
-def _write_of(run: _Run) -> Write:
-    batch = ingest.rows_to_batch(run.table.schema, run.rows)
-    return run.table, lambda: iter([batch]), run.op
-
-
-def _stage_all(instance: Instance, context: WriteContext, writes: list[Write]) -> Outcome:
-    total = Outcome()
-    for table, batches, op in writes:
-        total.add(staging.stage(instance.engine, context, table, batches(), op))
-    return total
-
-
-@contextmanager
-def own_transaction(instance: Instance) -> Iterator[WriteContext]:
-    """A transaction for one write outside of any; aborted when the block fails."""
-    coordinator = instance.coordinator
-    row = coordinator.write_open(
-        coordinator.begin(
-            timeout=None, isolation="snapshot", locking="optimistic", keepalive=KEEPALIVE_TIME
-        )
-    )
-    heart = Heart(row)
-    coordinator.heartbeats.add(heart)
-    context = WriteContext(row, Scope(row.txn_id), transactional=False)
-    try:
-        yield context
-    except BaseException:
-        with suppress(InvalidTxnStateError):
-            coordinator.abort(row.txn_id, "the write failed")
-        raise
-    finally:
-        coordinator.heartbeats.remove(heart)

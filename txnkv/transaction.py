@@ -7,56 +7,34 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from txnkv import small_commit
 from txnkv import token as tokens
 from txnkv.closing import Closing
 from txnkv.context import Heart, TxnContext
 from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.orchestration import ending_error
+from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
-    CommitOutcomeUnknownError,
     InvalidTxnStateError,
-    StorageFullError,
-    TransactionTimedOutError,
+    NotSupportedError,
     TxnkvError,
-    UnavailableError,
 )
+from txnkv.large_commit import finish
 from txnkv.row_operations import RowOperations
 from txnkv.scan import Scan
-from txnkv.session import Session, WriteResult
+from txnkv.session import Session
 from txnkv.tables import lookup
 from txnkv.token import TxnToken
+from txnkv.write_result import WriteResult
 
 if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.table import Table
-
-
-@dataclass(frozen=True)
-class TxnInfo:
-    """A transaction as it stands in the status table.
-
-    Attributes:
-        timeout: seconds from begin, or None.
-        reason: why it was aborted.
-    """
-
-    id: TxnId
-    state: TxnState
-    begin: Timestamp
-    commit: Timestamp | None
-    timeout: float | None
-    isolation: str
-    locking: str
-    participants: int
-    reason: str | None
 
 
 class Transaction(RowOperations, Closing):
@@ -108,7 +86,7 @@ class Transaction(RowOperations, Closing):
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
         self.client.require_open()
-        return self.context.current().state
+        return small_commit.current(self.context).state
 
     def __repr__(self) -> str:
         return f"<Transaction {self.id!r}>"
@@ -124,18 +102,27 @@ class Transaction(RowOperations, Closing):
         Raises:
             RowErrors: rows were refused that nobody was told of yet, or two workers staged
                 the same key. The transaction stays OPEN.
-            TransactionConflictError: another committed first; this one is aborted.
-            TransactionLockedError: a tablet is locked by another; this one is aborted.
+            TransactionConflictError: another committed first what this one wrote, or read when
+                it is serializable; this one is aborted.
+            TransactionLockedError: a tablet is locked by another; this one is aborted, unless
+                the message says that it is still open.
             TransactionTimedOutError: it passed its timeout; it is aborted.
             InvalidTxnStateError: it was aborted before, or a job still runs under it.
+            StorageFullError: no room; it is not committed.
             CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
         """
         with self._lock:
             self._begin_ending(flush=True)
-            if self._commit_unstored():
-                return self.snapshot
-            self.context.instance.coordinator.orchestrator.start_commit(self.context.row.txn_id)
-            return self._finish_commit()
+            context = self.context
+            if not context.stored:
+                return small_commit.commit_small(context)
+            context.offer_reads()
+            try:
+                context.ensure_large()
+                self._orchestrator.start_commit(context.row.txn_id)
+                return self._finish_commit()
+            finally:
+                context.withdraw_reads()
 
     def start_commit(self) -> None:
         """Begin to commit and return at once; `is_commit_complete` tells when it is done.
@@ -151,12 +138,15 @@ class Transaction(RowOperations, Closing):
                     "flushed. Flush it first, or call commit()"
                 )
             self._begin_ending(flush=False)
-            if self._commit_unstored():
+            context = self.context
+            if not context.stored:
+                small_commit.submit_small(context)
                 return
-            instance = self.context.instance
-            row = instance.coordinator.orchestrator.start_commit(self.context.row.txn_id)
+            context.offer_reads()
+            context.ensure_large()
+            row = self._orchestrator.start_commit(context.row.txn_id)
             if not row.state.ended:
-                instance.pool.submit(self._finish_in_background)
+                context.instance.pool.submit(self._finish_in_background)
 
     def is_commit_complete(self) -> bool:
         """True when the commit is done and finalized, False while it goes on.
@@ -166,7 +156,7 @@ class Transaction(RowOperations, Closing):
                 that says why: TransactionConflictError and the like).
         """
         self.client.require_open()
-        row = self.context.current()
+        row = small_commit.current(self.context)
         if row.state is TxnState.OPEN:
             raise InvalidTxnStateError(
                 f"transaction {row.txn_id} is still open: start_commit() comes first"
@@ -179,8 +169,23 @@ class Transaction(RowOperations, Closing):
         return False
 
     def commit_async(self) -> Future[Timestamp]:
-        """`commit()` on a thread of the library."""
-        return self.context.instance.pool.submit(self.commit)
+        """`commit()` without waiting: one thread may have thousands of commits on their way.
+
+        The sessions are flushed at the call. The future holds what `commit` returns or raises,
+        and cannot be cancelled; a small transaction joins the next group of the commit log, a
+        large one is committed on a thread of the library.
+        """
+        with self._lock:
+            try:
+                self._begin_ending(flush=True)
+                if self.context.stored:
+                    return self.context.instance.pool.submit(self.commit)
+                return small_commit.submit_small(self.context)
+            except TxnkvError as error:
+                future: Future[Timestamp] = Future()
+                future.set_running_or_notify_cancel()
+                future.set_exception(error)
+                return future
 
     # -- rollback ----------------------------------------------------------------------
 
@@ -197,11 +202,9 @@ class Transaction(RowOperations, Closing):
             for session in context.sessions:
                 session.discard()
             if not context.stored:
-                if context.ended is TxnState.COMMITTED:
-                    raise InvalidTxnStateError(f"cannot abort: transaction {self.id} is COMMITTED")
-                self._end_here(TxnState.ABORTED)
-                return
-            context.instance.coordinator.abort(context.row.txn_id, "rolled back")
+                small_commit.abort_small(context, "rolled back")
+            else:
+                context.instance.coordinator.abort(context.row.txn_id, "rolled back")
             self._end_here(TxnState.ABORTED)
 
     def close(self) -> None:
@@ -218,17 +221,35 @@ class Transaction(RowOperations, Closing):
 
         Args:
             keepalive: whether those who join send heartbeats too.
+
+        Raises:
+            NotSupportedError: it is serializable.
         """
         self.client.require_open()
         self.context.require_process()
+        self.require_shareable("serialize")
         if self.context.ended is None:
-            self.context.ensure_stored()
+            self.context.ensure_large()
         row = self.context.row
         expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
         content = tokens.TokenContent(
             self.context.instance.store.store_id, row.txn_id, expires, row.keepalive, keepalive
         )
         return tokens.seal(content, self.context.instance.coordinator.token_key)
+
+    def require_shareable(self, what: str) -> None:
+        """Refuse to share what only one process can validate.
+
+        Raises:
+            NotSupportedError: the transaction is serializable: what other processes read under
+                it could not be validated.
+        """
+        if self.context.row.isolation == "serializable":
+            raise NotSupportedError(
+                f"cannot {what} a serializable transaction: what other processes read under it "
+                "could not be validated at commit. Use isolation='snapshot' for those that "
+                "several processes share"
+            )
 
     @classmethod
     def deserialize(cls, client: Client, token: TxnToken | bytes | str) -> Transaction:
@@ -304,9 +325,19 @@ class Transaction(RowOperations, Closing):
             self._before_read()
             return self.context.view()
 
-        return Scan.over(self.client, info, view, columns, where, ordered, limit)
+        def share() -> Any:
+            self._before_read()
+            self.require_shareable("hand out tokens of a scan of")
+            self.context.ensure_large()
+            return self.context.view()
+
+        return Scan.over(self.client, info, view, columns, where, ordered, limit, share)
 
     # -- inside ------------------------------------------------------------------------
+
+    def insert(self, table: str | Table, row: Any) -> None:
+        """A new row; refused when its key is there already."""
+        (self._own_session or self._session()).insert(table, row)
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         self._session()._add(table, op, row)
@@ -332,9 +363,12 @@ class Transaction(RowOperations, Closing):
         self.client.require_open()
         context = self.context
         context.require_process()
+        if context.unsure:
+            small_commit.make_sure(context)
         if context.ended is TxnState.ABORTED:
+            why = f" ({context.reason})" if context.reason else ""
             raise InvalidTxnStateError(
-                f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED. "
+                f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED{why}. "
                 "Begin a new transaction"
             )
         context.commit_called = True
@@ -342,64 +376,27 @@ class Transaction(RowOperations, Closing):
             for session in context.sessions:
                 session.flush_for_commit()
 
-    def _commit_unstored(self) -> bool:
-        """End a transaction that wrote nothing. No I/O."""
-        context = self.context
-        if context.stored:
-            return False
-        if context.ended is None:
-            if context.past_deadline:
-                self._end_here(TxnState.ABORTED)
-                raise TransactionTimedOutError(
-                    f"cannot commit: transaction {context.row.txn_id} passed its timeout of "
-                    f"{(context.row.timeout or 0) / 1e6:g} s. Begin a new transaction"
-                )
-            self._end_here(TxnState.COMMITTED)
-        return True
-
     def _finish_commit(self) -> Timestamp:
-        coordinator = self.context.instance.coordinator
-        txn_id = self.context.row.txn_id
         try:
-            row = coordinator.orchestrator.finish(txn_id)
-        except (StorageFullError, UnavailableError) as error:
-            row = self._after_failed_finish(error)
-        self._end_here(row.state)
-        if row.state is TxnState.ABORTED:
-            raise ending_error(row, "commit")
-        return row.commit_ts if row.commit_ts is not None else self.snapshot
-
-    def _after_failed_finish(self, error: TxnkvError) -> TxnRow:
-        """The disk failed on the way: past the commit point all is well, before it abort.
-
-        Raises:
-            CommitOutcomeUnknownError: neither could be made sure of.
-        """
-        coordinator = self.context.instance.coordinator
-        txn_id = self.context.row.txn_id
-        try:
-            row = coordinator.get(txn_id)
-            if row.state in (TxnState.FINALIZE_IN_PROGRESS, TxnState.COMMITTED):
-                return row
-            coordinator.abort(txn_id, f"the commit failed: {error}")
-        except TxnkvError:
-            raise CommitOutcomeUnknownError(
-                f"the disk failed while transaction {txn_id} was committing ({error}). It is "
-                "wholly committed or wholly not: when the disk is well again, ask "
-                "client.transaction_state(error.txn_id)",
-                int(self.id),
-            ) from error
-        self._end_here(TxnState.ABORTED)
-        raise error
+            return finish(self.context)
+        finally:
+            if self.context.ended is not None:
+                self.close()
 
     def _finish_in_background(self) -> None:
-        coordinator = self.context.instance.coordinator
-        coordinator.orchestrator.finish(self.context.row.txn_id)
+        try:
+            self._orchestrator.finish(self.context.row.txn_id)
+        finally:
+            self.context.withdraw_reads()
+
+    @property
+    def _orchestrator(self) -> Orchestrator:
+        return self.context.instance.coordinator.orchestrator
 
     def _end_here(self, state: TxnState) -> None:
-        self.context.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
+        if self.context.ended is None:
+            self.context.end(state)
         self.close()
-        self.context.instance.coordinator.ids.ended(self.context.row.txn_id)
 
     # -- as a context manager ----------------------------------------------------------
 

@@ -203,6 +203,11 @@ class Script:
         """Who may wait for a lock gives up at once."""
         self._patch.setattr("txnkv.coordinator.coordinator._LOCK_WAIT", 0.05)
 
+    def do_large(self) -> None:
+        """From now on every write is staged at once."""
+        self._patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+        self._patch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+
     def do_arm(self, name: str, action: str) -> None:
         arm(name, action)
 
@@ -250,6 +255,21 @@ def script(
     """Runs scripts. No background rounds run but those they ask for."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     return Script(connect, until, now, monkeypatch)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write is staged at once, as one that is too large for the small path."""
+    monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+    monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest) -> str:
+    """The test runs twice: with writes as small as they are, and with each of them staged."""
+    if request.param == "large":
+        request.getfixturevalue("large")
+    return str(request.param)
 
 
 @pytest.fixture(params=[True, False], ids=["in a transaction", "outside"])

@@ -73,6 +73,7 @@ def test_history_is_how_long_the_ended_are_remembered(connect: Any, by_hand: Any
     table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     with client.transaction() as txn:
         txn.insert(table, (1,))
+        txn.serialize()  # stored: the status table has to remember it
     now.forward(61)
     by_hand(client)
     with pytest.raises(txnkv.TxnNotFoundError, match="forgotten"):

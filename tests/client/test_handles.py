@@ -20,6 +20,7 @@ deserialize = txnkv.Transaction.deserialize
 # -- heartbeats ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("keepalive", [False, True])
 def test_joined_handle_heartbeats_only_if_asked(connect: Any, keepalive: bool, until: Any) -> None:
     """testKeepaliveForDeserializedHandle, TxnKeepAlive."""
@@ -47,6 +48,7 @@ def test_joined_handle_heartbeats_only_if_asked(connect: Any, keepalive: bool, u
     assert table.count() == 1
 
 
+@pytest.mark.usefixtures("large")
 def test_transaction_without_keepalive_is_kept_alive_by_hand(
     client: txnkv.Client, table: txnkv.Table, now: Any, by_hand: Any
 ) -> None:
@@ -95,6 +97,7 @@ def test_past_the_timeout_before_anything_was_written(
     assert isinstance(caught.value, txnkv.InvalidTxnStateError)
 
 
+@pytest.mark.usefixtures("size")
 def test_past_the_timeout_with_rows_staged(
     client: txnkv.Client, table: txnkv.Table, now: Any, by_hand: Any
 ) -> None:
@@ -133,6 +136,7 @@ CLOSED = [
 ]
 
 
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("stored", [False, True], ids=["unstored", "stored"])
 @pytest.mark.parametrize("call", [c[1] for c in CLOSED], ids=[c[0] for c in CLOSED])
 def test_handles_of_a_closed_client(
@@ -162,6 +166,7 @@ def test_clients_of_one_store_share_it(connect: Any) -> None:
     assert second.table("t").count() == 1
 
 
+@pytest.mark.usefixtures("size")
 def test_close_ends_nothing(client: txnkv.Client, table: txnkv.Table) -> None:
     """testKeepaliveBasic: close() stops heartbeats, twice is fine, no abort."""
     txn = client.new_transaction()
@@ -207,6 +212,7 @@ def test_commit_of_nothing_answers_the_snapshot(client: txnkv.Client, table: txn
 # -- threads, processes, forks ---------------------------------------------------------
 
 
+@pytest.mark.usefixtures("size")
 def test_threads_share_a_transaction(client: txnkv.Client, table: txnkv.Table) -> None:
     """TestConcurrentWrites, TestConcurrentDisjointInsertsTxn."""
     txn = client.new_transaction()
@@ -265,6 +271,7 @@ def test_a_forked_child_cannot_use_the_parents_transaction(
 # -- what is shown ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("large")
 def test_transactions_lists_them(client: txnkv.Client, table: txnkv.Table) -> None:
     a = client.new_transaction(timeout=7, locking="partition")
     b = client.new_transaction(timeout=None)
@@ -290,6 +297,7 @@ def test_transactions_lists_them(client: txnkv.Client, table: txnkv.Table) -> No
     assert found[b.id].begin == b.age
 
 
+@pytest.mark.usefixtures("size")
 def test_abort_transaction_of_another_handle(client: txnkv.Client, table: txnkv.Table) -> None:
     txn = client.new_transaction()
     txn.insert(table, (1, None))
@@ -303,11 +311,10 @@ def test_abort_transaction_of_another_handle(client: txnkv.Client, table: txnkv.
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"isolation": "serializable"}, txnkv.NotSupportedError, "not there yet"),
         ({"isolation": "chaos"}, ValueError, "isolation is one of"),
         ({"locking": "hope"}, ValueError, "locking is one of"),
     ],
-    ids=["serializable", "isolation", "locking"],
+    ids=["isolation", "locking"],
 )
 def test_options_are_checked(
     client: txnkv.Client, options: dict[str, Any], kind: type[Exception], words: str

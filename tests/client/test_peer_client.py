@@ -70,6 +70,7 @@ CLIENT_TEST = {
         keys -> 1 2 3
     """,
     "FlushTxnSessionsOnCommit-auto_sync": """
+        large
         begin a
         session s a auto_sync
         apply s 1..3
@@ -196,6 +197,7 @@ JAVA_CLIENT = {
         rollback b -> InvalidTxnStateError: COMMITTED
     """,
     "testTxnSessionClose": """
+        large
         begin a
         session s a
         finish s

@@ -1,10 +1,15 @@
-"""Kudu's txn_commit-itest.cc and txn_write_ops-itest.cc as scripts; ids are the peer's names."""
+"""Kudu's txn_commit-itest.cc and txn_write_ops-itest.cc as scripts; ids are the peer's names.
+
+Their transactions go through the states one by one, so here all of them are large.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("large")
 
 COMMIT = {
     "TestBasicCommits": """

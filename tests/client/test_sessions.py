@@ -277,23 +277,7 @@ def test_a_write_outside_of_transactions_stands_row_by_row(
     assert client.stats()["staged_row_sets"] == 0
 
 
-# -- what is not there yet -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", ["upsert", "update", "update_ignore", "delete", "delete_ignore"])
-def test_operations_of_a_later_version(
-    make: Any, client: txnkv.Client, table: txnkv.Table, op: str
-) -> None:
-    """TestUnsupportedOps: NotSupported, nothing is applied, the session goes on."""
-    session, end = make()
-    for holder in (session, client.new_transaction()):
-        with pytest.raises(txnkv.NotSupportedError, match=f"{op} is not there yet"):
-            getattr(holder, op)(table, (1, None))
-        with pytest.raises(txnkv.NotSupportedError, match=f"{op} is not there yet"):
-            holder.write(table, {}, op=op)
-    session.insert(table, (2, None))
-    end()
-    assert [row["id"] for row in table.scan()] == [2]
+# -- operations and tables -------------------------------------------------------------
 
 
 def test_an_operation_that_there_is_not(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -11,7 +11,7 @@ from txnkv.cli.console import json_option, print_grid, print_json, print_pairs, 
 from txnkv.coordinator.ids import TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import TxnNotFoundError
-from txnkv.transaction import TxnInfo
+from txnkv.txn_info import TxnInfo
 
 
 @click.group()

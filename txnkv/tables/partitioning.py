@@ -135,6 +135,11 @@ class Partitioning:
     def tablets(self) -> int:
         return self.buckets * (len(self.ranges.bounds) + 1 if self.ranges else 1)
 
+    def encoded_bounds(self) -> list[bytes]:
+        """The bounds of the ranges, ascending, as keys of the columns that are cut."""
+        bounds = self._bounds
+        return [] if bounds is None else [bounds.key(i) for i in range(bounds.n)]
+
     def place(self, batch: pa.RecordBatch) -> list[core.Rows | None]:
         """The rows of each tablet, by tablet number; a lone None means all rows of the one."""
         if self.tablets == 1:

@@ -1,0 +1,98 @@
+"""Writes outside of any transaction: each has one of its own.
+
+No snapshot was promised to such a write, so when others commit first what it writes it looks
+again and meets what they left: an insert finds its key there, an upsert replaces the new row.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from txnkv.context import Heart, TxnContext
+from txnkv.coordinator.coordinator import KEEPALIVE_TIME
+from txnkv.coordinator.orchestration import ending_error
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import InvalidTxnStateError, TransactionConflictError, TxnkvError
+from txnkv.instance import Instance
+from txnkv.small_commit import commit_small
+from txnkv.tables.incoming import Outcome
+
+_ATTEMPTS: Final = 20
+
+
+def write_alone(
+    instance: Instance, write: Callable[[TxnContext], Outcome], *, again: bool
+) -> Outcome:
+    """Write in a transaction of its own and commit it.
+
+    Args:
+        instance: the store's.
+        write: writes in the transaction that it gets; may run several times.
+        again: whether it can.
+
+    Raises:
+        TransactionConflictError: others were first, again and again.
+        What `write` raises; nothing was written then.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _attempt(instance, write)
+        except TransactionConflictError:
+            if not again or attempt == _ATTEMPTS:
+                raise
+        if attempt > 2:
+            time.sleep(random.uniform(0.0, 0.0005) * 2 ** min(attempt, 8))
+    raise AssertionError("unreachable")
+
+
+def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outcome:
+    coordinator = instance.coordinator
+    row = coordinator.begin(
+        timeout=None, isolation="snapshot", locking="optimistic", keepalive=KEEPALIVE_TIME
+    )
+    context = TxnContext(instance, row, stored=False, transactional=False)
+    hearts: list[Heart] = []
+
+    def start_heart() -> None:
+        hearts.append(Heart(context.row))
+        coordinator.heartbeats.add(hearts[0])
+
+    context.on_stored = lambda: start_heart
+    try:
+        outcome = write(context)
+        if context.stored:
+            _commit_large(context)
+        else:
+            commit_small(context)
+        return outcome
+    except BaseException:
+        _abort(context)
+        raise
+    finally:
+        for heart in hearts:
+            coordinator.heartbeats.remove(heart)
+
+
+def _commit_large(context: TxnContext) -> None:
+    orchestrator = context.instance.coordinator.orchestrator
+    orchestrator.start_commit(context.row.txn_id)
+    ended = orchestrator.finish(context.row.txn_id)
+    context.end(ended.state)
+    if ended.state is TxnState.ABORTED:
+        raise ending_error(ended, "commit the write")
+
+
+def _abort(context: TxnContext) -> None:
+    """On the way out of an error, which says more than what comes up here."""
+    with suppress(TxnkvError):
+        if not context.stored:
+            if context.ended is None and not context.unsure:
+                context.end(TxnState.ABORTED)
+            return
+        with suppress(InvalidTxnStateError):
+            context.instance.coordinator.abort(context.row.txn_id, "the write failed")
+        context.end(TxnState.ABORTED)

@@ -1,0 +1,403 @@
+"""What a small transaction writes: in memory until it commits, then in one row of the log.
+
+    insert, upsert, ...    looked up at once, in the snapshot and in what it wrote before
+                           -> the outcome as rows and tombstones, in its own MemRowSets
+    get, scan              see them above the snapshot (`ReadView.own`)
+    commit                 each MemRowSet becomes a section of the payload; validated inside the
+                           commit log's SQLite transaction, first committer wins
+    too much for that      the same rows are staged, and it goes on as a large transaction
+
+Entries are stamped by a counter of the transaction's statements; a commit takes the newest of
+each key. Nothing is written anywhere before the commit, and nothing at all when there is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv import core
+from txnkv.coordinator import locks, payload
+from txnkv.coordinator.commit_log import SmallCommit
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.locks import Verdict
+from txnkv.coordinator.payload import Section
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import (
+    AlreadyPresentError,
+    NotFoundError,
+    RowError,
+    SchemaError,
+    TransactionConflictError,
+    TransactionLockedError,
+    TransactionTimedOutError,
+    TxnkvError,
+)
+from txnkv.storage.seam import clock
+from txnkv.tables import catalog, changes, incoming, lookup
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.incoming import Evaluated, Outcome, readable_key
+from txnkv.tables.ingest import MISSING
+from txnkv.tables.manifest import KIND
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_checker import Values
+from txnkv.tables.row_set_writer import SortedRows
+from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.view import EVERY_STAMP, ReadView
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+MAX_ROWS: Final = 10_000
+MAX_BYTES: Final = 1 << 20
+"""What is above one of these is no small transaction."""
+
+FEW_ROWS: Final = 12
+"""So many rows are looked up one by one; more go through arrays and C."""
+
+
+_ABSENT: Final = "no row has this key"
+_DELETED: Final = "an earlier row of the same data deleted this key"
+_EARLIER: Final = "an earlier row of the same data has this key"
+_OWN: Final = "this transaction has staged the key already"
+_THERE: Final = "a row with this key is in the table"
+
+
+class LockedByYoungerError(TransactionLockedError):
+    """A tablet is locked by a younger transaction: who meets it may wait and try again."""
+
+
+class SmallWrites:
+    """The rows that one transaction has written and holds in memory.
+
+    Not for two threads at a time; readers may read meanwhile.
+    """
+
+    def __init__(
+        self, engine: TableEngine, row: TxnRow, reads: ReadSet | None, *, transactional: bool
+    ) -> None:
+        self._engine = engine
+        self._row = row
+        self._transactional = transactional
+        self._reads = reads
+        self._view = ReadView(row.snapshot_ts, reads=reads)
+        self._view_of_own = ReadView(row.snapshot_ts, own=self, reads=reads)
+        self._memory: dict[int, core.MemRowSet] = {}
+        self._tablets: dict[int, Tablet] = {}
+        self._statements = 0
+        self._before = 0
+        self._lone: bytes | None = None
+        self._replaces = False
+
+    def memory(self, tablet_id: int) -> core.MemRowSet | None:
+        """Its entries for a tablet; None when there are none."""
+        return self._memory.get(tablet_id)
+
+    @property
+    def empty(self) -> bool:
+        return not self._memory
+
+    @property
+    def too_large(self) -> bool:
+        """More than a row of the commit log should hold."""
+        sets = self._memory.values()
+        return sum(s.n for s in sets) > MAX_ROWS or sum(s.nbytes for s in sets) > MAX_BYTES
+
+    # -- batches -----------------------------------------------------------------------
+
+    def apply_batch(
+        self, table: TableInfo, op: str, batch: pa.RecordBatch, outcome: Outcome
+    ) -> None:
+        """Take an operation on the rows of a batch, as `ingest.chunks` gives it.
+
+        After an error nothing of it counts.
+        """
+        view = self._view_of_own
+        self._lone = None
+        # All of it is looked up before any of it is written.
+        for part in incoming.evaluate(self._engine, table, view, batch, op, outcome):
+            self._statements += 1
+            if part.rows is not None and part.rows.keys.n:
+                memory = self._of(part.tablet)
+                memory.put_many(part.rows.keys, self._statements, _encoded(part.tablet, part.rows))
+            if part.deleted is not None and part.deleted.n:
+                memory = self._of(part.tablet)
+                memory.put_many(part.deleted, self._statements, None)
+            self._replaces = self._replaces or part.replaces or part.deleted is not None
+
+    # -- single rows -------------------------------------------------------------------
+
+    def apply_rows(
+        self, writer: RowWriter, op: str, rows: Iterable[Values], outcome: Outcome
+    ) -> None:
+        """Take an operation on a few checked rows, one after the other.
+
+        After an error nothing of it counts.
+        """
+        self._before = self._statements
+        try:
+            self._apply_rows(writer, op, rows, outcome)
+        except BaseException:
+            self._undo(self._before)
+            raise
+
+    def _apply_rows(
+        self, writer: RowWriter, op: str, rows: Iterable[Values], outcome: Outcome
+    ) -> None:
+        apply = _BY_ROW[op]
+        ignoring = op.endswith("_ignore")
+        for values in rows:
+            error = apply(self, writer, values, outcome)
+            if error is None:
+                continue
+            if ignoring:
+                outcome.ignored += 1
+                continue
+            refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
+            outcome.add(Outcome(errors=[refused], refused=1))
+
+    def _insert(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
+        given = writer.key_of(values)
+        key = writer.key(given)
+        tablet = writer.tablet(given, key)
+        own = self._own(tablet, key)
+        if own is not None:
+            if own[1] is not None:
+                return AlreadyPresentError(_EARLIER if own[0] > self._before else _OWN)
+        elif lookup.present(self._engine, tablet, self._view, key):
+            return AlreadyPresentError(_THERE)
+        self._put(tablet, key, writer.layout.encode_one(writer.values_of(values)))
+        outcome.inserted += 1
+        return None
+
+    def _upsert(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
+        given = writer.key_of(values)
+        key = writer.key(given)
+        tablet = writer.tablet(given, key)
+        new = writer.values_of(values)
+        partial = MISSING in new
+        old = self._find(writer, tablet, key, decode=partial)
+        if old is not None:
+            if partial:
+                new = writer.completed(new, old)
+            self._replaces = True
+        elif partial:
+            filled = writer.defaults(new)
+            if isinstance(filled, str):
+                return SchemaError(
+                    f"{_ABSENT}, and a new one needs a value for {filled}: not nullable and "
+                    "without a default"
+                )
+            new = filled
+        self._put(tablet, key, writer.layout.encode_one(new))
+        if old is None:
+            outcome.inserted += 1
+        else:
+            outcome.updated += 1
+        return None
+
+    def _update(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
+        given = writer.key_of(values)
+        key = writer.key(given)
+        tablet = writer.tablet(given, key)
+        new = writer.values_of(values)
+        partial = MISSING in new
+        old = self._find(writer, tablet, key, decode=partial)
+        if old is None:
+            return NotFoundError(_ABSENT)
+        if partial:
+            new = writer.completed(new, old)
+        self._replaces = True
+        self._put(tablet, key, writer.layout.encode_one(new))
+        outcome.updated += 1
+        return None
+
+    def _delete(self, writer: RowWriter, given: Values, outcome: Outcome) -> TxnkvError | None:
+        key = writer.key(given)
+        tablet = writer.tablet(given, key)
+        if self._find(writer, tablet, key, decode=False) is None:
+            own = self._own(tablet, key)
+            again = own is not None and own[0] > self._before
+            return NotFoundError(_DELETED if again else _ABSENT)
+        self._replaces = True
+        self._put(tablet, key, None)
+        outcome.deleted += 1
+        return None
+
+    def _find(
+        self, writer: RowWriter, tablet: Tablet, key: bytes, *, decode: bool
+    ) -> Values | None:
+        """The values beside the key of the row that is there; () when they are not wanted."""
+        own = self._own(tablet, key)
+        if own is not None:
+            row = own[1]
+            if row is None:
+                return None
+            found: Values = writer.layout.decode_one(row) if decode else ()
+            return found
+        if decode:
+            return lookup.find(self._engine, tablet, self._view, key)
+        return () if lookup.present(self._engine, tablet, self._view, key) else None
+
+    def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
+        memory = self._memory.get(tablet.id)
+        return None if memory is None else memory.get(key, 0, EVERY_STAMP)
+
+    def _put(self, tablet: Tablet, key: bytes, row: bytes | None) -> None:
+        self._statements += 1
+        self._lone = key if self._statements == 1 else None
+        self._of(tablet).put(key, self._statements, row)
+
+    def _undo(self, statement: int) -> None:
+        """Forget what came after a statement."""
+        for id, memory in list(self._memory.items()):
+            kept = memory.copy(0, statement)
+            if kept.n:
+                self._memory[id] = kept
+            else:
+                del self._memory[id], self._tablets[id]
+
+    def _of(self, tablet: Tablet) -> core.MemRowSet:
+        memory = self._memory.get(tablet.id)
+        if memory is None:
+            memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
+            self._tablets[tablet.id] = tablet
+        return memory
+
+    # -- commit ------------------------------------------------------------------------
+
+    def commit(self) -> SmallCommit:
+        """What the commit log is to commit."""
+        sections = [
+            Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
+        ]
+        return SmallCommit(self._row.txn_id, sections, self._validation())
+
+    def _validation(self) -> Callable[[apsw.Cursor, Timestamp], None]:
+        """What refuses the commit, called inside the SQLite transaction of its commit point.
+
+        It raises TransactionConflictError when others changed what was written, or in a
+        serializable transaction read, since the snapshot; TransactionLockedError when a tablet
+        is locked by another; TransactionTimedOutError past the deadline; TableNotFoundError when
+        a table was dropped.
+        """
+        engine, row, reads = self._engine, self._row, self._reads
+        locker = row if self._transactional else None
+        if self._lone is not None:
+            written = [(tablet, core.Keys.one(self._lone)) for tablet in self._tablets.values()]
+        else:
+            written = [
+                (self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys)
+                for id, memory in self._memory.items()
+            ]
+        ids = list(self._memory)
+        tables = {tablet.table.id: tablet.table for tablet in self._tablets.values()}
+
+        def validate(cur: apsw.Cursor, latest: Timestamp) -> None:
+            if row.deadline is not None and clock.monotonic_micros() > row.deadline:
+                raise timed_out(row, "commit")
+            for table in tables.values():
+                catalog.require_live(cur, table)
+            _refuse_locked(cur, locker, ids)
+            if latest > row.snapshot_ts:
+                for tablet, keys in written:
+                    key = changes.changed(tablet, keys, row.snapshot_ts, latest)
+                    if key is not None:
+                        raise _conflict(tablet, key)
+                if reads is not None:
+                    changes.validate_reads(engine, reads, row.snapshot_ts, latest)
+
+        return validate
+
+    # -- outgrowing --------------------------------------------------------------------
+
+    def evaluated(self) -> list[Evaluated]:
+        """All of it as staging takes it."""
+        return [
+            part
+            for id, memory in self._memory.items()
+            for part in _evaluated(self._tablets[id], memory, self._replaces)
+        ]
+
+
+def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:
+    return TransactionTimedOutError(
+        f"cannot {what}: transaction {row.txn_id} timed out, after {(row.timeout or 0) / 1e6:g} s. "
+        "Begin a new transaction, with a longer timeout"
+    )
+
+
+_ByRow = Callable[[SmallWrites, RowWriter, Values, Outcome], TxnkvError | None]
+_BY_ROW: Final[dict[str, _ByRow]] = {
+    "insert": SmallWrites._insert,
+    "insert_ignore": SmallWrites._insert,
+    "upsert": SmallWrites._upsert,
+    "update": SmallWrites._update,
+    "update_ignore": SmallWrites._update,
+    "delete": SmallWrites._delete,
+    "delete_ignore": SmallWrites._delete,
+}
+
+
+def _readable(writer: RowWriter, op: str, values: Values) -> Any:
+    key = values if op.startswith("delete") else writer.key_of(values)
+    return key[0] if len(key) == 1 else key
+
+
+def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
+    return TransactionConflictError(
+        f"table {tablet.table.name!r}, key {readable_key(tablet, key)!r}: another transaction "
+        "committed it first. This transaction was aborted whole; run it again"
+    )
+
+
+def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, ids: Sequence[int]) -> None:
+    if cur.execute("SELECT 1 FROM locks LIMIT 1").fetchone() is None:
+        return
+    answer = locks.meet(cur, row, KIND, ids)
+    if answer.verdict is Verdict.GRANTED:
+        return
+    holder = f"{KIND} {list(ids)} is locked by transaction {answer.holder}"
+    if row is None:
+        raise TransactionLockedError(
+            f"{holder}; a write outside of a transaction does not wait. Try it again later"
+        )
+    if answer.verdict is Verdict.WAIT:
+        raise LockedByYoungerError(f"{holder}, which is younger")
+    raise TransactionLockedError(
+        f"{holder}, which is older: transaction {row.txn_id} was aborted (wait-die). Run it again"
+    )
+
+
+def _encoded(tablet: Tablet, rows: SortedRows) -> core.RowBytes:
+    columns = [rows.batch.column(name) for name in tablet.value_names]
+    order = rows.order
+    if not columns and order is None:  # without columns the rows have to be counted
+        order = core.Rows.range(rows.keys.n)
+    return tablet.layout.encode(columns, order)
+
+
+def _evaluated(tablet: Tablet, memory: core.MemRowSet, replaces: bool) -> Iterator[Evaluated]:
+    entries = memory.select(None, None, 0, EVERY_STAMP)
+    rows = core.Rows.from_arrow(_where(entries.kinds, 1))
+    gone = core.Rows.from_arrow(_where(entries.kinds, 2))
+    if rows.n:
+        keys = entries.keys.gather(rows)
+        values = entries.columns(tablet.layout, range(len(tablet.value_names)), rows)
+        columns: dict[str, pa.Array] = dict(zip(tablet.value_names, values, strict=True))
+        for i, name in enumerate(tablet.schema.primary_key):
+            columns[name] = tablet.codec.decode(keys, i)
+        arrays = [columns[name] for name in tablet.schema.names]
+        batch = pa.record_batch(arrays, schema=tablet.schema.arrow)
+        yield Evaluated(tablet, SortedRows(keys, batch, None), replaces)
+    if gone.n:
+        yield Evaluated(tablet, None, deleted=entries.keys.gather(gone))
+
+
+def _where(kinds: pa.UInt8Array, kind: int) -> pa.UInt32Array:
+    return pc.indices_nonzero(pc.equal(kinds, kind)).cast(pa.uint32())

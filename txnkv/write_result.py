@@ -1,0 +1,71 @@
+"""What a write brought in, and the rows that it refused until somebody is told."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from txnkv.errors import RowError, RowErrors
+from txnkv.tables.incoming import Outcome
+
+
+@dataclass
+class WriteResult:
+    """How many rows and messages a flush or write brought in."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    sent: int = 0
+    acked: int = 0
+
+
+class ErrorBuffer:
+    """The refused rows of a session, the last `RowErrors.KEPT` of them, and how many nobody
+    was told of yet. Shared by threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: list[RowError] = []
+        self._untold = 0
+
+    @property
+    def untold(self) -> int:
+        """How many rows were refused that nobody was told of."""
+        return self._untold
+
+    def keep(self, outcome: Outcome) -> None:
+        """Take what was refused."""
+        if outcome.refused:
+            with self._lock:
+                self._errors = (self._errors + outcome.errors)[-RowErrors.KEPT :]
+                self._untold += outcome.refused
+
+    def take(self) -> list[RowError]:
+        """The rows refused since the last call, and forget them: their taker is told."""
+        with self._lock:
+            errors, self._errors = self._errors, []
+            self._untold = 0
+            return errors
+
+    def forget(self) -> None:
+        """Nobody needs to be told."""
+        with self._lock:
+            self._untold = 0
+
+    def result(self, outcome: Outcome) -> WriteResult:
+        """What to give to the caller of a flush or write.
+
+        Raises:
+            RowErrors: rows were refused that nobody was told of.
+        """
+        self.keep(outcome)
+        if self._untold:
+            with self._lock:
+                count, self._untold = self._untold, 0
+                errors = self._errors[-count:]
+            if count:
+                raise RowErrors(errors, count)
+        return WriteResult(outcome.inserted, outcome.updated, outcome.deleted, outcome.ignored)
