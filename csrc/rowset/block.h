@@ -47,6 +47,12 @@ typedef struct {
     size_t data_len;
 } block_t;
 
+/* The bytes of a block that block_verify has accepted; NULL: it is not there. */
+typedef struct {
+    const uint8_t *bytes;
+    size_t len;
+} block_bytes_t;
+
 /* An Arrow column. Lengths are those of whole buffers in bytes, `offset` and `length` are
  * Arrow's, in rows; validity is NULL when there are no nulls. BLOCK_VARLEN has i32 offsets. */
 typedef struct {

@@ -9,7 +9,9 @@
 #include "codec/keys_inline.h"
 #include "common/bits.h"
 #include "rowset/block.h"
+#include "rowset/blocks.h"
 #include "rowset/bloom.h"
+#include "rowset/point.h"
 #include "rowset/zone.h"
 
 static void decode(const block_t *block, block_rows_t rows) {
@@ -56,6 +58,37 @@ void fuzz_keys(const keys_t *keys) {
     decode_key_column(keys, types, 2, 1);
 }
 
+/* Reads of single rows, which trust block_verify for the order of offsets alone. */
+static void read_rows(const uint8_t *data, size_t len, const block_t *block) {
+    const block_bytes_t bytes[2] = {{data, len}, {NULL, 0}};
+    const uint32_t numbers[4] = {0, 1, UINT32_MAX, 0};
+    const uint32_t rows[4] = {0, 0, 0, block->rows == 0 ? 0 : block->rows - 1};
+    row_slot_t slots[2] = {{ROW_VARLEN, 0, 0}, {ROW_VARLEN, 0, 0}};
+    if (block->kind == BLOCK_BIT) slots[0] = (row_slot_t){ROW_BIT, 1, 0};
+    if (block->kind == BLOCK_FIXED) slots[0] = (row_slot_t){ROW_FIXED, block->width, 0};
+    row_layout_t layout;
+    uint8_t out[64], validity;
+    uint32_t offsets[5], nulls;
+    if (slots[0].width < (1u << 20)) {
+        row_layout_init(slots, 2, &layout);
+        for (uint32_t i = 0; i < 4; i++) point_row(&layout, bytes, rows[i], out, sizeof out);
+    }
+    uint32_t *ends = NULL;
+    size_t size = (size_t)4 * block->width + 1;
+    if (block->kind == BLOCK_OPAQUE || block->width > (1u << 20)) return;
+    if (block->kind == BLOCK_VARLEN) {
+        if (blocks_gather_ends(bytes, 2, numbers, rows, 4, offsets) != STATUS_OK) return;
+        ends = offsets;
+        size = (size_t)offsets[4] + 1;
+    }
+    uint8_t *values = malloc(size);
+    if (values != NULL) {
+        blocks_gather(bytes, 2, block->kind, block->width, numbers, rows, 4, ends, &validity,
+                      values, &nulls);
+    }
+    free(values);
+}
+
 int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     block_t block;
     zone_t zone;
@@ -70,6 +103,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
         if (block_value(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
         for (size_t at = 0; at < value.len; at++) seen = seen ^ value.data[at];
     }
+    read_rows(data, len, &block);
     if (block.rows < (1u << 20)) {
         decode(&block, all);
         decode(&block, half);
@@ -84,6 +118,8 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     }
     if (block_verify(data, len, seed) != STATUS_OK) return 0;
     if (block_keys(data, len, &keys) == STATUS_OK) fuzz_keys(&keys);
+    point_find(data, len, NULL, 0, data, len < 8 ? len : 8);
+    point_find(data, len, data, len, data, len < 8 ? len : 8);
     return 1;
 }
 

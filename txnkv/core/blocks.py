@@ -1,0 +1,137 @@
+"""Rows scattered over many blocks: found, and read, in one call for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv.core.block import block_layout, decode_block
+from txnkv.core.keys import Keys
+from txnkv.core.native import allocate, check, ffi, lib, pointer
+from txnkv.core.rows import NULL_ROW, Rows
+
+_BYTES = ffi.typeof("uint8_t[]")
+_LIST = ffi.typeof("block_bytes_t[]")
+_ABSENT = (ffi.NULL, 0)
+
+
+class BlockList:
+    """Verified blocks as the core takes many of them: their addresses.
+
+    It borrows the blocks' memory: for views into LMDB it is good for as long as they are.
+
+    Attributes:
+        blocks: the buffer objects; None where there is no block.
+        n: how many.
+    """
+
+    __slots__ = ("_held", "blocks", "c", "n")
+
+    def __init__(self, blocks: Sequence[Any]) -> None:
+        """Takes the addresses of buffer objects; None for a block that is not there."""
+        view = ffi.from_buffer
+        self.blocks = blocks
+        self.n = len(blocks)
+        self._held = [None if block is None else view(_BYTES, block) for block in blocks]
+        self.c = ffi.new(
+            _LIST, [_ABSENT if held is None else (held, len(held)) for held in self._held]
+        )
+
+
+def find_in_blocks(
+    blocks: BlockList, firsts: Keys, probes: Keys
+) -> tuple[pa.UInt32Array, pa.UInt32Array]:
+    """Where keys stand in blocks of ascending keys that follow each other.
+
+    Args:
+        blocks: key blocks; in one that is not there no key is found.
+        firsts: the first key of each block.
+        probes: keys in any order; ascending ones go faster.
+
+    Returns:
+        For each probe the number of its block and its row there (the first, if the key is there
+        several times), `NULL_ROW` twice where it is absent.
+
+    Raises:
+        CoreError: a block holds no keys.
+        ValueError: there are not as many firsts as blocks.
+    """
+    if blocks.n != firsts.n:
+        raise ValueError(f"{firsts.n} first keys of {blocks.n} blocks")
+    numbers, rows = allocate(4 * probes.n), allocate(4 * probes.n)
+    out = pointer(numbers, "uint32_t *"), pointer(rows, "uint32_t *")
+    status = lib.blocks_find(blocks.c, firsts.c, probes.c, *out)
+    check(status, f"finding {probes.n} keys in {blocks.n} blocks")
+    return _numbers(numbers, probes.n), _numbers(rows, probes.n)
+
+
+def gather_blocks(
+    blocks: BlockList,
+    type_: pa.DataType,
+    block_of_row: pa.UInt32Array,
+    row_in_block: pa.UInt32Array,
+) -> pa.Array:
+    """Rows of many blocks of one column, in the order asked for, copied.
+
+    Args:
+        blocks: verified; rows of one that is not there are null.
+        type_: of the column.
+        block_of_row: the block of each row; `NULL_ROW` gives a null.
+        row_in_block: the row in it.
+
+    Raises:
+        CoreError: a block is damaged or not of this type, or the strings pass 2 GiB.
+        IndexError: a block or row is not there.
+        TypeError: the numbers are not uint32.
+        ValueError: the numbers have nulls, or are not as many.
+    """
+    n = len(block_of_row)
+    if n != len(row_in_block):
+        raise ValueError(f"{n} numbers of blocks for {len(row_in_block)} rows")
+    kind, width = block_layout(type_)
+    if kind == lib.BLOCK_OPAQUE:
+        return _gather_opaque(blocks, type_, block_of_row, row_in_block)
+    lists = Rows.from_arrow(block_of_row), Rows.from_arrow(row_in_block)
+    of = pointer(lists[0].buffer, "uint32_t *"), pointer(lists[1].buffer, "uint32_t *")
+    what = f"gathering {n} rows of {type_}"
+    offsets = ends = None
+    size = (n + 7) // 8 if kind == lib.BLOCK_BIT else n * width
+    if kind == lib.BLOCK_VARLEN:
+        offsets = allocate(4 * (n + 1))
+        ends = pointer(offsets, "uint32_t *")
+        check(lib.blocks_gather_ends(blocks.c, blocks.n, *of, n, ends), what)
+        size = ends[n]
+    values, validity, nulls = allocate(size), allocate((n + 7) // 8), ffi.new("uint32_t *")
+    out = (ends or ffi.NULL, pointer(validity), pointer(values), nulls)
+    check(lib.blocks_gather(blocks.c, blocks.n, kind, width, *of, n, *out), what)
+    buffers = [validity if nulls[0] else None, values]
+    if offsets is not None:
+        buffers.insert(1, offsets)
+    return pa.Array.from_buffers(type_, n, buffers, nulls[0])
+
+
+def _gather_opaque(
+    blocks: BlockList, type_: pa.DataType, block_of_row: pa.Array, row_in_block: pa.Array
+) -> pa.Array:
+    """As one array of the blocks that are asked for, and the rows' places in it."""
+    asked = [number for number in pc.unique(block_of_row).to_pylist() if number != NULL_ROW]
+    if any(number >= blocks.n for number in asked):
+        raise IndexError(f"block {max(asked)} of {blocks.n}")
+    asked = [number for number in asked if blocks.blocks[number] is not None]
+    parts = [decode_block(blocks.blocks[number], type_) for number in asked]
+    if not parts:
+        return pa.nulls(len(block_of_row), type_)
+    lengths = pa.array([len(part) for part in parts], pa.uint64())
+    starts = pc.subtract(pc.cumulative_sum(lengths), lengths)
+    which = pc.index_in(block_of_row, value_set=pa.array(asked, pa.uint32()))
+    inside = pc.less(row_in_block.cast(pa.uint64()), lengths.take(which))
+    if not pc.all(inside, min_count=0).as_py():
+        raise IndexError(f"gathering {len(which)} rows of {type_}: a row is not in its block")
+    return pa.concat_arrays(parts).take(pc.add(starts.take(which), row_in_block))
+
+
+def _numbers(buffer: pa.Buffer, n: int) -> pa.UInt32Array:
+    return pa.Array.from_buffers(pa.uint32(), n, [None, buffer], 0)

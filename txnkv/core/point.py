@@ -1,0 +1,108 @@
+"""Reads of one row: where a key stands, and the values of the row, in a call each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.core.block import decode_block
+from txnkv.core.blocks import BlockList
+from txnkv.core.native import CoreError, ffi, lib
+from txnkv.core.row_layout import RowLayout
+from txnkv.core.row_one import is_opaque
+
+_BYTES = ffi.typeof("uint8_t[]")
+_ADDRESS = ffi.typeof("uintptr_t")
+_FIRST_BYTES = 512
+_view = ffi.from_buffer
+_buffer = ffi.buffer
+
+
+def address(view: Any) -> int:
+    """Where the bytes of a buffer object stand in memory: to see whether they moved."""
+    return int(ffi.cast(_ADDRESS, _view(_BYTES, view)))
+
+
+def point_find(keys_block: Any, bloom_block: Any | None, key: bytes) -> int:
+    """The row of a key in a block of ascending keys; -1 when it is not there.
+
+    Args:
+        keys_block: verified, any buffer object.
+        bloom_block: its filter, which is asked first; None for none.
+        key: an encoded key. Of several such keys the first is found.
+
+    Raises:
+        CoreError: a block is not what it should be.
+    """
+    keys = _view(_BYTES, keys_block)
+    if bloom_block is None:
+        found = lib.point_find(keys, len(keys), ffi.NULL, 0, key, len(key))
+    else:
+        bloom = _view(_BYTES, bloom_block)
+        found = lib.point_find(keys, len(keys), bloom, len(bloom), key, len(key))
+    if found < -1:
+        raise CoreError("finding a key: a block is damaged. Check the store that it came from.")
+    return int(found)
+
+
+class RowReader:
+    """Reads one row out of one block a column, as Python objects.
+
+    A value is what `decode_block(block, type_)[row].as_py()` gives. Make one for the columns of a
+    table and keep it; it may be shared by threads.
+    """
+
+    __slots__ = ("_decode", "_layout", "_nested", "_spare", "types")
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        """Makes a reader of rows of these columns."""
+        self.types = list(types)
+        self._nested = [i for i, type_ in enumerate(types) if is_opaque(type_)]
+        plain = [pa.binary() if is_opaque(type_) else type_ for type_ in types]
+        layout = RowLayout(plain)
+        self._layout = layout
+        self._decode = layout.decode_one
+        self._spare = [ffi.new(_BYTES, max(_FIRST_BYTES, 2 * layout.c.head))]
+
+    def __call__(self, blocks: BlockList | Sequence[Any], row: int) -> tuple[Any, ...]:
+        """The values at `row`; None for a null, and where there is no block.
+
+        Args:
+            blocks: verified, one a column. A `BlockList` that is used again saves a microsecond.
+            row: its number in all of them.
+
+        Raises:
+            CoreError: a block is damaged, or not of its column's type.
+            IndexError: the row is not in a block.
+        """
+        some = blocks if isinstance(blocks, BlockList) else BlockList(blocks)
+        try:
+            out = self._spare.pop()
+        except IndexError:  # other threads have them all
+            out = ffi.new(_BYTES, _FIRST_BYTES)
+        used = lib.point_row(self._layout.c, some.c, row, out, len(out))
+        if used > len(out):
+            out = ffi.new(_BYTES, used)
+            used = lib.point_row(self._layout.c, some.c, row, out, used)
+        if used < 0:
+            raise self._failed(used, row)
+        values = self._decode(_buffer(out, used)[:])
+        self._spare.append(out)
+        return self._with_nested(values, some, row) if self._nested else values
+
+    def _with_nested(self, values: tuple[Any, ...], blocks: BlockList, row: int) -> tuple[Any, ...]:
+        whole = list(values)
+        for i in self._nested:
+            if blocks.blocks[i] is not None:
+                whole[i] = decode_block(blocks.blocks[i], self.types[i], row, 1)[0].as_py()
+        return tuple(whole)
+
+    def _failed(self, status: int, row: int) -> Exception:
+        if status == lib.POINT_RANGE:
+            return IndexError(f"row {row} is not in a block of {len(self.types)} columns")
+        return CoreError(
+            f"reading row {row} of {len(self.types)} columns: a block is damaged, or not of its "
+            "column's type. Check the store that it came from."
+        )
