@@ -17,7 +17,7 @@ from txnkv.tables import catalog, manifest, reading
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Pages, Tablet
 from txnkv.tables.view import ReadView
 
 
@@ -99,6 +99,21 @@ def check_store(
 ) -> CheckReport:
     """Read every block of every committed or staged row set, and the status database."""
     report = CheckReport()
+    runtime, status = instance.store.runtime, instance.store.status
+    with status.read() as cur:
+        version = one(cur, "SELECT manifest_version FROM clock")[0]
+    # Before the row sets are listed, so that none of them is collected under our eyes.
+    runtime.pin_manifest(version)
+    try:
+        _check(instance, report, progress)
+    finally:
+        runtime.unpin_manifest(version)
+    return report
+
+
+def _check(
+    instance: Instance, report: CheckReport, progress: Callable[[int, int], None] | None
+) -> None:
     engine, store = instance.engine, instance.store
     with store.status.read() as cur:
         _check_status(cur, report)
@@ -125,7 +140,6 @@ def check_store(
         report.problems += _check_row_set(tablet, info, report)
     if progress is not None:
         progress(len(work), len(work))
-    return report
 
 
 def _check_status(cur: Any, report: CheckReport) -> None:
@@ -136,7 +150,9 @@ def _check_status(cur: Any, report: CheckReport) -> None:
         report.problems.append(f"status.db: row {row} of {table} refers to no row of {parent}")
     questions = {
         "a row set belongs to no transaction and is not committed": (
-            "SELECT id FROM row_sets WHERE state < 2 AND (txn_id IS NULL OR txn_id NOT IN "
+            # One that is being written for nobody is a flush's or a compaction's.
+            "SELECT id FROM row_sets WHERE state < 2 AND (state = 1 OR txn_id IS NOT NULL) AND "
+            "(txn_id IS NULL OR txn_id NOT IN "
             "(SELECT txn_id FROM transactions WHERE state NOT IN (2, 4)))"
         ),
         "a committed row set has no stamp": (
@@ -207,7 +223,8 @@ def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Ite
                     if section != BLOOM and core.block_rows(data) != block.rows:
                         yield f"{name}, block {number}: rows are missing in section {section}"
                 keys = row_set.keys(pages, number)
-                if core.sort_keys(keys) is not None or (number and keys.key(0) <= last):
+                least = last if info.versioned else last + b"\0"
+                if not _in_order(row_set, pages, number) or (number and keys.key(0) < least):
                     yield f"{name}, block {number}: its keys are not ascending"
                 if (keys.key(0), keys.key(keys.n - 1)) != (block.first, block.last):
                     yield f"{name}, block {number}: its keys are not those of the header"
@@ -223,3 +240,17 @@ def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Ite
     except TxnkvError as error:
         yield str(error)
     report.row_sets += 1
+
+
+def _in_order(row_set: RowSet, pages: Pages, number: int) -> bool:
+    """Whether a block's keys ascend, and the versions of one key go from new to old."""
+    keys = row_set.keys(pages, number)
+    order = core.sort_keys(keys)
+    if order is None:
+        return True
+    if not row_set.info.versioned or order.to_arrow() != core.Rows.range(keys.n).to_arrow():
+        return False
+    inserts = row_set.inserts(pages, number)
+    return inserts is not None and (
+        core.version_order(core.mark_duplicates(keys, None), inserts) is None
+    )
