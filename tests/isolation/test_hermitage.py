@@ -175,14 +175,14 @@ READS = {
         1 addwhere 10 value >= 0 -> 1=10 2=20
         2 deletewhere value = 20 -> 2=20
         1 commit
-        2 commit -> TransactionConflictError: key 2
+        2 commit -> TransactionConflictError: key 2 | TransactionConflictError
         rows -> 1=20 2=30
     """,
     "PMP, for write predicates, in the other order": """
         1 addwhere 10 value >= 0 -> 1=10 2=20
         2 deletewhere value = 20 -> 2=20
         2 commit
-        1 commit -> TransactionConflictError: key 2
+        1 commit -> TransactionConflictError
         rows -> 1=10
     """,
     "PMP, for a write predicate that another's row comes to match": """

@@ -76,8 +76,12 @@ class ModelTxn:
     def __exit__(self, *_: object) -> None:
         """A snapshot's end."""
 
-    def serialize(self) -> None:
-        """No other process."""
+    @property
+    def context(self) -> ModelTxn:
+        return self
+
+    def ensure_large(self) -> None:
+        """All are of one size here."""
 
     def rows(self, table: str) -> dict[int, dict[str, Any]]:
         time.sleep(0.0001)

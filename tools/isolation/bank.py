@@ -78,8 +78,8 @@ def _move_by_row(txn: txnkv.Transaction, id: int, source: int, target: int, amou
 
 
 def _move_by_batch(txn: txnkv.Transaction, id: int, accounts: list[int], amount: int) -> bool:
-    """The first gives `amount` to each of the others; as a load whose token others could have."""
-    txn.serialize()
+    """The first gives `amount` to each of the others, as a bulk load that is staged."""
+    txn.context.ensure_large()
     balances: list[int] = txn.get_many("accounts", accounts)["balance"].to_pylist()
     changes = [-amount * (len(accounts) - 1)] + [amount] * (len(accounts) - 1)
     after = [balance + change for balance, change in zip(balances, changes, strict=True)]

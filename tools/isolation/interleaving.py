@@ -86,8 +86,7 @@ class Player:
         self._txn = self._client.new_transaction(**options)
         self._large = size == "large"
         if self._large:
-            # Whose id is known elsewhere, and so is written down, cannot be a small one.
-            self._txn.serialize()
+            self._txn.context.ensure_large()  # as if it had outgrown the small path
 
     def do_commit(self) -> None:
         self.txn.commit()
