@@ -85,7 +85,30 @@ def test_tells_people_and_programs_what_it_did(store, file, run):
     ran = run("load", store, "t", path, "--operation", "insert_ignore", "--json").json
     assert ran.pop("seconds") > 0
     assert ran.pop("commit_timestamp") > 0
-    assert ran == {"table": "t", "made": False, "rows": 3, "inserted": 0, "ignored": 3}
+    counts = {"rows": 3, "inserted": 0, "updated": 0, "deleted": 0, "ignored": 3}
+    assert ran == {"table": "t", "made": False} | counts
+
+
+def test_updates_and_deletes_by_file(store, file, run, fail):
+    run("load", store, "t", file("rows.csv", "id,name,n\n1,a,10\n2,b,20\n3,c,30\n"), "--key", "id")
+    some = file("some.csv", "id,n\n2,-2\n4,-4\n")
+    ran = run("load", store, "t", some, "--operation", "upsert")
+    assert ran.out.startswith("loaded 1 row into t, updated 1 row in ")
+    more = file("more.csv", "id,n\n1,-1\n9,-9\n")
+    message = fail("load", store, "t", more, "--operation", "update")
+    assert "no row has this key" in message
+    assert "--operation update_ignore leaves out keys that are not there" in message
+    ran = run("load", store, "t", more, "--operation", "update_ignore")
+    assert ran.out.startswith("updated 1 row of t (1 were not there) in ")
+    ran = run("load", store, "t", file("gone.csv", "id,n\n3,0\n"), "--operation", "delete")
+    assert ran.out.startswith("deleted 1 row from t in ")
+    assert rows_of(store, "t") == [
+        {"id": 1, "name": "a", "n": -1},
+        {"id": 2, "name": "b", "n": -2},
+        {"id": 4, "name": None, "n": -4},
+    ]
+    message = fail("load", store, "u", more, "--operation", "delete")
+    assert "there is no table 'u': nothing to delete" in message
 
 
 def test_makes_the_store_when_it_is_missing(tmp_path, file, run):

@@ -62,7 +62,6 @@ def test_options_of_a_read_are_checked(
     ("options", "error", "words"),
     [
         ({"columns": "id"}, ValueError, "a write has no option 'columns'"),
-        ({"operation": "upsert"}, txnkv.NotSupportedError, "upsert is not there yet"),
         ({"operation": "replace"}, ValueError, "'replace' is no operation"),
         ({"timeout": "soon"}, ValueError, "seconds above 0"),
         ({"timeout": "0"}, ValueError, "seconds above 0"),
@@ -100,7 +99,8 @@ def test_a_read_is_refused_in_planning(
     ("select", "options", "words"),
     [
         ("SELECT 1L AS id, 'a' AS v", {"table": "nobody"}, "TableNotFoundError"),
-        ("SELECT 1L AS id, 'a' AS v", {"operation": "upsert"}, "NotSupportedError"),
+        ("SELECT 'a' AS v", {"operation": "update"}, "no column 'id', which is of the primary key"),
+        ("SELECT 1L AS id, 'a' AS v", {"operation": "replace"}, "'replace' is no operation"),
         ("SELECT 1L AS id, 'a' AS v", {"token": "forged"}, "InvalidTokenError"),
         ("SELECT 1L AS id, 'a' AS v, 2 AS w", {}, "columns that the table does not have: w"),
         ("SELECT 'a' AS v", {}, "no column 'id'"),
@@ -125,11 +125,10 @@ def test_a_write_is_refused_in_planning(
     assert client.transactions() == []
 
 
-def test_overwrite_is_refused_in_planning(rows: Callable[..., Any], where: dict[str, str]) -> None:
-    from pyspark.errors import AnalysisException
-
-    with pytest.raises(AnalysisException, match="NotSupportedError: mode overwrite deletes rows"):
-        rows(1, 2).write.format("txnkv").options(**where).mode("overwrite").save()
+@pytest.mark.parametrize("op", ["update", "update_ignore", "delete", "delete_ignore"])
+def test_overwrite_leaves_nothing_to(op: str) -> None:
+    with pytest.raises(ValueError, match=f"mode overwrite leaves no rows to {op}: take mode"):
+        Settings.of_write(PLACE | {"operation": op}, overwrite=True)
 
 
 def test_streams_are_refused(

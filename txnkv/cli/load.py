@@ -23,12 +23,12 @@ from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_
 from txnkv.cli.group import words
 from txnkv.cli.sources import FORMATS, Options, Source, named, open_source
 from txnkv.errors import (
-    AlreadyPresentError,
     RowErrors,
     StoreNotFoundError,
     TableNotFoundError,
     TxnkvError,
 )
+from txnkv.tables.operations import DELETES, INSERTS, OPERATIONS, UPDATES
 from txnkv.tables.partitioning import HashPartition
 
 
@@ -51,10 +51,12 @@ from txnkv.tables.partitioning import HashPartition
 )
 @click.option(
     "--operation",
-    type=click.Choice(["insert", "insert_ignore"]),
+    type=click.Choice(OPERATIONS),
+    metavar="NAME",
     default="insert",
     show_default=True,
-    help="insert_ignore leaves out rows whose key is there already.",
+    help=f"{', '.join(OPERATIONS[:-1])} or {OPERATIONS[-1]}. upsert and update leave columns alone "
+    "that the files do not have; delete needs the key.",
 )
 @click.option("--format", type=click.Choice(FORMATS), help="Default: by the file's name.")
 @click.option("--delimiter", metavar="CHAR", help="Of CSV. Default: a comma; a tab in .tsv files.")
@@ -92,7 +94,7 @@ def load(
     options = Options(format, delimiter, not no_header, nulls or ("",))
     target = Target(store, table, key, schema, [texts.partition(text) for text in partitions])
     with ExitStack() as stack:
-        sources = target.open(stack, files, options)
+        sources = target.open(stack, files, options, operation)
         client = stack.enter_context(target.client())
         made = target.make(client)
         done = _Load(client, table, sources, operation)
@@ -111,17 +113,32 @@ def load(
                 "made": made,
                 "rows": done.rows,
                 "inserted": result.inserted,
+                "updated": result.updated,
+                "deleted": result.deleted,
                 "ignored": result.ignored,
                 "seconds": round(seconds, 6),
                 "commit_timestamp": int(timestamp),
             }
         )
         return
-    ignored = f" ({result.ignored:,} were there already)" if result.ignored else ""
     click.echo(
-        f"loaded {plural(result.inserted, 'row')} into {table}{' (made)' if made else ''}{ignored} "
+        f"{_summary(operation, result, table + (' (made)' if made else ''))} "
         f"in {seconds:.2f} s, {rate(done.rows, seconds)}"
     )
+
+
+def _summary(operation: str, result: txnkv.WriteResult, table: str) -> str:
+    """What was done, as `loaded 5 rows into t, updated 2`."""
+    if operation in DELETES:
+        done = f"deleted {plural(result.deleted, 'row')} from {table}"
+    elif operation in UPDATES:
+        done = f"updated {plural(result.updated, 'row')} of {table}"
+    else:
+        done = f"loaded {plural(result.inserted, 'row')} into {table}"
+        if operation == "upsert":
+            done += f", updated {plural(result.updated, 'row')}"
+    why = "there already" if operation in INSERTS else "not there"
+    return done + (f" ({result.ignored:,} were {why})" if result.ignored else "")
 
 
 @dataclass
@@ -136,13 +153,19 @@ class Target:
     _schema: txnkv.Schema | None = None
     _exists: bool = False
 
-    def open(self, stack: ExitStack, files: Sequence[str], options: Options) -> list[Source]:
+    def open(
+        self, stack: ExitStack, files: Sequence[str], options: Options, operation: str
+    ) -> list[Source]:
         """Open the files, before anything is made in the store.
 
         Raises:
-            ValueError: a file is malformed, or the key of a new table is not given.
+            ValueError: a file is malformed, the key of a new table is not given, or a table that
+                is missing has no rows for the operation.
         """
-        self._schema = self._found() or self._given()
+        found = self._found()
+        if found is None and operation in UPDATES + DELETES:
+            raise ValueError(f"there is no table {self.table!r}: nothing to {operation}")
+        self._schema = found or self._given()
         sources: list[Source] = []
         for file in files:
             types = None if self._schema is None else self._schema.arrow
@@ -235,6 +258,8 @@ class _Load:
                     self._table, self._reader(source, progress, task), self._operation
                 )
                 total.inserted += result.inserted
+                total.updated += result.updated
+                total.deleted += result.deleted
                 total.ignored += result.ignored
             progress.add_task("committing", total=None, note="")
             timestamp = txn.commit()
@@ -271,10 +296,9 @@ class _Load:
     def failure(self, error: BaseException) -> str:
         """What went wrong, and that nothing came of it."""
         hint = ""
-        if isinstance(error, RowErrors) and any(
-            isinstance(row.error, AlreadyPresentError) for row in error.errors
-        ):
-            hint = "; --operation insert_ignore leaves out keys that are there"
+        if isinstance(error, RowErrors) and self._operation in ("insert", "update", "delete"):
+            present = "that are there" if self._operation == "insert" else "that are not there"
+            hint = f"; --operation {self._operation}_ignore leaves out keys {present}"
         return (
             f"{words(error)}; nothing was loaded ({plural(self.rows, 'row')} had been read){hint}"
         )

@@ -117,12 +117,13 @@ class FromSpark:
     Args:
         table: the table's schema.
         given: the schema of Spark's batches.
+        op: what is done with the rows.
 
     Raises:
         SchemaError: a column is unknown, missing, or its type does not fit.
     """
 
-    def __init__(self, table: Schema, given: pa.Schema) -> None:
+    def __init__(self, table: Schema, given: pa.Schema, op: str = "insert") -> None:
         self._cast: list[int] = []
         fields = []
         for position, field in enumerate(given):
@@ -132,7 +133,7 @@ class FromSpark:
                 self._cast.append(position)
             fields.append(pa.field(field.name, kind, field.nullable))
         self.schema: pa.Schema = pa.schema(fields)
-        Normaliser(table, self.schema)
+        Normaliser(table, self.schema, op)
 
     def reader(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
         """The batches as one stream, which the engine cuts as it likes."""

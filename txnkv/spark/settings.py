@@ -12,7 +12,7 @@ from txnkv.client import Client, connect
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
-from txnkv.tables.incoming import require_operation
+from txnkv.tables.operations import DELETES, UPDATES, require_operation
 
 _READ: Final = ("path", "table", "token", "columns", "snapshot", "pushFilters")
 _WRITE: Final = ("path", "table", "token", "operation", "timeout", "keepaliveTime")
@@ -37,6 +37,7 @@ class Settings:
         columns: the projection of a read; None for all.
         snapshot: what a read sees; None for the latest.
         push_filters: whether each data frame of the read serves one query alone; see `pushdown`.
+        overwrite: the rows that are there give way to those that are written.
         timeout: seconds for a write in a transaction of its own, or None.
         keepalive_time: seconds without heartbeat until that transaction is aborted.
     """
@@ -48,6 +49,7 @@ class Settings:
     snapshot: Timestamp | datetime | None = None
     push_filters: bool = False
     operation: str = "insert"
+    overwrite: bool = False
     timeout: float | None = None
     keepalive_time: float = KEEPALIVE_TIME
 
@@ -75,16 +77,21 @@ class Settings:
         )
 
     @classmethod
-    def of_write(cls, options: Mapping[str, str]) -> Settings:
-        """The settings of a write.
+    def of_write(cls, options: Mapping[str, str], *, overwrite: bool = False) -> Settings:
+        """The settings of a write, in mode append or overwrite.
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: this version does not have the operation.
+            NotSupportedError: an option belongs to what this version does not have.
         """
         given = _named(options, _WRITE, "write")
         operation = given.get("operation", "insert")
         require_operation(operation)
+        if overwrite and operation in UPDATES + DELETES:
+            raise ValueError(
+                f"mode overwrite leaves no rows to {operation}: take mode append for it, or "
+                "operation insert, insert_ignore or upsert"
+            )
         if "token" in given and not {"timeout", "keepaliveTime"}.isdisjoint(given):
             raise ValueError(
                 "options timeout and keepaliveTime are for a write in a transaction of its own: "
@@ -94,6 +101,7 @@ class Settings:
         return cls(
             *_place(given),
             operation=operation,
+            overwrite=overwrite,
             timeout=None if timeout is None else _seconds("timeout", timeout),
             keepalive_time=_seconds("keepaliveTime", given.get("keepaliveTime", KEEPALIVE_TIME)),
         )

@@ -61,19 +61,14 @@ class TxnkvDataSource(DataSource):
         return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer into a table, its job begun.
+        """A writer into a table, its job begun. In mode overwrite the rows that the transaction
+        sees now are deleted by the job.
 
         Raises:
-            NotSupportedError: mode overwrite.
             ValueError: an option is missing, unknown, or makes no sense.
             SchemaError: the data does not fit the table.
         """
-        if overwrite:
-            raise NotSupportedError(
-                "mode overwrite deletes rows, which this version cannot: use mode append, or "
-                "drop and create the table"
-            )
-        return TxnkvWriter.start(Settings.of_write(self.options), schema)
+        return TxnkvWriter.start(Settings.of_write(self.options, overwrite=overwrite), schema)
 
     def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
         """Not in this version: raises NotSupportedError."""

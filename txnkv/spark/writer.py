@@ -8,6 +8,9 @@ it speculates. What an attempt stages carries a name of its own and counts for n
     with a token   the job joins the caller's transaction, who commits it
     without        the transaction is the job's own: `commit` commits it, `abort` rolls it back
 
+In mode overwrite an attempt of the job's own deletes, before any task runs, all rows that the
+transaction sees. It counts with the tasks' attempts, which therefore see no rows but their own.
+
 Nobody's Python lives as long as a job that is its own transaction: the planner that begins it
 may be stopped after an idle minute. So a keeper, a small process, heartbeats for it as long
 as Spark's JVM lives: see `keeper`.
@@ -19,6 +22,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -42,13 +46,19 @@ class Written(WriterCommitMessage):
     Attributes:
         partition: the task's partition; None outside of a task.
         attempt: the attempt's name in its job.
-        inserted, ignored: rows.
+        inserted, updated, deleted, ignored: rows.
     """
 
     partition: int | None
     attempt: str
     inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
     ignored: int = 0
+
+
+_OVERWRITE: Final = "overwrite"
+"""The attempt that deletes what is there."""
 
 
 class TxnkvWriter(DataSourceArrowWriter):
@@ -76,10 +86,16 @@ class TxnkvWriter(DataSourceArrowWriter):
             InvalidTokenError, InvalidTxnStateError: the token's transaction cannot be joined.
         """
         client = client_of(settings)
-        FromSpark(client.table(settings.table).schema, arrow_schema(schema))
+        FromSpark(client.table(settings.table).schema, arrow_schema(schema), settings.operation)
         if settings.token is not None:
             txn = join_open(client, settings.token, "write")
-            return cls(settings, settings.token, Job.start(txn).id, own=False)
+            job = Job.start(txn)
+            try:
+                _make_room(txn, job, settings)
+            except BaseException:
+                job.abort()
+                raise
+            return cls(settings, settings.token, job.id, own=False)
         return cls._start_own(client, settings)
 
     @classmethod
@@ -87,6 +103,7 @@ class TxnkvWriter(DataSourceArrowWriter):
         txn = client.new_transaction(timeout=settings.timeout)
         try:
             job = Job.start(txn)
+            _make_room(txn, job, settings)
             token = str(txn.serialize())
             keeping.hand_over(txn, settings.path)
         except BaseException:
@@ -112,10 +129,12 @@ class TxnkvWriter(DataSourceArrowWriter):
             return done
         client = client_of(self._settings)
         table = client.table(self._settings.table)
-        rows = FromSpark(table.schema, first.schema).reader(_again(first, iterator))
-        with self._job_of(client).session(done.attempt) as session:
-            result = session.write(table, rows, self._settings.operation)
-        done.inserted, done.ignored = result.inserted, result.ignored
+        op, alone = self._settings.operation, self._settings.overwrite
+        rows = FromSpark(table.schema, first.schema, op).reader(_again(first, iterator))
+        with self._job_of(client).session(done.attempt, alone=alone) as session:
+            result = session.write(table, rows, op)
+        done.inserted, done.updated = result.inserted, result.updated
+        done.deleted, done.ignored = result.deleted, result.ignored
         return done
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -128,7 +147,8 @@ class TxnkvWriter(DataSourceArrowWriter):
         """
         client = client_of(self._settings)
         txn = Transaction.deserialize(client, self._token)
-        Job.join(txn, self._job).commit(_one_each(messages))
+        first = [_OVERWRITE] if self._settings.overwrite else []
+        Job.join(txn, self._job).commit(_one_each(messages), first=first)
         if self._own:
             txn.commit()
 
@@ -144,6 +164,15 @@ class TxnkvWriter(DataSourceArrowWriter):
 
     def _job_of(self, client: Client) -> Job:
         return Job.join(Transaction.deserialize(client, self._token), self._job)
+
+
+def _make_room(txn: Transaction, job: Job, settings: Settings) -> None:
+    """In mode overwrite: delete all rows that the transaction sees, if the job is committed."""
+    if settings.overwrite:
+        table = txn.client.table(settings.table)
+        keys = txn.scan(table, columns=list(table.schema.primary_key))
+        with job.session(_OVERWRITE) as session:
+            session.write(table, keys, "delete")
 
 
 def _again(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -96,11 +96,13 @@ class Scope:
     Attributes:
         job_id: the job whose task's attempt it is; None for a write that is an attempt of its
             own, since it has many chunks, which count together or not at all.
+        alone: it sees nothing but what its attempt staged: all else is deleted.
     """
 
     txn_id: int
     job_id: str | None = None
     attempt: str | None = None
+    alone: bool = False
 
 
 _COLUMNS = (
@@ -191,8 +193,20 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> list
     return numbers
 
 
-def accept_attempts(cur: apsw.Cursor, txn_id: int, attempts: Iterable[str]) -> None:
-    """From now on the row sets of these attempts count."""
+def accept_attempts(
+    cur: apsw.Cursor, txn_id: int, attempts: Iterable[str], *, in_place: bool = False
+) -> None:
+    """From now on the row sets of these attempts count.
+
+    Args:
+        in_place: below what was staged since; those who did knew of them. Else above it all.
+    """
+    if in_place:
+        cur.executemany(
+            "UPDATE row_sets SET counts = 1 WHERE txn_id = ? AND attempt = ? AND state = ?",
+            [(txn_id, attempt, STAGED) for attempt in attempts],
+        )
+        return
     for attempt in attempts:
         cur.execute(
             "UPDATE row_sets SET counts = 1, staged_seq = ? "

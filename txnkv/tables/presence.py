@@ -106,7 +106,7 @@ class Layers:
     """Where a transaction's keys are looked for, in one tablet.
 
     Attributes:
-        state: what is committed, for `snapshot`.
+        state: what is committed, for `snapshot`; None for a writer that sees nothing of it.
         staged: the transaction's own row sets, the oldest first.
         own: its memory.
         flight: the chunk in flight.
@@ -114,7 +114,7 @@ class Layers:
 
     tablet: Tablet
     snapshot: Timestamp
-    state: TabletState
+    state: TabletState | None
     staged: Sequence[RowSetInfo] = ()
     own: core.MemRowSet | None = None
     flight: InFlight | None = None
@@ -133,16 +133,11 @@ class Layers:
         if self.flight is not None:
             self._from_flight(found, self.flight, keys)
         self._from_row_sets(found, list(reversed(self.staged)), keys, own=True)
-        _from_memory(
-            found,
-            self.tablet,
-            self.state.memory,
-            keys,
-            self.state.flushed,
-            self.snapshot,
-            own=False,
-        )
-        self._from_row_sets(found, committed_layers(self.state, self.snapshot), keys, own=False)
+        if self.state is not None:
+            memory, after = self.state.memory, self.state.flushed
+            _from_memory(found, self.tablet, memory, keys, after, self.snapshot, own=False)
+            infos = committed_layers(self.state, self.snapshot)
+            self._from_row_sets(found, infos, keys, own=False)
         return found
 
     def _from_flight(self, found: Presence, flight: InFlight, keys: core.Keys) -> None:

@@ -235,6 +235,8 @@ def _look_around(
             part.tablet.id: locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
             for part in prepared
         }
+    if scope.alone:
+        own = {id: [i for i in infos if i.attempt == scope.attempt] for id, infos in own.items()}
     for part in prepared:
         if part.tablet.table.id not in live:
             raise catalog.dropped(part.tablet.table)
@@ -242,7 +244,7 @@ def _look_around(
 
     def layers(tablet: Tablet) -> Layers:
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
-        state = tablet.state(snapshot)
+        state = None if scope.alone else tablet.state(snapshot)
         return Layers(tablet, snapshot, state, own[tablet.id], flight=over[tablet.id])
 
     return layers, checked
