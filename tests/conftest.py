@@ -207,3 +207,18 @@ def elsewhere(process: Callable[..., Process]) -> Callable[..., Any]:
         return process(code, **values).finish()
 
     return run
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write is staged at once, as one that is too large for the small path."""
+    monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+    monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest) -> str:
+    """The test runs twice: with writes as small as they are, and with each of them staged."""
+    if request.param == "large":
+        request.getfixturevalue("large")
+    return str(request.param)

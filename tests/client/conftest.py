@@ -257,21 +257,6 @@ def script(
     return Script(connect, until, now, monkeypatch)
 
 
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write is staged at once, as one that is too large for the small path."""
-    monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
-    monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
-
-
-@pytest.fixture(params=["small", "large"])
-def size(request: pytest.FixtureRequest) -> str:
-    """The test runs twice: with writes as small as they are, and with each of them staged."""
-    if request.param == "large":
-        request.getfixturevalue("large")
-    return str(request.param)
-
-
 @pytest.fixture(params=[True, False], ids=["in a transaction", "outside"])
 def make(request: pytest.FixtureRequest, client: txnkv.Client) -> Any:
     """A call with a flush mode gives a session and what ends it."""

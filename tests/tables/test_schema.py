@@ -222,6 +222,7 @@ def test_drop_while_a_scan_runs(
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("large")
 def test_drop_aborts_open_transactions(client: txnkv.Client, table: txnkv.Table) -> None:
     other = client.create_table("other", table.schema)
     touched, reader, elsewhere_ = (client.new_transaction() for _ in range(3))
@@ -240,6 +241,22 @@ def test_drop_aborts_open_transactions(client: txnkv.Client, table: txnkv.Table)
     assert [row["id"] for row in other.scan()] == [2]
 
 
+def test_drop_ends_a_small_transaction_at_its_commit(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """Nobody but its own thread knows what it has touched."""
+    other = client.create_table("other", table.schema)
+    txn = client.new_transaction()
+    for each in (table, other):
+        txn.insert(each, (1, None))
+    txn.flush()
+    client.drop_table(table)
+    with pytest.raises(txnkv.InvalidTxnStateError, match="table 't' was dropped"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED
+    assert other.count() == 0
+
+
 def test_rows_that_wait_for_a_dropped_table(client: txnkv.Client, table: txnkv.Table) -> None:
     txn = client.new_transaction()
     txn.insert(table, (1, None))
@@ -249,6 +266,7 @@ def test_rows_that_wait_for_a_dropped_table(client: txnkv.Client, table: txnkv.T
     txn.commit()
 
 
+@pytest.mark.usefixtures("large")
 def test_drop_after_the_commit_point(client: txnkv.Client) -> None:
     """One with its commit timestamp goes on; the table is gone all the same."""
     schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
@@ -305,6 +323,7 @@ PARTITIONINGS: list[tuple[str, Any, int]] = [
 ]
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     ("by", "tablets"), [p[1:] for p in PARTITIONINGS], ids=[p[0] for p in PARTITIONINGS]
 )
@@ -328,6 +347,7 @@ def test_rows_spread_and_are_found(client: txnkv.Client, put: Any, by: Any, tabl
     assert used == set(table.info.tablets)
 
 
+@pytest.mark.usefixtures("large")
 def test_a_row_equal_to_a_bound_lies_above_it(client: txnkv.Client, put: Any) -> None:
     table = client.create_table(
         "p", txnkv.Schema({"a": "int64"}, primary_key=["a"]), RANGE("a", [0, 10])
@@ -382,7 +402,7 @@ def test_partition_by_takes_partitionings(client: txnkv.Client) -> None:
 def _row_sets(client: txnkv.Client, table: txnkv.Table) -> list[Any]:
     engine = client.instance.engine
     latest = client.instance.coordinator.latest()
-    return [seen for tablet in engine.tablets(table.info) for seen in tablet.visible(latest)]
+    return [seen for tablet in engine.tablets(table.info) for seen in tablet.state(latest).infos]
 
 
 def _day(n: int) -> Any:
