@@ -17,6 +17,7 @@ from txnkv.core import (
     CoreError,
     KeyCodec,
     Keys,
+    Probe,
     RowReader,
     address,
     bloom_build,
@@ -114,6 +115,7 @@ def test_keys_are_found(width, data):
         for part, block, bloom in zip(parts, blocks, blooms, strict=True):
             expected = part.index(probe) if probe in part else -1
             assert point_find(block, None, probe) == point_find(block, bloom, probe) == expected
+            assert Probe(block, bloom).find(probe) == expected
     gone = data.draw(st.none() | st.integers(0, len(parts) - 1))
     there = BlockList([None if i == gone else block for i, block in enumerate(blocks)])
     firsts = keys_of(width, [part[0] for part in parts])
@@ -182,6 +184,18 @@ def test_blocks_that_hold_no_keys_are_refused():
         point_find(keys.to_block(0), keys.to_block(0), b"a")
     with pytest.raises(ValueError, match="1 first keys of 2"):
         find_in_blocks(BlockList([bloom, bloom]), keys, keys)
+
+
+def test_a_list_of_blocks_may_change():
+    lists = [encode_block(pa.array([i]), 0) for i in range(3)]
+    blocks = BlockList([None, lists[1]])
+    blocks.put(0, lists[0])
+    blocks.put(1, None)
+    assert gather_blocks(blocks, pa.int64(), u32([0, 1]), u32([0, 0])).to_pylist() == [0, None]
+    blocks.put(1, lists[2])
+    assert RowReader([pa.int64()] * 2)(blocks, 0) == (0, 2)
+    with pytest.raises(IndexError):
+        blocks.put(2, lists[0])
 
 
 def test_an_address_tells_where_bytes_are():

@@ -18,7 +18,7 @@ from txnkv.core.merger import Merger
 from txnkv.core.native import CoreError
 from txnkv.core.pages import release_pages
 from txnkv.core.partition import hash_partition, range_partition, scatter
-from txnkv.core.point import RowReader, address, point_find
+from txnkv.core.point import Probe, RowReader, address, point_find
 from txnkv.core.row_layout import RowBytes, RowLayout
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.search import (
@@ -45,6 +45,7 @@ __all__ = [
     "MemRowSet",
     "Merger",
     "NULL_ROW",
+    "Probe",
     "RowBytes",
     "RowLayout",
     "RowReader",

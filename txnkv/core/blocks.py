@@ -33,12 +33,25 @@ class BlockList:
     def __init__(self, blocks: Sequence[Any]) -> None:
         """Takes the addresses of buffer objects; None for a block that is not there."""
         view = ffi.from_buffer
-        self.blocks = blocks
+        self.blocks = list(blocks)
         self.n = len(blocks)
-        self._held = [None if block is None else view(_BYTES, block) for block in blocks]
+        self._held: list[Any] = [None if block is None else view(_BYTES, block) for block in blocks]
         self.c = ffi.new(
             _LIST, [_ABSENT if held is None else (held, len(held)) for held in self._held]
         )
+
+    def put(self, i: int, block: Any) -> None:
+        """Puts another block in the place of the i-th; not while others read.
+
+        Raises:
+            IndexError: i is not in [0, n).
+        """
+        if not 0 <= i < self.n:
+            raise IndexError(f"block {i} of {self.n}")
+        held = None if block is None else ffi.from_buffer(_BYTES, block)
+        self.c[i] = _ABSENT if held is None else (held, len(held))
+        self.blocks[i] = block
+        self._held[i] = held
 
 
 def find_in_blocks(

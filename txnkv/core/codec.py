@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.core.codec_one import ValueCodec, value_codec
+from txnkv.core.codec_one import ValueCodec, key_encoder, value_codec
 from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 from txnkv.core.types import key_type
@@ -22,6 +22,11 @@ class KeyCodec:
     Attributes:
         types: the Arrow types of the columns.
         width: bytes of a key, 0 when there is a string or binary column.
+        encode_one: `(values) -> bytes`, the key of one row, as `encode` gives it. Dates are
+            `date` or days, timestamps `datetime` or microseconds, both since 1970; the time zone
+            of a `datetime` is there when the column has one, and only then. Raises TypeError when
+            a value is not of its column's type, ValueError when there are too few or many, or one
+            is out of its type's range.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
@@ -42,6 +47,7 @@ class KeyCodec:
         self.width = int(lib.key_width(self._kinds, len(kinds)))
         last = len(types) - 1
         self._one: list[ValueCodec] = [value_codec(t, i == last) for i, t in enumerate(types)]
+        self.encode_one = key_encoder(self._one, self._encode_any)
 
     # -- in bulk -------------------------------------------------------------------
 
@@ -126,16 +132,7 @@ class KeyCodec:
 
     # -- one at a time -------------------------------------------------------------
 
-    def encode_one(self, values: Sequence[object]) -> bytes:
-        """The key of one row: the bytes that `encode` gives.
-
-        Dates are `date` or days, timestamps `datetime` or microseconds, both since 1970;
-        the time zone of a `datetime` is there when the column has one, and only then.
-
-        Raises:
-            TypeError: a value is not of its column's type.
-            ValueError: there are too few or many, or one is out of its type's range.
-        """
+    def _encode_any(self, values: Sequence[object]) -> bytes:
         if len(values) != len(self._one):
             raise ValueError(f"{len(values)} values for a key of {len(self._one)} columns")
         return self.encode_prefix(values)

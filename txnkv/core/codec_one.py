@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Context, Decimal
@@ -98,8 +99,9 @@ class TimestampCodec(IntegerCodec):
 
     def value(self, number: int) -> datetime:
         if self.zone is None:
-            return _UNIX + timedelta(microseconds=number)
-        return (_UNIX_UTC + timedelta(microseconds=number)).astimezone(self.zone)
+            return _UNIX + timedelta(0, 0, number)
+        moment = _UNIX_UTC + timedelta(0, 0, number)
+        return moment if self.zone is UTC else moment.astimezone(self.zone)
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,70 @@ def value_codec(type_: pa.DataType, last: bool) -> ValueCodec:
     if kind.is_string(type_) or kind.is_binary(type_):
         return BytesCodec(kind.is_string(type_), last)
     raise TypeError(f"{type_} cannot stand in a key")
+
+
+def key_encoder(
+    codecs: Sequence[ValueCodec], slow: Callable[[Sequence[Any]], bytes]
+) -> Callable[[Sequence[Any]], bytes]:
+    """A function that encodes keys of these columns, and no others.
+
+    For (int64, int32, string) it is
+
+        def encode(values):
+            try:
+                (v0, v1, v2) = values
+                return pack0(v0 + 0x8000000000000000, v1 + 0x80000000) + v2.encode()
+            except ERRORS:
+                return slow(values)
+
+    Args:
+        codecs: of the columns.
+        slow: the same, for values that it cannot take; it raises what is wrong with them.
+    """
+    names: dict[str, Any] = {"slow": slow, "ERRORS": _REFUSALS}
+    parts: list[str] = []
+    run: list[tuple[str, str]] = []
+    for i, codec in enumerate(codecs):
+        if isinstance(codec, IntegerCodec) and not isinstance(codec, BoolCodec | DecimalCodec):
+            plain = type(codec) is IntegerCodec
+            names[f"number{i}"] = codec.number
+            value = f"v{i}" if plain else f"number{i}(v{i})"
+            run.append((_CODES[codec.width], value + _raised(codec)))
+            continue
+        _close(run, parts, names)
+        names[f"encode{i}"] = codec.encode
+        text = isinstance(codec, BytesCodec) and codec.text and codec.last
+        parts.append(f"v{i}.encode()" if text else f"encode{i}(v{i})")
+    _close(run, parts, names)
+    given = "".join(f"v{i}, " for i in range(len(codecs)))
+    source = (
+        "def encode(values):\n"
+        "    try:\n"
+        f"        ({given}) = values\n"
+        f"        return {' + '.join(parts)}\n"
+        "    except ERRORS:\n"
+        "        return slow(values)\n"
+    )
+    exec(source, names)
+    encode: Callable[[Sequence[Any]], bytes] = names["encode"]
+    return encode
+
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_REFUSALS = (struct.error, TypeError, ValueError, OverflowError, AttributeError)
+
+
+def _raised(codec: IntegerCodec) -> str:
+    return f" + {1 << (8 * codec.width - 1):#x}" if codec.signed else ""
+
+
+def _close(run: list[tuple[str, str]], parts: list[str], names: dict[str, Any]) -> None:
+    """Packs a run of integer columns in one call."""
+    if run:
+        name = f"pack{len(parts)}"
+        names[name] = struct.Struct(">" + "".join(code for code, _ in run)).pack
+        parts.append(f"{name}({', '.join(value for _, value in run)})")
+        run.clear()
 
 
 def _zone(name: str | None) -> tzinfo | None:

@@ -18,6 +18,7 @@ _ADDRESS = ffi.typeof("uintptr_t")
 _FIRST_BYTES = 512
 _view = ffi.from_buffer
 _buffer = ffi.buffer
+_find = lib.point_find
 
 
 def address(view: Any) -> int:
@@ -36,15 +37,35 @@ def point_find(keys_block: Any, bloom_block: Any | None, key: bytes) -> int:
     Raises:
         CoreError: a block is not what it should be.
     """
-    keys = _view(_BYTES, keys_block)
-    if bloom_block is None:
-        found = lib.point_find(keys, len(keys), ffi.NULL, 0, key, len(key))
-    else:
-        bloom = _view(_BYTES, bloom_block)
-        found = lib.point_find(keys, len(keys), bloom, len(bloom), key, len(key))
-    if found < -1:
-        raise CoreError("finding a key: a block is damaged. Check the store that it came from.")
-    return int(found)
+    return Probe(keys_block, bloom_block).find(key)
+
+
+def _damaged_keys() -> CoreError:
+    return CoreError("finding a key: a block is damaged. Check the store that it came from.")
+
+
+class Probe:
+    """A key block and its filter, to find single keys in: `point_find` with less to do.
+
+    It borrows their memory, as a `BlockList` does.
+    """
+
+    __slots__ = ("_blocks", "_held")
+
+    def __init__(self, keys_block: Any, bloom_block: Any | None) -> None:
+        """Takes two verified blocks, any buffer objects; no filter when None."""
+        keys = _view(_BYTES, keys_block)
+        bloom = None if bloom_block is None else _view(_BYTES, bloom_block)
+        self._held = (keys, bloom)
+        asked = (ffi.NULL, 0) if bloom is None else (bloom, len(bloom))
+        self._blocks = (keys, len(keys), *asked)
+
+    def find(self, key: bytes) -> int:
+        """As `point_find`."""
+        found: int = _find(*self._blocks, key, len(key))
+        if found < -1:
+            raise _damaged_keys()
+        return found
 
 
 class RowReader:
