@@ -35,7 +35,7 @@ class Instance:
         self.clients = 0
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
-        self.contexts: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.contexts: dict[int, weakref.ref[Any]] = {}
         if not read_only:
             self.coordinator.recover()
 
@@ -52,6 +52,7 @@ class Instance:
             self._pool.shutdown(wait=True)
         try:
             if not self.read_only:
+                self.engine.close()
                 self.coordinator.close()
         except TxnkvError as error:
             # Lease and ids that could not be given back (a full disk) go with this process's slot.
@@ -64,6 +65,7 @@ class Instance:
     def after_fork_in_child(self) -> None:
         self._pool = None
         self.coordinator.after_fork_in_child()
+        self.engine.after_fork_in_child()
 
 
 def acquire(

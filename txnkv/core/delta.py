@@ -122,6 +122,13 @@ class Delta:
         """Of n rows, those that are deleted at a snapshot. A stamp of 0 is no stamp."""
         return self.between(n, 0, snapshot)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Delta):
+            return NotImplemented
+        return bool(self.rows.equals(other.rows) and self.stamps.equals(other.stamps))
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __len__(self) -> int:
         return self.n
 

@@ -14,8 +14,9 @@ from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.tables import catalog, fence, flush, manifest
+from txnkv.tables import catalog, fence, flush, manifest, upkeep
 from txnkv.tables.catalog import TableInfo
+from txnkv.tables.compactor import Compactor
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.participant import TabletParticipants
@@ -60,6 +61,7 @@ class TableEngine:
         self._catalog: _Catalog | None = None
         self.read_sets: dict[int, ReadSet] = {}
         self._term_written: int | None = None
+        self.compactor = Compactor(self)
         coordinator.orchestrator.add_handler(TabletParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
 
@@ -104,6 +106,18 @@ class TableEngine:
         """
         if table.id not in self._known().live:
             raise catalog.dropped(table)
+
+    def live_at(self, table: TableInfo) -> int:
+        """A recent version of the catalog in which the table was not dropped.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+        """
+        known = self._catalog
+        if known is None or table.id not in known.live:
+            self.require_live(table)
+            known = self._known()
+        return known.version
 
     def _known(self) -> _Catalog:
         self.log.latest()
@@ -211,6 +225,15 @@ class TableEngine:
             self._announce(lease.term)
             self._remove_strays()
         self.purge()
+        upkeep.look_after(self)
+
+    def close(self) -> None:
+        """End the background work of tables."""
+        self.compactor.close()
+
+    def after_fork_in_child(self) -> None:
+        """The background work belongs to the parent."""
+        self.compactor.after_fork_in_child()
 
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""

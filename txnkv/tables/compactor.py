@@ -1,0 +1,249 @@
+"""Who compacts: a thread of the leader, a little at a time; and anybody who asks for all of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import ClosedError, TxnkvError
+from txnkv.tables import compaction, history, manifest, picking, resolve
+from txnkv.tables.compaction import Compacted, ReplacedError
+from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.row_set import RowSetRetired
+from txnkv.tables.tablet import Tablet
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+_log = logging.getLogger("txnkv")
+
+REST: Final = 1.0
+"""Seconds that the thread rests for each second it has worked."""
+
+LOOK_AGAIN: Final = 10.0
+"""Seconds, at least, until row sets that did not change are looked at again."""
+
+Progress = Callable[[int, int], None]
+"""Called with row versions done and row versions in all."""
+
+
+class _Stopped(Exception):
+    """The store is being closed."""
+
+
+class Compactor:
+    """Compactions of one store in this process. The thread is there only while it has work."""
+
+    def __init__(self, engine: TableEngine) -> None:
+        self._engine = engine
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._version = 0
+        self._look_again = 0.0
+        self._settled: dict[int, tuple[int, ...]] = {}
+        self._dead: dict[int, tuple[int, Timestamp, int]] = {}
+
+    # -- in the background -------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Compact what is worth it, in a thread, unless that runs."""
+        with self._lock:
+            if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+                return
+            if not self._left_over() and self._next() is None:
+                return
+            self._thread = threading.Thread(target=self._run, name="txnkv-compaction", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what it has not finished is removed."""
+        with self._lock:
+            self._stop.set()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=30)
+
+    def after_fork_in_child(self) -> None:
+        """The thread belongs to the parent."""
+        self._reset()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                # Not held from one compaction to the next: somebody may wait to do all.
+                with self._engine.store.compaction():
+                    compaction.sweep(self._engine)
+                    if not self._one():
+                        return
+        except (_Stopped, ClosedError):
+            return
+        except TxnkvError as error:
+            _log.warning("a compaction failed, it will be tried again: %s", error)
+        except Exception:
+            _log.exception("a compaction failed, it will be tried again")
+
+    def _one(self) -> bool:
+        found = self._next()
+        if found is None:
+            return False
+        tablet, infos, floor = found
+        self._compact(tablet, infos, floor, _Pace(self._stop).step)
+        history.collect(self._engine)
+        return True
+
+    def _left_over(self) -> bool:
+        with self._engine.store.status.read() as cur:
+            return bool(manifest.unfinished(cur, compaction.WHO))
+
+    def _next(self) -> tuple[Tablet, tuple[RowSetInfo, ...], Timestamp] | None:
+        """A compaction that is worth it. Tablets are looked at again when they have changed, or
+        when rows that were dead too short a time have been so for longer.
+        """
+        engine = self._engine
+        latest = engine.coordinator.latest()
+        now = time.monotonic()
+        if engine.log.version == self._version and now < self._look_again:
+            return None
+        if now >= self._look_again:
+            self._settled.clear()
+            self._look_again = now + max(engine.coordinator.history / 4, LOOK_AGAIN)
+        floor: Timestamp | None = None
+        for id, mark in self._marks().items():
+            tablet = engine.tablet(id) if self._settled.get(id) != mark else None
+            if tablet is None:
+                continue
+            floor = history.floor(engine) if floor is None else floor
+            chosen = picking.pick(
+                tablet.state(latest).settled, partial(self._collectable, tablet, floor)
+            )
+            if chosen is not None:
+                return tablet, chosen.infos, floor
+            self._settled[id] = mark
+        self._version = engine.log.version
+        return None
+
+    def _marks(self) -> dict[int, tuple[int, ...]]:
+        """What changes with the row sets of each tablet, and with their deletes."""
+        with self._engine.store.status.read() as cur:
+            return {
+                id: tuple(mark)
+                for id, *mark in cur.execute(
+                    "SELECT tablet_id, count(*), max(id), sum(delta_seq) FROM row_sets "
+                    "WHERE state = ? GROUP BY tablet_id",
+                    (manifest.COMMITTED,),
+                )
+            }
+
+    # -- all at once -------------------------------------------------------------------
+
+    def compact_all(self, progress: Progress | None = None) -> Compacted:
+        """Flush, then merge whatever overlaps or has dead rows, in every tablet, now.
+
+        Raises:
+            StorageFullError: the disk is full; what is done is done.
+        """
+        engine = self._engine
+        engine.flush()
+        total = Compacted()
+        with engine.store.compaction():
+            compaction.sweep(engine)
+            floor = history.floor(engine)
+            latest = engine.coordinator.latest()
+            work = [
+                (tablet, group)
+                for tablet in self._all_tablets()
+                for group in picking.clusters(
+                    tablet.state(latest).settled,
+                    floor,
+                    partial(self._collectable, tablet, floor),
+                )
+            ]
+            rows = sum(info.rows for _, group in work for info in group)
+            done = 0
+            for tablet, group in work:
+                if progress is not None:
+                    progress(done, rows)
+                made = self._compact(tablet, group, floor, _never)
+                total = total if made is None else total + made
+                done += sum(info.rows for info in group)
+            if progress is not None:
+                progress(rows, rows)
+        history.collect(engine)
+        return total
+
+    def _all_tablets(self) -> list[Tablet]:
+        with self._engine.store.status.read() as cur:
+            ids = [
+                id
+                for (id,) in cur.execute(
+                    "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
+                    "WHERE dropped_ts IS NULL ORDER BY tablets.id"
+                )
+            ]
+        return [tablet for tablet in map(self._engine.tablet, ids) if tablet is not None]
+
+    # -- one ---------------------------------------------------------------------------
+
+    def _compact(
+        self,
+        tablet: Tablet,
+        infos: tuple[RowSetInfo, ...],
+        floor: Timestamp,
+        pace: Callable[[], None],
+    ) -> Compacted | None:
+        highest = Timestamp(max(info.stamp or 0 for info in infos))
+        resolve.settle(self._engine, [tablet.id], highest)
+        try:
+            return compaction.compact(self._engine, tablet, infos, floor, pace)
+        except (ReplacedError, RowSetRetired):
+            return None
+
+    def _collectable(self, tablet: Tablet, floor: Timestamp, info: RowSetInfo) -> int:
+        """Rows of a row set that were dead at the floor; counted anew when that says more."""
+        if info.deleted == 0:
+            return 0
+        if info.max_delete <= floor:
+            return info.deleted
+        known = self._dead.get(info.id)
+        if known is not None and known[0] == info.delta_seq and known[1] == floor:
+            return known[2]
+        dead = 0
+        row_set = tablet.row_set(info)
+        with tablet.read() as pages:
+            for number in range(len(row_set.header(pages).blocks)):
+                delta = row_set.stored_delta(pages, number)
+                if delta is not None:
+                    gone = pc.less_equal(delta.stamps, pa.scalar(int(floor), pa.uint64()))
+                    dead += gone.true_count
+        self._dead[info.id] = (info.delta_seq, floor, dead)
+        return dead
+
+
+class _Pace:
+    """Rests in proportion to the work done since the last rest."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._since = time.monotonic()
+
+    def step(self) -> None:
+        worked = time.monotonic() - self._since
+        if self._stop.wait(min(worked * REST, 1.0)):
+            raise _Stopped
+        self._since = time.monotonic()
+
+
+def _never() -> None:
+    """No rest."""
