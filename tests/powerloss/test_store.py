@@ -8,49 +8,53 @@ for what is taken to be possible.
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from tools.powerloss.disk import MODELS, Disk
-from tools.powerloss.examine import is_volatile
-from tools.powerloss.explore import STORE, Loss, explore, losses, record
+from tools.powerloss.disk import Disk
+from tools.powerloss.examine import Promised, is_volatile
+from tools.powerloss.explore import STORE, Loss, explore, losses, record, record_recovery
 from tools.powerloss.recording import Recording
 from tools.powerloss.states import States
-from tools.powerloss.workload import INSERT, Workload
+from tools.powerloss.workload import TABLES, Workload
 
 Recordings = Callable[[str], Recording]
 
-OPERATIONS = (INSERT,)
 
-
-def found(recording: Recording, workload: Workload, chosen: list[Loss]) -> str:
+def found(
+    recording: Recording,
+    workload: Workload,
+    chosen: list[Loss],
+    promised: Promised | None = None,
+) -> str:
     """All findings, a line each."""
-    return "\n".join(map(str, explore(recording, workload, chosen)))
+    return "\n".join(map(str, explore(recording, workload, chosen, promised=promised)))
 
 
 def test_store_at_a_sample_of_moments(new_recording: Recordings) -> None:
     recording = new_recording("run")
-    workload = Workload(operations=OPERATIONS, transactions=8)
+    workload = Workload(pipelines=1, transactions=8)
     log = record(recording, workload)
-    assert found(recording, workload, losses(log, range(3), sample=120)) == ""
+    assert found(recording, workload, losses(log, range(3), sample=80)) == ""
 
 
 def test_creation_at_every_moment(new_recording: Recordings) -> None:
     """A store or a table of which nobody was told yet may be there or not, never be in the way."""
     recording = new_recording("run")
-    workload = Workload(operations=OPERATIONS, writers=1, transactions=1, bulk_rows=40)
+    workload = Workload(writers=1, transactions=1, bulk_rows=40)
     log = record(recording, workload)
     store = next(position for position, line in log.marks() if line == "store")
-    early = [Loss(cut, cut, "strict") for cut in range(0, store + 10)]
+    early = [Loss(cut, cut, "strict") for cut in range(0, store + 10, 2)]
     assert found(recording, workload, early) == ""
 
 
 def test_record_of_a_store_is_complete(new_recording: Recordings, tmp_path: Path) -> None:
     """Else a later way of writing, as through a mapping, would go untested in silence."""
     recording = new_recording("run")
-    workload = Workload(operations=OPERATIONS, writers=2, processes=1, transactions=3)
+    workload = Workload(writers=2, processes=1, transactions=3)
     log = record(recording, workload)
     states = States(Disk(log, str(recording.root)), is_volatile)
     states.write(tmp_path / "all", log.length, 0, "strict", "most")
@@ -65,10 +69,43 @@ def test_record_of_a_store_is_complete(new_recording: Recordings, tmp_path: Path
     assert filecmp.cmpfiles(tmp_path / "all", recording.root, names, shallow=False)[0] == names
 
 
+def losses_in_recovery(
+    new_recording: Recordings, scratch: Path, *, states: int, sample: int
+) -> Iterator[str]:
+    """What is found when the power goes a second time, while the store is opened after a first."""
+    first = new_recording("first")
+    workload = Workload(processes=1, transactions=6, upkeep=2)
+    log = record(first, workload)
+    store = next(position for position, line in log.marks() if line == f"table {TABLES[-1]}")
+    late = [loss for loss in losses(log, [0]) if loss.cut > store]
+    for loss in Random(states).sample(late, states):
+        name = f"{loss.cut}-{loss.model}"
+        States(Disk(log, str(first.root)), is_volatile).write(
+            scratch / name, loss.cut, loss.seed, loss.model
+        )
+        second = new_recording(f"second-{name}")
+        again = record_recovery(second, scratch / name, workload)
+        put = next(position for position, line in again.marks() if line == "put")
+        chosen = [each for each in losses(again, range(3)) if each.cut > put]
+        chosen = Random(0).sample(chosen, min(sample, len(chosen)))
+        promised = Promised.by(log.marks(), loss.cut)
+        yield found(second, workload, sorted(chosen), promised)
+
+
+def test_second_loss_in_recovery(new_recording: Recordings, tmp_path: Path) -> None:
+    assert [*losses_in_recovery(new_recording, tmp_path, states=1, sample=25)] == [""]
+
+
+@pytest.mark.slow
+def test_second_losses_in_many_recoveries(new_recording: Recordings, tmp_path: Path) -> None:
+    results = [*losses_in_recovery(new_recording, tmp_path, states=20, sample=100)]
+    assert results == [""] * 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_store_at_every_boundary(seed: int, new_recording: Recordings) -> None:
     recording = new_recording("run")
-    workload = Workload(seed, operations=OPERATIONS, processes=2, transactions=10)
+    workload = Workload(seed, pipelines=1, processes=2, transactions=5, upkeep=2)
     log = record(recording, workload)
-    assert found(recording, workload, losses(log, range(2), MODELS)) == ""
+    assert found(recording, workload, losses(log, [seed])) == ""

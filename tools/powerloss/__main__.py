@@ -29,7 +29,6 @@ def main() -> int:
     parser.add_argument("--pipelines", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--transactions", type=int, default=12, help="of each writer")
-    parser.add_argument("--operations", default="insert,upsert,update,delete")
     options = parser.parse_args()
     reason = unavailable()
     if reason is not None:
@@ -41,7 +40,6 @@ def main() -> int:
         options.pipelines,
         options.processes,
         options.transactions,
-        tuple(options.operations.split(",")),
     )
     options.folder.mkdir(parents=True)
     recording = Recording(options.folder / "run", build(options.folder))

@@ -10,7 +10,6 @@ import txnkv
 from tools.powerloss.workload import (
     BRIEF,
     BRIEF_ROWS,
-    INSERT,
     KEYS,
     SCHEMA,
     TABLES,
@@ -57,7 +56,10 @@ def is_volatile(path: str) -> bool:
     of them are made anew by who opens the store first.
     """
     parts = path.split("/")
-    return "runtime" in parts or parts[-1] in ("lock.mdb", "status.lock", "status.db-shm")
+    return "runtime" in parts or parts[-1] in _VOID
+
+
+_VOID = ("lock.mdb", "status.lock", "maintenance.lock", "status.db-shm")
 
 
 def examine(store: Path, workload: Workload, promised: Promised) -> list[str]:
@@ -165,10 +167,9 @@ def _new_writes(
     with client.transaction() as txn:
         for table in tables:
             txn.insert(table, {"id": id, "text": "new"})
-            if workload.operations != (INSERT,):
-                old = next((key for name, key in found if name == table), None)
-                if old is not None:
-                    txn.update(table, {"id": old, "text": "changed"})
-                    new[table, old] = "changed"
+            old = next((key for name, key in found if name == table), None)
+            if old is not None:
+                txn.update(table, {"id": old, "text": "changed"})
+                new[table, old] = "changed"
     if _read(client, tables) != {**found, **new}:
         yield "new writes do not show, or show in other rows"

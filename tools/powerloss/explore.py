@@ -6,6 +6,7 @@ can be a SIGBUS) is a finding too.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tools.powerloss.disk import MODELS, Disk, Model
 from tools.powerloss.examine import Promised, examine, is_volatile
@@ -32,6 +33,12 @@ _AHEAD: Final = 4
 _RUN: Final = """
 from tools.powerloss.workload import from_text, run
 run(root / "data" / "store", from_text(args[0]))
+"""
+
+
+_RECOVERY: Final = """
+from tools.powerloss.workload import from_text, recover
+recover(Path(args[0]), root, root / "data" / "store", from_text(args[1]))
 """
 
 
@@ -61,6 +68,17 @@ def record(recording: Recording, workload: Workload) -> Log:
     return recording.run(_RUN, to_text(workload))
 
 
+def record_recovery(recording: Recording, state: Path, workload: Workload) -> Log:
+    """Opens a store that a loss left, in a recorded process: its log can be cut again.
+
+    Args:
+        recording: a new one.
+        state: the folder of the state, as `States.write` makes it.
+        workload: that the store is of.
+    """
+    return recording.run(_RECOVERY, state, to_text(workload))
+
+
 def losses(
     log: Log, seeds: Iterable[int], models: Iterable[Model] = MODELS, sample: int | None = None
 ) -> list[Loss]:
@@ -77,6 +95,7 @@ def explore(
     workload: Workload,
     chosen: list[Loss],
     *,
+    promised: Promised | None = None,
     processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Finding]:
@@ -86,11 +105,13 @@ def explore(
         recording: of a run of `workload`.
         workload: what was done.
         chosen: of `losses`.
+        promised: what was acknowledged, after a `record_recovery`; else the marks tell it.
         processes: that examine at the same time; default: one for each CPU.
         progress: is called with how many losses are done, and how many there are.
     """
-    setting = (recording.log_path, recording.root, recording.root.parent / "states", workload)
-    setting[2].mkdir(exist_ok=True)
+    folder = recording.root.parent / "states"
+    folder.mkdir(exist_ok=True)
+    setting = (recording.log_path, recording.root, folder, workload, promised)
     findings = []
     with ProcessPoolExecutor(
         processes or os.cpu_count(), get_context("spawn"), _start, setting
@@ -126,18 +147,26 @@ def _outcomes(pool: ProcessPoolExecutor, chosen: Iterator[Loss]) -> Iterator[Fin
 class _Setting:
     """What all losses of a run have in common."""
 
-    def __init__(self, log_path: Path, root: Path, folder: Path, workload: Workload) -> None:
+    def __init__(
+        self,
+        log_path: Path,
+        root: Path,
+        folder: Path,
+        workload: Workload,
+        promised: Promised | None,
+    ) -> None:
         log = read(log_path)
         self.marks = log.marks()
         self.states = States(Disk(log, str(root)), is_volatile)
         self.folder = folder
         self.workload = workload
+        self.promised = promised
 
     def examine(self, loss: Loss) -> Finding | None:
         """One loss."""
         folder = self.folder / f"{loss.cut}-{loss.seed}-{loss.model}"
         self.states.write(folder, loss.cut, loss.seed, loss.model)
-        promised = Promised.by(self.marks, loss.cut)
+        promised = self.promised or Promised.by(self.marks, loss.cut)
         try:
             problems = examine(folder / STORE, self.workload, promised)
         except Exception as error:
@@ -152,11 +181,12 @@ class _Setting:
 _setting: _Setting
 
 
-def _start(log_path: Path, root: Path, folder: Path, workload: Workload) -> None:
+def _start(*setting: Any) -> None:
     # Rounds are run by `examine`, and at no other moment: the same state, the same finding.
     Maintenance.start = lambda self: None  # type: ignore[method-assign]
+    logging.getLogger("txnkv").setLevel(logging.ERROR)  # each store has the same dead to report
     global _setting
-    _setting = _Setting(log_path, root, folder, workload)
+    _setting = _Setting(*setting)
 
 
 def _examine(loss: Loss) -> Finding | None:

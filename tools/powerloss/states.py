@@ -9,6 +9,9 @@ as mixtures:
     whole      of each file everything or nothing: writes of different files out of order
     pages      of each page any of its last versions, by a drawn share
     sectors    the same, but some pages are torn into sectors, each with a version of its own
+
+Files that are void after a power loss (memory shared by processes, which nobody syncs) are mostly
+left out; in one state of three those that were there hold garbage.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class States:
     """The states of one disk. Cuts that ascend are cheapest: what is durable is kept between.
 
     Attributes:
-        volatile: of a path relative to the root: True when it is left out, with all below it.
+        volatile: of a path relative to the root: True when it is void, with all below it.
     """
 
     def __init__(self, disk: Disk, volatile: Volatile = nothing) -> None:
@@ -69,23 +72,31 @@ class States:
         contents = _Contents(_Chance(Random(seeds[0]), tempers[0]), cut, self._base)
         chance = _Chance(Random(seeds[1]), tempers[1])
         names = _names(self.disk, cut, model, chance)
-        self._write(folder, "", self.disk.root, names, contents)
+        litter = random if temper is None and random.random() < 1 / 3 else None
+        self._write(folder, "", self.disk.root, names, contents, litter)
 
     def _write(
-        self, path: Path, name: str, node: Folder, names: _Names, contents: _Contents
+        self,
+        path: Path,
+        name: str,
+        node: Folder,
+        names: _Names,
+        contents: _Contents,
+        litter: Random | None,
     ) -> None:
         path.mkdir(mode=0o700)
         for entry, child in sorted(names.get(id(node), {}).items()):
             below = f"{name}/{entry}" if name else entry
-            if self.volatile(below):
+            void = self.volatile(below)
+            if void and litter is None:
                 continue
             if isinstance(child, Folder):
-                self._write(path / entry, below, child, names, contents)
+                self._write(path / entry, below, child, names, contents, litter)
                 continue
-            if child.mapped:
+            if child.mapped and not void:
                 raise ValueError(f"{below} was mapped to be written, which is not recorded")
             with open(path / entry, "xb", opener=_private) as file:
-                file.write(contents.of(child))
+                file.write(_garbage(litter) if void and litter else contents.of(child))
 
     def _base(self, file: File, cut: int) -> _Base:
         base = self._bases.get(id(file))
@@ -93,6 +104,10 @@ class States:
             base = self._bases[id(file)] = _Base(file)
         base.advance(cut)
         return base
+
+
+def _garbage(random: Random) -> bytes:
+    return random.choice((bytes, random.randbytes))(random.choice((0, 100, 4096, 100_000)))
 
 
 def _private(path: str, flags: int) -> int:

@@ -10,6 +10,7 @@ they insert only, so that it does not matter in which order their transactions a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -81,9 +82,10 @@ class Workload:
         pipelines: further writers in threads, with several commits in flight.
         processes: further writers, each a process, that write at the same time afterwards.
         transactions: of each writer.
-        operations: of rows; inserts are always among them.
+        operations: of rows.
         bulk_rows: of a bulk transaction.
-        upkeep: after so many transactions the first writer checkpoints, flushes and compacts.
+        upkeep: after so many transactions the first writer flushes, compacts and checkpoints.
+        history: seconds for which versions are kept.
     """
 
     seed: int = 1
@@ -91,9 +93,10 @@ class Workload:
     pipelines: int = 0
     processes: int = 0
     transactions: int = 12
-    operations: tuple[str, ...] = (INSERT,)
+    operations: tuple[str, ...] = (INSERT, UPSERT, UPDATE, DELETE)
     bulk_rows: int = 300
     upkeep: int = 4
+    history: float = 0.2
 
     @property
     def threads(self) -> int:
@@ -163,7 +166,7 @@ def _after(rows: Rows, transaction: Transaction) -> Rows:
 def run(store: Path, workload: Workload) -> None:
     """The whole run; marks say what was acknowledged."""
     cut_small()
-    with txnkv.connect(store) as client:
+    with txnkv.connect(store, history=workload.history) as client:
         mark("store")
         for table, tablets in zip(TABLES, (2, 1), strict=True):
             client.create_table(table, SCHEMA, partition_by=txnkv.hash_partition("id", tablets))
@@ -179,8 +182,35 @@ def run(store: Path, workload: Workload) -> None:
         _brief(client)
         keep_up(client)
     _processes(store, workload)
-    with txnkv.connect(store, create=False) as client:
+    with txnkv.connect(store, create=False, history=workload.history) as client:
         keep_up(client)
+
+
+def recover(state: Path, root: Path, store: Path, workload: Workload) -> None:
+    """Another run: a state that a power loss left is put into the root, opened and tidied up."""
+    _copy(state, root)
+    _sync(root)
+    mark("put")
+    with txnkv.connect(store, history=workload.history) as client:
+        keep_up(client)
+
+
+def _copy(source: Path, target: Path) -> None:
+    for entry in sorted(source.iterdir()):
+        copied = target / entry.name
+        if entry.is_dir():
+            copied.mkdir(mode=0o700)
+            _copy(entry, copied)
+        else:
+            copied.write_bytes(entry.read_bytes())
+            copied.chmod(0o600)
+        _sync(copied)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _thread(
@@ -250,13 +280,12 @@ def _batch(op: str, writes: list[Write]) -> pa.Table:
 
 
 def keep_up(client: txnkv.Client) -> None:
-    """What the leader does now and then: rounds, flush, compaction, checkpoint."""
+    """What the leader does now and then: rounds, flush, checkpoint, compaction, collection."""
     instance = client.instance
     instance.coordinator.maintenance.round(resume_all=True)
-    for holder, name in ((instance.engine, "flush"), (client, "compact")):
-        upkeep = getattr(holder, name, None)
-        if upkeep is not None:
-            upkeep()
+    instance.engine.flush()
+    instance.store.status.checkpoint()
+    instance.engine.compactor.compact_all()
     instance.store.status.checkpoint()
 
 
@@ -284,8 +313,9 @@ def _processes(store: Path, workload: Workload) -> None:
 def process(store: str, workload: str, writer: str) -> None:
     """What a further process does; arguments as texts."""
     cut_small()
-    with txnkv.connect(store, create=False) as client:
-        write(client, from_text(workload), int(writer))
+    does = from_text(workload)
+    with txnkv.connect(store, create=False, history=does.history) as client:
+        write(client, does, int(writer))
 
 
 def to_text(workload: Workload) -> str:
