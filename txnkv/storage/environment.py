@@ -31,7 +31,7 @@ from txnkv.storage.fork import GATE
 from txnkv.storage.gate import SharedGate
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
-from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb
+from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb
 from txnkv.storage.seam import declare_fault_point, fault_point
 
 T = TypeVar("T")
@@ -257,6 +257,26 @@ class Environment:
         except BaseException:
             GATE.leave()
             raise
+
+    def handle(self, scope: Scope, name: bytes) -> Any:
+        """The handle of a named database for a transaction of this thread: `db`, sooner."""
+        open_ = self._lmdb
+        assert open_ is not None
+        known = open_.handles.get(name)
+        if known is not None and known[1] <= scope.serial:
+            return known[0]
+        return self._handles.inside(open_, scope, name, {})
+
+    @property
+    def map(self) -> Map | None:
+        """Stands for the map as it is now: another one when it was opened anew or moved."""
+        open_ = self._lmdb
+        return None if open_ is None else open_.map
+
+    def has(self, name: bytes) -> bool:
+        """Whether it is open and knows the database, for all transactions that begin now."""
+        open_ = self._lmdb
+        return open_ is not None and name in open_.handles
 
     def end_read(self, scope: Scope) -> None:
         """Ends a read."""

@@ -83,7 +83,8 @@ class ForkGate:
 
     def enter(self) -> None:
         """Begins a use."""
-        self.check()
+        if self._refusal is not None:
+            self.check()
         self._gate.enter()
 
     def check(self) -> None:

@@ -27,7 +27,8 @@ class SharedGate:
 
     def reset(self) -> None:
         """Forgets all users: for a forked child, in which their threads do not exist."""
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._users = 0
         self._draining = False
         self._depth = _Depth()
@@ -51,7 +52,7 @@ class SharedGate:
         """Begins a use; waits while another thread drains, unless this thread is inside."""
         depth = self._depth
         if depth.uses == 0:
-            with self._changed:
+            with self._lock:  # the condition's, without the calls that lead to it
                 while self._draining:
                     self._changed.wait()
                 self._users += 1
@@ -62,7 +63,7 @@ class SharedGate:
         depth = self._depth
         depth.uses -= 1
         if depth.uses == 0:
-            with self._changed:
+            with self._lock:
                 self._users -= 1
                 if self._draining and self._users == 0:
                     self._changed.notify_all()

@@ -53,6 +53,17 @@ class EnvironmentOptions:
     read_only: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Stands for a map as long as it stays where it is.
+
+    Attributes:
+        page_bytes: of LMDB's pages.
+    """
+
+    page_bytes: int
+
+
 @dataclass
 class OpenLmdb:
     """LMDB as it is open now, in this process.
@@ -61,12 +72,14 @@ class OpenLmdb:
         env: the `lmdb.Environment`.
         writable: whether it was opened to write.
         handles: named databases: the handle, and the serial from which transactions know it.
+        map: where it is mapped.
     """
 
     env: Any
     path: Path
     writable: bool
     handles: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
+    map: Map | None = None
 
     @classmethod
     def open(
@@ -90,6 +103,7 @@ class OpenLmdb:
             if not options.read_only:
                 opened._cover()
             opened._open_handles()
+            opened._mapped()
         except BaseException:
             opened.env.close()
             raise
@@ -119,15 +133,20 @@ class OpenLmdb:
         now = self.map_size
         if now <= seen:
             self.env.set_mapsize(now * 2)
+            self._mapped()
 
     def adopt(self) -> None:
         """Takes over the map size that another process gave. No transaction is live."""
         self.env.set_mapsize(0)
+        self._mapped()
 
     def close(self) -> None:
         """Unmaps the environment. No transaction is live."""
         self.handles.clear()
         self.env.close()
+
+    def _mapped(self) -> None:
+        self.map = Map(int(self.env.stat()["psize"]))
 
     def _cover(self) -> None:
         """Makes the file as long as LMDB takes it to be.

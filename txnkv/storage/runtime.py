@@ -217,8 +217,7 @@ class Runtime:
                 pins[value] = left
                 return
             del pins[value]
-            if value == self._published[field]:
-                assert self._slot is not None
+            if value == self._published[field] and self._slot is not None:  # else it was closed
                 self._publish(file, self._slot, field, min(pins, default=NOTHING))
 
     def _publish(self, file: RuntimeFile, slot: int, field: int, value: int) -> None:

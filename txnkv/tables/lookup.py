@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +16,8 @@ from txnkv.tables.catalog import TableInfo
 from txnkv.tables.ingest import column_array
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.masks import RowSetMask
-from txnkv.tables.point import Values, find, present
+from txnkv.tables.point import find, present
+from txnkv.tables.point_blocks import Values, find_some
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
 from txnkv.tables.sources import memory_columns
@@ -25,6 +26,9 @@ from txnkv.tables.view import EVERY_STAMP, ReadView, Sight, hidden_before
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
+
+_FEW: Final = 1 << 14
+"""So many keys are looked for in all blocks of a row set at once; more go block by block."""
 
 __all__ = [
     "Found",
@@ -100,18 +104,33 @@ def get_many(
 
 
 def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
-    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
-        keys = keys.to_pylist()
-    if len(schema.primary_key) == 1 and not any(
-        key is None or isinstance(key, (tuple, list)) for key in keys
-    ):
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    if len(schema.primary_key) == 1:
         (name,) = schema.primary_key
-        return [column_array(name, schema.columns[name].type, keys)]
+        at_once = _as_array(schema.columns[name].type, keys)
+        if at_once is not None:
+            return [at_once]
+    if isinstance(keys, pa.Array):
+        keys = keys.to_pylist()
     rows = [key_values(schema, key) for key in keys]
     return [
         column_array(name, schema.columns[name].type, [row[i] for row in rows])
         for i, name in enumerate(schema.primary_key)
     ]
+
+
+def _as_array(kind: pa.DataType, keys: Sequence[Any]) -> pa.Array | None:
+    """Keys that can be seen to fit, without a look at each; None for others."""
+    if isinstance(keys, pa.Array):
+        return keys if keys.type == kind and keys.null_count == 0 else None
+    plain = int if pa.types.is_integer(kind) else str if pa.types.is_string(kind) else None
+    if set(map(type, keys)) != {plain}:
+        return None
+    try:
+        return pa.array(keys, kind)
+    except (pa.ArrowInvalid, OverflowError, UnicodeError):
+        return None
 
 
 def _ascending(
@@ -305,7 +324,18 @@ class _Search:
         row_set = self._tablet.row_set(info)
         at = self._sight.snapshot if snapshot is None else snapshot
         done: list[pa.Array] = []
-        with self._tablet.read(once=info.size > LARGE_READ) as pages:
+        few = self._keys.n <= _FEW and not (before or self._stamps)
+        with self._tablet.read(once=info.size > LARGE_READ and not few) as pages:
+            some = None
+            if few:
+                some = find_some(self._tablet, row_set, pages, self._keys, self._names, at)
+            if some is not None:
+                if len(some[0]):
+                    yield self._found(*some, None)
+                    done.append(some[0])
+                if decide and done:
+                    self._decided(done[0])
+                return
             for number, start, hits in row_set.find_many(pages, self._keys, at):
                 there = core.Bitmap.from_arrow(pc.is_valid(hits)).positions()
                 positions, rows = _raised(there, start), hits.drop_null()

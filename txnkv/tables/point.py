@@ -7,12 +7,13 @@ committed memory or in the one row set whose key range, Bloom filter and key blo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
+from txnkv.tables.point_blocks import PointBlock, Values, at_hand
+from txnkv.tables.point_blocks import find as on_disk
 from txnkv.tables.row_set import RowSet, RowSetRetired
-from txnkv.tables.row_set_format import COLUMNS
 from txnkv.tables.tablet import Pages, Tablet, TabletState
 from txnkv.tables.view import (
     EVERY_STAMP,
@@ -27,21 +28,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Values = tuple[Any, ...]
-
-
-def _values(row_set: RowSet, pages: Pages, number: int, row: int) -> Values:
-    """The columns beside the key of a row on disk, as Python values."""
-    zones = row_set.header(pages).blocks[number].zones
-    block = row_set.block
-    return tuple(
-        read(block(pages, COLUMNS + id, number), row) if id in zones else default
-        for id, read, default in row_set._tablet.readers
-    )
-
 
 def _there(*where: object) -> bool:
     return True
+
+
+def _values(tablet: Tablet, block: PointBlock, row: int) -> Values:
+    return block.values(tablet, row)
 
 
 def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
@@ -65,7 +58,7 @@ def _look(
     view: ReadView,
     key: bytes,
     of_memory: Callable[[bytes], T],
-    of_disk: Callable[[RowSet, Pages, int, int], T],
+    of_disk: Callable[[Tablet, PointBlock, int], T],
 ) -> T | None:
     if view.reads is not None:
         view.reads.add_key(tablet.id, key)
@@ -99,10 +92,9 @@ def _look(
                 return None
             with tablet.read() as pages:
                 for info in infos:
-                    row_set = tablet.row_set(info)
-                    at = row_set.find_one(pages, key, snapshot)
+                    at = on_disk(tablet, tablet.row_set(info), pages, key, snapshot)
                     if at is not None:
-                        return of_disk(row_set, pages, *at)
+                        return of_disk(tablet, *at)
             return None
         except RowSetRetired:
             engine.log.latest()
@@ -112,17 +104,19 @@ def _staged(
     tablet: Tablet,
     staged: Sequence[RowSetInfo],
     key: bytes,
-    of_disk: Callable[[RowSet, Pages, int, int], T],
+    of_disk: Callable[[Tablet, PointBlock, int], T],
 ) -> tuple[bool, T | None]:
     """Whether the transaction's own row sets say what became of the key, and what."""
     with tablet.read() as pages:
         for info in staged:
             row_set = tablet.row_set(info)
-            at = row_set.find_one(pages, key, EVERY_STAMP)
-            if at is not None:
-                if info.kind == TOMBSTONES:
+            if info.kind == TOMBSTONES:
+                if row_set.find_one(pages, key, EVERY_STAMP) is not None:
                     return True, None
-                return True, of_disk(row_set, pages, *at)
+                continue
+            at = on_disk(tablet, row_set, pages, key, EVERY_STAMP)
+            if at is not None:
+                return True, of_disk(tablet, *at)
     return False, None
 
 
@@ -131,7 +125,7 @@ def _unresolved(
     state: TabletState,
     snapshot: int,
     key: bytes,
-    of_disk: Callable[[RowSet, Pages, int, int], T],
+    of_disk: Callable[[Tablet, PointBlock, int], T],
 ) -> T | None:
     """What row sets have of a key while commits are being finalized.
 
@@ -150,14 +144,14 @@ def _unresolved(
                 continue
             before = 0 if mask is None else hidden_before(mask, info)
             row_set = tablet.row_set(info)
-            at = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
-            if at is not None and _insert_of(row_set, pages, *at) >= before:
-                return of_disk(row_set, pages, *at)
+            where = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
+            if where is not None and _insert_of(row_set, pages, *where) >= before:
+                block = at_hand(tablet, row_set, pages, where[0])
+                return of_disk(tablet, block, where[1])
         if mask is None or mask.kind == TOMBSTONES:
             return None
-        row_set = tablet.row_set(mask)
-        at = row_set.find_one(pages, key, snapshot)
-        return None if at is None else of_disk(row_set, pages, *at)
+        at = on_disk(tablet, tablet.row_set(mask), pages, key, snapshot)
+        return None if at is None else of_disk(tablet, *at)
 
 
 def _insert_of(row_set: RowSet, pages: Pages, number: int, row: int) -> int:

@@ -37,19 +37,20 @@ class RowSet(RowSetBlocks):
     def find_one(self, pages: Pages, key: bytes, snapshot: int) -> tuple[int, int] | None:
         """Block number and row in it of the version of a key that a snapshot sees, or None."""
         self.header(pages)
-        first = bisect_left(self._lasts, key)
-        if first == len(self._lasts) or key < self._firsts[first]:
+        first = bisect_left(self.lasts, key)
+        if first == len(self.lasts) or key < self.firsts[first]:
             return None
         if self.info.versioned:
             return self._find_version(pages, key, snapshot, first)
         if not core.bloom_may_contain(self.block(pages, BLOOM, first), key):
             return None
         row = core.find_one(self.keys(pages, first), key)
-        if row < 0 or not self._sees(pages, first, row, snapshot):
+        if row < 0 or not self.sees(pages, first, row, snapshot):
             return None
         return first, row
 
-    def _sees(self, pages: Pages, number: int, row: int, snapshot: int) -> bool:
+    def sees(self, pages: Pages, number: int, row: int, snapshot: int) -> bool:
+        """Whether a snapshot sees one row of a block."""
         info = self.info
         if info.stamp is None:
             return True
@@ -71,12 +72,12 @@ class RowSet(RowSetBlocks):
             elif self.info.stamp is not None and self.info.stamp > snapshot:
                 return None
             if lo < hi:
-                return (number, lo) if self._sees(pages, number, lo, snapshot) else None
+                return (number, lo) if self.sees(pages, number, lo, snapshot) else None
         return None
 
     def _runs(self, pages: Pages, key: bytes, first: int) -> Iterator[tuple[int, int, int]]:
         """Where the versions of a key lie: block, and rows [lo, hi) in it."""
-        for number in range(first, bisect_right(self._firsts, key)):
+        for number in range(first, bisect_right(self.firsts, key)):
             if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
                 continue
             keys = self.keys(pages, number)
@@ -90,7 +91,7 @@ class RowSet(RowSetBlocks):
         """
         self.header(pages)
         found = []
-        for number, lo, hi in self._runs(pages, key, bisect_left(self._lasts, key)):
+        for number, lo, hi in self._runs(pages, key, bisect_left(self.lasts, key)):
             rows = core.Rows.range(hi).slice(lo, hi - lo).to_arrow()
             inserts, deletes = self.stamps_of(pages, number, rows)
             found += [
@@ -262,7 +263,7 @@ class RowSet(RowSetBlocks):
         numbers: set[int] = set()
         for i in range(keys.n):
             key = keys.key(i)
-            numbers.update(range(bisect_left(self._lasts, key), bisect_right(self._firsts, key)))
+            numbers.update(range(bisect_left(self.lasts, key), bisect_right(self.firsts, key)))
         return sorted(numbers)
 
 

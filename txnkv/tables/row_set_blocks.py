@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,8 +65,11 @@ class RowSetBlocks:
         self._verified: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
         self._header: Header | None = None
-        self._firsts: list[bytes] = []
-        self._lasts: list[bytes] = []
+        self.firsts: list[bytes] = []
+        self.lasts: list[bytes] = []
+        self.first_keys = core.Keys.of([])
+        self.points: dict[int, Any] = {}  # of `point_blocks`, like the next
+        self.there_at: int | None = None
         self._deltas: dict[int, core.Delta | None] = {}
         self._deltas_from: int | None = None
 
@@ -100,8 +103,9 @@ class RowSetBlocks:
             except HeaderError as error:
                 raise self._corrupt("header", 0, str(error)) from None
             with self._lock:
-                self._firsts = [block.first for block in header.blocks]
-                self._lasts = [block.last for block in header.blocks]
+                self.firsts = [block.first for block in header.blocks]
+                self.lasts = [block.last for block in header.blocks]
+                self.first_keys = self._tablet.keys_of(self.firsts)
                 self._header = header
         return self._header
 
@@ -135,8 +139,8 @@ class RowSetBlocks:
     def blocks_between(self, pages: Pages, low: bytes | None, high: bytes | None) -> range:
         """Numbers of the blocks that may hold keys with low <= key < high."""
         blocks = self.header(pages).blocks
-        start = 0 if low is None else bisect_left(self._lasts, low)
-        stop = len(blocks) if high is None else bisect_left(self._firsts, high)
+        start = 0 if low is None else bisect_left(self.lasts, low)
+        stop = len(blocks) if high is None else bisect_left(self.firsts, high)
         return range(start, max(start, stop))
 
     def read(

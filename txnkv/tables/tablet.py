@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -15,6 +14,7 @@ from txnkv import core
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.environment import Environment
+from txnkv.storage.lmdb_open import Map
 from txnkv.storage.store import Store
 from txnkv.tables import manifest
 from txnkv.tables.catalog import TableInfo
@@ -33,17 +33,23 @@ LARGE_READ: Final = 128 << 20
 done with: else a large table would fill the process's resident memory with LMDB's map."""
 
 
-@dataclass(frozen=True)
 class Pages:
     """A read transaction on a tablet's environment, with the handle of its blocks.
 
     Attributes:
         seen: the values read, when they are to be given back.
+        map: stands for LMDB's map as long as it is not closed.
     """
 
-    txn: lmdb.Transaction
-    blocks: Any
-    seen: list[memoryview] | None
+    __slots__ = ("blocks", "map", "seen", "txn")
+
+    def __init__(
+        self, txn: lmdb.Transaction, blocks: Any, seen: list[memoryview] | None, map: Map | None
+    ) -> None:
+        self.txn = txn
+        self.map = map
+        self.blocks = blocks
+        self.seen = seen
 
     def get(self, key: bytes) -> memoryview | None:
         """The value of an LMDB key as it lies in the map: valid inside the transaction alone."""
@@ -51,6 +57,38 @@ class Pages:
         if self.seen is not None and value is not None:
             self.seen.append(value)
         return value
+
+
+class Read:
+    """A read transaction on a tablet as a `with` block. For one use."""
+
+    __slots__ = ("_environment", "_once", "_pages", "_scope", "_tablet")
+
+    def __init__(self, tablet: Tablet, once: bool) -> None:
+        self._tablet = tablet
+        self._once = once
+
+    def __enter__(self) -> Pages:
+        environment = self._environment = self._tablet.opened()
+        scope = self._scope = environment.begin_read()
+        try:
+            blocks = environment.handle(scope, BLOCKS_DB)
+        except BaseException:
+            environment.end_read(scope)
+            raise
+        seen: list[memoryview] | None = [] if self._once else None
+        pages = self._pages = Pages(scope.txn, blocks, seen, environment.map)
+        return pages
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        pages = self._pages
+        try:
+            for value in pages.seen or ():
+                core.release_pages(value)
+        finally:
+            self._environment.end_read(self._scope)
+        if isinstance(error, lmdb.Error):
+            self._environment.fail(error)
 
 
 @dataclass(frozen=True)
@@ -106,6 +144,7 @@ class Tablet:
             name for name in table.schema.names if name not in table.schema.primary_key
         )
         self.layout = core.RowLayout([table.schema.columns[n].type for n in self.value_names])
+        self.row_reader = core.RowReader(self.layout.types)
         self.readers = tuple(
             (
                 table.schema.ids[name],
@@ -114,6 +153,7 @@ class Tablet:
             )
             for name in self.value_names
         )
+        self._environment: Environment | None = None
         self._store = store
         self._log = log
         self._memory = memory
@@ -155,19 +195,21 @@ class Tablet:
         """The handle of the blocks, for the LMDB transaction this thread is in."""
         return self.environment().db(BLOCKS_DB)
 
-    @contextmanager
-    def read(self, *, once: bool = False) -> Iterator[Pages]:
-        """A read transaction; short, for it keeps pages from being used again.
+    def read(self, *, once: bool = False) -> Read:
+        """`with tablet.read() as pages:` a read transaction; short, for it keeps pages from being
+        used again.
 
         Args:
             once: what is read is not needed again soon: give its memory back.
         """
-        environment = self.environment()
-        with environment.read() as txn:
-            pages = Pages(txn, environment.db(BLOCKS_DB), [] if once else None)
-            yield pages
-            for value in pages.seen or ():
-                core.release_pages(value)
+        return Read(self, once)
+
+    def opened(self) -> Environment:
+        """The environment, to read from; asked for anew when it was closed."""
+        environment = self._environment
+        if environment is None or not environment.has(BLOCKS_DB):
+            environment = self._environment = self.environment()
+        return environment
 
     @property
     def fence_db(self) -> Any:
@@ -240,6 +282,11 @@ class Tablet:
             if len(positions):
                 found.append((info, positions))
         return found
+
+    def keys_of(self, keys: Sequence[bytes]) -> core.Keys:
+        """Encoded keys as the core takes them."""
+        width = self.codec.width
+        return core.Keys.fixed(b"".join(keys), width) if width and keys else core.Keys.of(keys)
 
     def filler(self, name: str, n: int) -> pa.Array:
         """A column that a row set does not have: its default, or nulls."""
