@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from txnkv import instance as instances
 from txnkv import small_commit
 from txnkv.closing import Closing
-from txnkv.context import TxnContext
+from txnkv.context import TxnContext, begin
 from txnkv.coordinator import status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
@@ -213,18 +213,14 @@ class Client(Closing):
             raise ValueError(f"locking is one of {', '.join(_LOCKINGS)}, not {locking!r}")
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
-        row = self.instance.coordinator.begin(
+        context = begin(
+            self.instance,
             timeout=timeout,
             isolation=isolation,
             locking=locking,
             keepalive=self._keepalive_time,
             age_ts=age_ts,
         )
-        try:
-            context = TxnContext(self.instance, row, stored=False)
-        except BaseException:
-            self.instance.coordinator.ids.ended(row.txn_id)
-            raise
         return Transaction(self, context, joined=False, keepalive=keepalive)
 
     def transaction(self, **options: Any) -> Transaction:
@@ -358,7 +354,8 @@ class Client(Closing):
 
     def _unstored(self, local: int) -> TxnContext | None:
         """A transaction of this process of which status.db knows nothing, or not yet."""
-        context: TxnContext | None = self.instance.contexts.get(local)
+        known = self.instance.contexts.get(local)
+        context: TxnContext | None = None if known is None else known()
         return None if context is None or context.stored else context
 
     def _local(self, id: int) -> int:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Final, Protocol
@@ -34,7 +34,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.instance import Instance
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage import dropped
 from txnkv.storage.seam import clock
 from txnkv.tables import history, small, staging
 from txnkv.tables.catalog import TableInfo
@@ -49,6 +49,17 @@ from txnkv.tables.view import ReadView
 
 _LOCK_WAIT: Final = 5.0
 """Seconds for which a small commit waits for a younger transaction's lock."""
+
+
+_PID = os.getpid()
+
+
+def _after_fork_in_child() -> None:
+    global _PID
+    _PID = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Heart:
@@ -71,6 +82,12 @@ class Flushable(Protocol):
     def has_pending(self) -> bool: ...
 
 
+class Beating(Protocol):
+    """Who wants to know when the transaction is stored, and heartbeats are needed."""
+
+    def start_heart(self) -> None: ...
+
+
 class TxnContext:
     """One transaction in one process: its row, what it holds in memory, how it ended here.
 
@@ -81,7 +98,10 @@ class TxnContext:
         scope: in whose name rows are staged, where that is not the transaction's.
         transactional: False for a write outside of any transaction, which has one of its own.
 
+    One that is not stored has its snapshot pinned (`history.pin_latest`), and unpins it.
+
     Attributes:
+        handle: gives who is told when it is stored, if they are still there.
         ended: how it ended, as far as this process knows; with `reason` and `error`, the name of
             a class, where it was aborted.
         commit_ts: of a small one that committed.
@@ -110,19 +130,25 @@ class TxnContext:
         self.reason: str | None = None
         self.error: str | None = None
         self.commit_called = False
-        self.on_stored: Callable[[], Callable[[], None] | None] = lambda: None
+        self.handle: Callable[[], Beating | None] | None = None
         self.lock = threading.RLock()
-        self._pid = os.getpid()
+        self._pid = _PID
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self._small: SmallWrites | None = None
         self.has_written = stored
         self.pending: Future[Timestamp] | None = None
         self.unsure = False
-        self._release: WhenDropped | None = None
+        self._known = self._pinned = False
         if not stored:
-            history.pin(instance.coordinator, row.snapshot_ts)
-            self._release = WhenDropped(self, _release, instance, row.txn_id, row.snapshot_ts)
-            instance.contexts[row.txn_id] = self
+            dropped.ready()
+            self._known = self._pinned = True
+            instance.contexts[row.txn_id] = weakref.ref(self)
+
+    def __del__(self) -> None:
+        if self._known and self._pid == _PID:
+            self.instance.contexts.pop(self.row.txn_id, None)
+            if self._pinned:
+                dropped.later(_unpin, self.instance, self.row.txn_id, self.row.snapshot_ts)
 
     @property
     def id(self) -> TxnId:
@@ -140,7 +166,7 @@ class TxnContext:
         Raises:
             InvalidTxnStateError: this process is not the one that made the handle.
         """
-        if os.getpid() != self._pid:
+        if self._pid != _PID:
             raise InvalidTxnStateError(
                 f"transaction {self.row.txn_id} belongs to process {self._pid}: hand it to another "
                 "process as a token (serialize, Transaction.deserialize)"
@@ -153,15 +179,13 @@ class TxnContext:
             InvalidTxnStateError: it was ended here, or is being committed.
             TransactionTimedOutError: it is past its timeout.
         """
-        self.require_process()
-        if self.ended is not None:
+        if self._pid != _PID:
+            self.require_process()
+        if self.ended is not None or self.pending is not None:
+            state = self.ended or TxnState.COMMIT_IN_PROGRESS
             raise InvalidTxnStateError(
-                f"cannot {what}: transaction {self.row.txn_id} is not open: {self.ended.name}. "
+                f"cannot {what}: transaction {self.row.txn_id} is not open: {state.name}. "
                 "Begin a new transaction"
-            )
-        if self.pending is not None:
-            raise InvalidTxnStateError(
-                f"cannot {what}: transaction {self.row.txn_id} is not open: COMMIT_IN_PROGRESS"
             )
         if not self.stored and self.past_deadline:
             raise timed_out(self.row, what)
@@ -203,9 +227,9 @@ class TxnContext:
             if not self.stored:
                 self.row = self.instance.coordinator.write_open(self.row)
                 self.stored = True
-                told = self.on_stored()
-                if told is not None:
-                    told()
+                handle = None if self.handle is None else self.handle()
+                if handle is not None:
+                    handle.start_heart()
             return self.row
 
     def ensure_large(self) -> WriteContext:
@@ -294,8 +318,9 @@ class TxnContext:
         self.error = None if error is None else type(error).__name__
         self._small = None
         self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
-        if self._release is not None:
-            self._release()
+        if self._pinned:
+            self._pinned = False
+            _unpin(self.instance, self.row.txn_id, self.row.snapshot_ts)
 
     # -- serializable ------------------------------------------------------------------
 
@@ -308,10 +333,40 @@ class TxnContext:
         self.instance.engine.read_sets.pop(self.row.txn_id, None)
 
 
-def _release(instance: Instance, txn_id: int, snapshot: Timestamp) -> None:
-    instance.coordinator.ids.ended(txn_id)
-    with suppress(ClosedError):  # with the store went its pins
+def begin(
+    instance: Instance,
+    *,
+    timeout: float | None,
+    isolation: str,
+    locking: str,
+    keepalive: float,
+    age_ts: Timestamp | None = None,
+    transactional: bool = True,
+) -> TxnContext:
+    """A new transaction at the latest snapshot, which stays pinned until its end. No I/O."""
+    coordinator = instance.coordinator
+    snapshot = history.pin_latest(coordinator)
+    try:
+        row = coordinator.begin(
+            timeout=timeout,
+            isolation=isolation,
+            locking=locking,
+            keepalive=keepalive,
+            age_ts=age_ts,
+            snapshot=snapshot,
+        )
+    except BaseException:
         instance.store.runtime.unpin(snapshot)
+        raise
+    return TxnContext(instance, row, stored=False, transactional=transactional)
+
+
+def _unpin(instance: Instance, txn_id: int, snapshot: Timestamp) -> None:
+    instance.coordinator.ids.ended(txn_id)
+    try:
+        instance.store.runtime.unpin(snapshot)
+    except ClosedError:  # with the store went its pins
+        return
 
 
 def _is_small(batch: pa.RecordBatch) -> bool:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from txnkv.coordinator import coordinator as coordination
-from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator import status_schema
+from txnkv.coordinator.coordinator import Coordinator
 from txnkv.errors import TxnkvError
 from txnkv.storage.store import Store
 from txnkv.tables import catalog_schema

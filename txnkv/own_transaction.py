@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from txnkv.context import Heart, TxnContext
+from txnkv.context import Heart, TxnContext, begin
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
@@ -51,17 +51,16 @@ def write_alone(
 
 def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outcome:
     coordinator = instance.coordinator
-    row = coordinator.begin(
-        timeout=None, isolation="snapshot", locking="optimistic", keepalive=KEEPALIVE_TIME
+    context = begin(
+        instance,
+        timeout=None,
+        isolation="snapshot",
+        locking="optimistic",
+        keepalive=KEEPALIVE_TIME,
+        transactional=False,
     )
-    context = TxnContext(instance, row, stored=False, transactional=False)
-    hearts: list[Heart] = []
-
-    def start_heart() -> None:
-        hearts.append(Heart(context.row))
-        coordinator.heartbeats.add(hearts[0])
-
-    context.on_stored = lambda: start_heart
+    hearts = _Hearts(context)
+    context.handle = lambda: hearts
     try:
         outcome = write(context)
         if context.stored:
@@ -73,8 +72,21 @@ def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outc
         _abort(context)
         raise
     finally:
-        for heart in hearts:
-            coordinator.heartbeats.remove(heart)
+        context.handle = None
+        if hearts.one is not None:
+            coordinator.heartbeats.remove(hearts.one)
+
+
+class _Hearts:
+    """The heart of a write that turned out large."""
+
+    def __init__(self, context: TxnContext) -> None:
+        self.one: Heart | None = None
+        self._context = context
+
+    def start_heart(self) -> None:
+        self.one = Heart(self._context.row)
+        self._context.instance.coordinator.heartbeats.add(self.one)
 
 
 def _commit_large(context: TxnContext) -> None:

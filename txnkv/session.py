@@ -179,8 +179,11 @@ class Session(RowOperations, Closing):
 
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        if not self._closed or self._runs or self._errors.untold:
-            self.flush()
+        self._wait_for_background()
+        if self._runs:
+            self._client.require_open()
+            self._errors.keep(self._flush_runs())
+        self._errors.tell()
 
     def discard(self) -> None:
         """Forget the rows that wait: the transaction is rolled back."""
@@ -234,28 +237,32 @@ class Session(RowOperations, Closing):
     def _flush_runs(self) -> Outcome:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         runs = self._take_runs()
-        total = Outcome()
+        total: Outcome | None = None
         while runs:
             # Outside of a transaction all of a flush is one; inside, each run stands by itself.
             some = runs if self._context is None else runs[:1]
             rest = runs[len(some) :]
             try:
-                total.add(self._write(some))
+                outcome = self._write(some)
             except BaseException as error:
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
-                self._errors.keep(total)
+                if total is not None:
+                    self._errors.keep(total)
                 with self._lock:
                     self._table = None
                     self._runs = ([] if over else rest if gone else some + rest) + self._runs
                 raise
+            if total is None:
+                total = outcome
+            else:
+                total.add(outcome)
             runs = rest
-        return total
+        return total or Outcome()
 
     def _write(self, runs: list[_Run]) -> Outcome:
         context = self._context
         if context is not None:
-            context.require_open("write")
             return runs[0].write(context)
 
         def write(context: TxnContext) -> Outcome:

@@ -57,9 +57,9 @@ class Transaction(RowOperations, Closing):
         self._own_session: Session | None = None
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
-        context.on_stored = weakref.WeakMethod(self._start_heart)
+        context.handle = weakref.ref(self)
         if context.stored:
-            self._start_heart()
+            self.start_heart()
 
     # -- what it is --------------------------------------------------------------------
 
@@ -274,14 +274,8 @@ class Transaction(RowOperations, Closing):
             InvalidTxnStateError: commit was called already, or it is not open.
         """
         self.client.require_open()
-        if self.context.commit_called:
-            raise InvalidTxnStateError(
-                f"transaction commit has already started: transaction {self.context.row.txn_id} "
-                "takes no new sessions"
-            )
+        session = self._new_session(flush_mode)
         self.context.require_open("make a session")
-        session = Session(self.client, self.context, flush_mode)
-        self.context.sessions.append(session)
         return session
 
     def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
@@ -340,13 +334,24 @@ class Transaction(RowOperations, Closing):
         (self._own_session or self._session()).insert(table, row)
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
-        self._session()._add(table, op, row)
+        (self._own_session or self._session())._add(table, op, row)
 
     def _session(self) -> Session:
         with self._lock:
-            if self._own_session is None:
-                self._own_session = self.new_session()
-            return self._own_session
+            found = self._own_session
+            if found is None:
+                found = self._own_session = self._new_session("manual")
+            return found
+
+    def _new_session(self, flush_mode: str) -> Session:
+        if self.context.commit_called:
+            raise InvalidTxnStateError(
+                f"transaction commit has already started: transaction {self.context.row.txn_id} "
+                "takes no new sessions"
+            )
+        session = Session(self.client, self.context, flush_mode)
+        self.context.sessions.append(session)
+        return session
 
     def _before_read(self) -> None:
         self.context.require_open("read")
@@ -354,7 +359,8 @@ class Transaction(RowOperations, Closing):
             if session.has_pending:
                 session.flush_for_commit()
 
-    def _start_heart(self) -> None:
+    def start_heart(self) -> None:
+        """The transaction is stored: from now on it needs heartbeats."""
         if self._keepalive and self._heart is None and self.context.ended is None:
             self._heart = Heart(self.context.row)
             self.context.instance.coordinator.heartbeats.add(self._heart)

@@ -62,10 +62,18 @@ class ErrorBuffer:
             RowErrors: rows were refused that nobody was told of.
         """
         self.keep(outcome)
+        self.tell()
+        return WriteResult(outcome.inserted, outcome.updated, outcome.deleted, outcome.ignored)
+
+    def tell(self) -> None:
+        """Raise what nobody was told of.
+
+        Raises:
+            RowErrors: there is some.
+        """
         if self._untold:
             with self._lock:
                 count, self._untold = self._untold, 0
                 errors = self._errors[-count:]
             if count:
                 raise RowErrors(errors, count)
-        return WriteResult(outcome.inserted, outcome.updated, outcome.deleted, outcome.ignored)

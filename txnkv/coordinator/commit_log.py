@@ -157,6 +157,7 @@ class CommitLog:
         self._mutex = threading.Lock()
         self._leading = False
         self._committer: ThreadPoolExecutor | None = None
+        self.locked = True
         self.pending_bytes = 0
         self.pending_commits = 0
 
@@ -177,6 +178,11 @@ class CommitLog:
                 return known[1]
         return self._look()
 
+    @property
+    def applied(self) -> Timestamp:
+        """The latest snapshot as of the last look."""
+        return self._applied
+
     def tail(self, upto: Timestamp) -> None:
         """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
         if upto > self._applied:
@@ -191,10 +197,10 @@ class CommitLog:
             return self._applied
 
     def _catch_up(self, cur: apsw.Cursor) -> None:
-        last, self._last_given, version, catalog_version, flushed, floor = one(
+        last, self._last_given, version, catalog_version, flushed, floor, self.locked = one(
             cur,
             "SELECT last_commit, last_timestamp, manifest_version, catalog_version, flushed_ts, "
-            "history_floor FROM clock",
+            "history_floor, EXISTS (SELECT 1 FROM locks) FROM clock",
         )
         if last > self._applied:
             self._metrics.tails.add()

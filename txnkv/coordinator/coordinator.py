@@ -14,7 +14,7 @@ from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, stat
 from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.id_ranges import IdRanges
-from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.orchestration import Orchestrator
@@ -98,6 +98,7 @@ class Coordinator:
         locking: str,
         keepalive: float,
         age_ts: Timestamp | None = None,
+        snapshot: Timestamp | None = None,
     ) -> TxnRow:
         """A new transaction. No I/O beyond a range of ids now and then.
 
@@ -107,14 +108,16 @@ class Coordinator:
             locking: "optimistic" or "partition".
             keepalive: seconds without heartbeat until it is aborted.
             age_ts: when the first attempt began, for a retry.
+            snapshot: a recent one, that is pinned; the latest for None.
 
         Returns:
             The row as `write_open` will store it when somebody else needs it.
         """
-        snapshot = self.latest()
-        now = max(Timestamp.from_micros(clock.now_micros()), snapshot)
+        if snapshot is None:
+            snapshot = self.latest()
+        now = Timestamp(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
-        return TxnRow(
+        return status_table.opened(
             txn_id=self.ids.begin(),
             state=TxnState.OPEN,
             begin_ts=now,

@@ -76,6 +76,18 @@ class WhenDropped:
             fn(*args)
 
 
+def ready() -> None:
+    """Have the thread run that `later` needs."""
+    _worker.start()
+
+
+def later(fn: Callable[..., object], *args: Any) -> None:
+    """For `__del__` of objects made by the thousand, after `ready`: call `fn(*args)` on the
+    other thread. It must do nothing in a forked child.
+    """
+    _worker.queue.put((fn, args))
+
+
 def _after_fork_in_child() -> None:
     global _worker
     _worker = _Worker()

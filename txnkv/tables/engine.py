@@ -108,15 +108,14 @@ class TableEngine:
             raise catalog.dropped(table)
 
     def live_at(self, table: TableInfo) -> int:
-        """A recent version of the catalog in which the table was not dropped.
+        """The version of the catalog in which the table was seen not to be dropped.
 
         Raises:
             TableNotFoundError: it was dropped.
         """
-        known = self._catalog
-        if known is None or table.id not in known.live:
-            self.require_live(table)
-            known = self._known()
+        known = self._known()
+        if table.id not in known.live:
+            raise catalog.dropped(table)
         return known.version
 
     def _known(self) -> _Catalog:

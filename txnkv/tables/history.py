@@ -82,13 +82,15 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
 def pin_latest(coordinator: Coordinator) -> Timestamp:
     """The latest snapshot, pinned until `runtime.unpin`."""
     runtime = coordinator.store.runtime
+    guess = coordinator.log.applied
     while True:
+        runtime.pin_snapshot(guess)
+        # Taken after the pin, so the floor is not above it; else it is pinned anew.
         latest = coordinator.latest()
-        runtime.pin_snapshot(latest)
-        # Another process may have committed, and raised the floor up to that, before the pin.
-        if coordinator.latest() == latest or latest >= coordinator.log.history_floor:
+        if latest == guess:
             return latest
-        runtime.unpin(latest)
+        runtime.unpin(guess)
+        guess = latest
 
 
 # -- the floor -------------------------------------------------------------------------

@@ -57,6 +57,9 @@ MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
 """What is above one of these is no small transaction."""
 
+_ENTRY_BYTES: Final = 8
+"""What a row takes in a payload beside its key and values."""
+
 FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more go through arrays and C."""
 
@@ -86,11 +89,13 @@ class SmallWrites:
         self._transactional = transactional
         self._reads = reads
         self._view = ReadView(row.snapshot_ts, reads=reads)
-        self._view_of_own = ReadView(row.snapshot_ts, own=self, reads=reads)
         self._memory: dict[int, core.MemRowSet] = {}
         self._tablets: dict[int, Tablet] = {}
         self._statements = 0
         self._before = 0
+        self._rows = 0
+        self._bytes = 0
+        self._catalog: int | None = None
         self._lone: bytes | None = None
         self._replaces = False
 
@@ -105,8 +110,7 @@ class SmallWrites:
     @property
     def too_large(self) -> bool:
         """More than a row of the commit log should hold."""
-        sets = self._memory.values()
-        return sum(s.n for s in sets) > MAX_ROWS or sum(s.nbytes for s in sets) > MAX_BYTES
+        return self._rows > MAX_ROWS or self._bytes > MAX_BYTES
 
     # -- batches -----------------------------------------------------------------------
 
@@ -117,17 +121,20 @@ class SmallWrites:
 
         After an error nothing of it counts.
         """
-        view = self._view_of_own
+        view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
         self._lone = None
         # All of it is looked up before any of it is written.
         for part in incoming.evaluate(self._engine, table, view, batch, op, outcome):
             self._statements += 1
             if part.rows is not None and part.rows.keys.n:
                 memory = self._of(part.tablet)
-                memory.put_many(part.rows.keys, self._statements, _encoded(part.tablet, part.rows))
+                encoded = _encoded(part.tablet, part.rows)
+                memory.put_many(part.rows.keys, self._statements, encoded)
+                self._count(part.rows.keys.n, part.rows.keys.nbytes + encoded.data.size)
             if part.deleted is not None and part.deleted.n:
                 memory = self._of(part.tablet)
                 memory.put_many(part.deleted, self._statements, None)
+                self._count(part.deleted.n, part.deleted.nbytes)
             self._replaces = self._replaces or part.replaces or part.deleted is not None
 
     # -- single rows -------------------------------------------------------------------
@@ -252,6 +259,11 @@ class SmallWrites:
         self._statements += 1
         self._lone = key if self._statements == 1 else None
         self._of(tablet).put(key, self._statements, row)
+        self._count(1, len(key) + (0 if row is None else len(row)))
+
+    def _count(self, rows: int, size: int) -> None:
+        self._rows += rows
+        self._bytes += size + _ENTRY_BYTES * rows
 
     def _undo(self, statement: int) -> None:
         """Forget what came after a statement."""
@@ -265,6 +277,8 @@ class SmallWrites:
     def _of(self, tablet: Tablet) -> core.MemRowSet:
         memory = self._memory.get(tablet.id)
         if memory is None:
+            version = self._engine.live_at(tablet.table)
+            self._catalog = version if self._catalog is None else min(version, self._catalog)
             memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
             self._tablets[tablet.id] = tablet
         return memory
@@ -288,24 +302,19 @@ class SmallWrites:
         """
         engine, row, reads = self._engine, self._row, self._reads
         locker = row if self._transactional else None
-        if self._lone is not None:
-            written = [(tablet, core.Keys.one(self._lone)) for tablet in self._tablets.values()]
-        else:
-            written = [
-                (self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys)
-                for id, memory in self._memory.items()
-            ]
-        ids = list(self._memory)
-        tables = {tablet.table.id: tablet.table for tablet in self._tablets.values()}
+        # Tables were live in that version of the catalog; the log has just looked at the latest.
+        log, seen = engine.log, self._catalog
 
         def validate(cur: apsw.Cursor, latest: Timestamp) -> None:
             if row.deadline is not None and clock.monotonic_micros() > row.deadline:
                 raise timed_out(row, "commit")
-            for table in tables.values():
-                catalog.require_live(cur, table)
-            _refuse_locked(cur, locker, ids)
+            if log.catalog_version != seen:
+                for tablet in self._tablets.values():
+                    catalog.require_live(cur, tablet.table)
+            if log.locked:
+                _refuse_locked(cur, locker, list(self._memory))
             if latest > row.snapshot_ts:
-                for tablet, keys in written:
+                for tablet, keys in self._written():
                     key = changes.changed(tablet, keys, row.snapshot_ts, latest)
                     if key is not None:
                         raise _conflict(tablet, key)
@@ -313,6 +322,14 @@ class SmallWrites:
                     changes.validate_reads(engine, reads, row.snapshot_ts, latest)
 
         return validate
+
+    def _written(self) -> Iterator[tuple[Tablet, core.Keys]]:
+        if self._lone is not None:
+            for tablet in self._tablets.values():
+                yield tablet, core.Keys.one(self._lone)
+            return
+        for id, memory in self._memory.items():
+            yield self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys
 
     # -- outgrowing --------------------------------------------------------------------
 
@@ -357,8 +374,6 @@ def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
 
 
 def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, ids: Sequence[int]) -> None:
-    if cur.execute("SELECT 1 FROM locks LIMIT 1").fetchone() is None:
-        return
     answer = locks.meet(cur, row, KIND, ids)
     if answer.verdict is Verdict.GRANTED:
         return
