@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
+
+import txnkv
 
 # Scripts as in the peers' tests; see conftest.
 CASES = {
@@ -171,6 +175,7 @@ CASES = {
         count -> 3
     """,
     "TestDontReadAbortedInserts": """
+        large
         begin a
         write a 1
         rollback a
@@ -238,6 +243,7 @@ LOCKED = {
         keys -> 1 2
     """,
     "a younger optimist dies at the lock": """
+        large
         begin a locking=partition
         write a 1
         begin b
@@ -247,6 +253,16 @@ LOCKED = {
         write c 2
         commit c
         keys -> 2
+    """,
+    "a small optimist dies at its commit": """
+        begin a locking=partition
+        write a 1
+        begin b
+        write b 2
+        commit b -> TransactionLockedError: wait-die
+        state b -> ABORTED
+        rollback a
+        keys -> none
     """,
     "a write outside of transactions dies at once": """
         begin a locking=partition
@@ -306,3 +322,148 @@ def test_optimistic(script: Any, text: str) -> None:
 @pytest.mark.parametrize("text", LOCKED.values(), ids=LOCKED.keys())
 def test_partition_locks(script: Any, text: str) -> None:
     script(text)
+
+
+# -- operations of one key, small and in bulk, in each order ---------------------------
+
+THERE = ("update", "upsert", "delete", "update_ignore", "delete_ignore")
+NEW = ("insert", "upsert", "insert_ignore")
+MEANWHILE = ("nothing", "flush", "compact")
+
+
+@pytest.fixture
+def some(client: txnkv.Client, table: txnkv.Table) -> txnkv.Table:
+    """Keys 0, 2, 4 .. 98 are there, half of them in memory."""
+    for first in (0, 2):
+        ids = range(first, 100, 4)
+        client.new_session().write(table, _rows(ids))
+        if first == 0:
+            client.instance.engine.flush()
+    return table
+
+
+def _rows(ids: Iterable[int], v: str | None = "old") -> pa.Table:
+    found = list(ids)
+    return pa.table({"id": pa.array(found, pa.int64()), "v": pa.array([v] * len(found))})
+
+
+def _begin(client: txnkv.Client, size: str) -> txnkv.Transaction:
+    txn = client.new_transaction()
+    if size == "bulk":
+        txn.serialize()  # what it writes is staged from now on
+    return txn
+
+
+def _meanwhile(client: txnkv.Client, what: str) -> None:
+    if what != "nothing":
+        client.instance.engine.flush()
+    if what == "compact":
+        client.compact()
+
+
+@pytest.mark.parametrize("second", ["small", "bulk"])
+@pytest.mark.parametrize("first", ["small", "bulk"])
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("key", [50, 51], ids=["there", "new"])
+def test_both_change_a_key(
+    client: txnkv.Client, some: txnkv.Table, key: int, meanwhile: str, first: str, second: str
+) -> None:
+    """Whatever each of them does to it: the first to commit wins, the other is told the key."""
+    ops = THERE if key == 50 else NEW
+    for winning in ops:
+        for losing in ops:
+            winner, loser = _begin(client, first), _begin(client, second)
+            loser.write(some, _rows([7, key, 21], "lost"), "upsert")
+            loser.write(some, _rows([key], "lost").select(["id"]), "delete")
+            if losing in NEW:
+                loser.write(some, _rows([key], "lost"), losing)
+            winner.write(some, _rows([key], "won"), winning)
+            winner.commit()
+            _meanwhile(client, meanwhile)
+            with pytest.raises(txnkv.TransactionConflictError, match=f"'t', key {key}: another"):
+                loser.commit()
+            gone = winning.startswith("delete")
+            assert some.get(key) == (None if gone else {"id": key, "v": "won"})
+            assert some.get(7) is None
+            with client.transaction() as txn:  # as it was
+                op = "upsert" if key == 50 else "delete"
+                txn.write(some, _rows([key]), op)
+
+
+@pytest.mark.parametrize("second", ["small", "bulk"])
+@pytest.mark.parametrize("first", ["small", "bulk"])
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+def test_they_change_neighbours(
+    client: txnkv.Client, some: txnkv.Table, meanwhile: str, first: str, second: str
+) -> None:
+    """Keys next to those of the other, in the same blocks and row sets, are no conflict."""
+    one, other = _begin(client, first), _begin(client, second)
+    one.write(some, _rows(range(0, 100, 8), "one"), "update")
+    one.write(some, _rows(range(2, 100, 8)).select(["id"]), "delete")
+    one.write(some, _rows(range(1, 100, 8), "one"), "insert")
+    other.write(some, _rows(range(4, 100, 8), "other"), "update")
+    other.write(some, _rows(range(6, 100, 8)).select(["id"]), "delete")
+    other.write(some, _rows(range(3, 100, 8), "other"), "upsert")
+    one.commit()
+    _meanwhile(client, meanwhile)
+    other.commit()
+    expected = dict.fromkeys((*range(0, 100, 8), *range(1, 100, 8)), "one")
+    expected |= dict.fromkeys((*range(4, 100, 8), *range(3, 100, 8)), "other")
+    found = some.scan().to_arrow()
+    assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)) == expected
+    assert some.count() == len(expected)
+
+
+@pytest.mark.parametrize("second", ["small", "bulk"])
+@pytest.mark.parametrize("first", ["small", "bulk"])
+def test_what_is_ignored_is_not_written(
+    client: txnkv.Client, some: txnkv.Table, first: str, second: str
+) -> None:
+    one, other = _begin(client, first), _begin(client, second)
+    assert other.write(some, _rows([50]), "insert_ignore").ignored == 1
+    assert other.write(some, _rows([51]), "update_ignore").ignored == 1
+    assert other.write(some, _rows([51]), "delete_ignore").ignored == 1
+    one.write(some, _rows([50, 51], "one"), "upsert")
+    one.commit()
+    other.commit()
+    assert [some.get(i) for i in (50, 51)] == [{"id": i, "v": "one"} for i in (50, 51)]
+
+
+@pytest.mark.parametrize("second", ["small", "bulk"])
+@pytest.mark.parametrize("first", ["small", "bulk"])
+def test_deleted_and_put_back_is_changed(
+    client: txnkv.Client, some: txnkv.Table, first: str, second: str
+) -> None:
+    """A key that is as it was before has been changed all the same."""
+    loser = _begin(client, second)
+    loser.write(some, _rows([50], "lost"), "update")
+    for op in ("delete", "insert"):
+        txn = _begin(client, first)
+        txn.write(some, _rows([50]), op)
+        txn.commit()
+    with pytest.raises(txnkv.TransactionConflictError, match="key 50"):
+        loser.commit()
+    assert some.get(50) == {"id": 50, "v": "old"}
+
+
+@pytest.mark.parametrize("size", ["small", "bulk"])
+@pytest.mark.parametrize("how", ["insert_ignore", "update_ignore", "refused"])
+def test_serializable_takes_what_it_did_not_change_as_read(
+    client: txnkv.Client, some: txnkv.Table, size: str, how: str
+) -> None:
+    """Nothing was written for the key, and that hung on whether it was there."""
+    txn = client.new_transaction(isolation="serializable")
+    if size == "bulk":  # too much for a small one
+        txn.write(some, _rows(range(1000, 20_000)), "insert")
+    if how == "insert_ignore":
+        txn.write(some, _rows([50, 1]), how)
+    elif how == "update_ignore":
+        txn.write(some, _rows([51, 52]), how)
+    else:
+        with pytest.raises(txnkv.RowErrors):
+            txn.write(some, _rows([51, 52]), "update")
+    key = 50 if how == "insert_ignore" else 51
+    with client.transaction() as other:
+        other.write(some, _rows([key]), "delete" if key == 50 else "insert")
+    with pytest.raises(txnkv.TransactionConflictError, match=f"key {key}"):
+        txn.commit()

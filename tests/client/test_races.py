@@ -23,24 +23,44 @@ def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: tx
     assert "run it again" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("there", "ops", "told"),
+    [
+        ([], ("insert", "insert"), "insert"),
+        ([], ("upsert", "insert"), "insert"),
+        ([3], ("update", "update"), "upsert"),
+        ([3], ("update", "delete"), "delete"),
+        ([3], ("delete", "delete_ignore"), "delete"),
+    ],
+    ids=str,
+)
 def test_keys_that_two_processes_staged_unseen(
-    client: txnkv.Client, table: txnkv.Table, process: Any, now: Any
+    client: txnkv.Client,
+    table: txnkv.Table,
+    process: Any,
+    there: list[int],
+    ops: tuple[str, str],
+    told: str,
 ) -> None:
     """Each checked before the other staged: RowErrors at commit, and it stays OPEN."""
+    for key in there:
+        client.new_session().write(table, pa.table({"id": [key]}))
     txn = client.new_transaction()
     code = """
+        import pyarrow as pa
         from txnkv.storage.seam import arm
         def meet():
             say("checked")
             wait()
         arm("stage.claimed", meet)
         with txnkv.Transaction.deserialize(client, token) as txn:
-            for id in ids:
-                txn.insert("t", (id, "worker"))
+            txn.write("t", pa.table({"id": ids}), op)
     """
-    workers = [process(code, token=txn.serialize(), ids=ids) for ids in ([1, 2, 3], [3, 4])]
-    for worker in workers:
-        assert worker.hear() == "checked"
+    workers = []
+    for op, new in zip(ops, ([1, 2], [4, 5]), strict=True):
+        ids = [3] if there else [3, *new]
+        workers.append(process(code, token=txn.serialize(), ids=ids, op=op))
+        assert workers[-1].hear() == "checked"
     for worker in workers:
         worker.tell()
         worker.finish()
@@ -48,12 +68,12 @@ def test_keys_that_two_processes_staged_unseen(
         with pytest.raises(txnkv.RowErrors) as caught:
             txn.commit()
         (error,) = caught.value.errors
-        assert (error.op, error.table, error.key) == ("insert", "t", 3)
+        assert (error.op, error.table, error.key) == (told, "t", 3)
         assert isinstance(error.error, txnkv.AlreadyPresentError)
         assert "two workers" in str(error)
         assert txn.state is txnkv.TxnState.OPEN
     txn.rollback()
-    assert table.count() == 0
+    assert [row["id"] for row in table.scan()] == there
 
 
 @pytest.mark.parametrize("who", ["threads", "processes"])
@@ -175,6 +195,8 @@ def test_counts_change_at_commit_alone(client: txnkv.Client, table: txnkv.Table)
         return stats["tables"]["t"]["rows"], table.count(), stats["staged_row_sets"]
 
     txn, other = client.new_transaction(), client.new_transaction()
+    for one in (txn, other):
+        one.serialize()  # what they write is staged
     txn.insert(table, (1, None))
     txn.flush()
     other.insert(table, (2, None))
@@ -184,3 +206,86 @@ def test_counts_change_at_commit_alone(client: txnkv.Client, table: txnkv.Table)
     assert seen() == (0, 0, 1)
     txn.commit()
     assert seen() == (1, 1, 0)
+
+
+@pytest.mark.parametrize("size", ["small", "bulk", "both"])
+def test_no_change_is_lost(
+    client: txnkv.Client, table: txnkv.Table, process: Any, size: str
+) -> None:
+    """Processes count up the same rows, in bulk and one by one: as often as they were told."""
+    client.new_session().write(table, pa.table({"id": range(20), "v": ["0"] * 20}))
+    code = """
+        import pyarrow as pa, random
+        rng = random.Random(me)
+        done = 0
+        def up(txn):
+            if bulk:
+                txn.serialize()
+                rows = txn.scan("t", where=[("id", "<", 10)]).to_arrow().to_pylist()
+                new = pa.table({"id": [r["id"] for r in rows], "v": [str(int(r["v"]) + 1) for r in rows]})
+                txn.write("t", new, rng.choice(["update", "upsert"]))
+            else:
+                id = rng.randrange(8, 12)
+                v = txn.get("t", id)["v"]
+                txn.update("t", {"id": id, "v": str(int(v) + 1)})
+                return id
+        ups = {}
+        for _ in range(rounds):
+            id = client.run(up, attempts=200)
+            ups[id] = ups.get(id, 0) + 1
+        say(ups)
+    """  # noqa: E501
+    kinds = {"small": [False] * 3, "bulk": [True] * 3, "both": [True, False, False]}[size]
+    others = [
+        process(code, me=n, bulk=bulk, rounds=6 if bulk else 20) for n, bulk in enumerate(kinds)
+    ]
+    expected = dict.fromkeys(range(20), 0)
+    for other in others:
+        for id, count in other.finish().items():
+            for key in range(10) if id is None else [id]:
+                expected[key] += count
+    found = {row["id"]: int(row["v"]) for row in table.scan()}
+    assert found == expected
+
+
+def test_a_reader_sees_all_of_an_update_or_nothing(client: txnkv.Client, process: Any) -> None:
+    """Bulk commits replace, delete and add rows; each commit is uniform, and is seen so while
+    it is being finalized, flushed or compacted.
+    """
+    schema = txnkv.Schema({"id": "int64", "n": "int64"}, primary_key=["id"])
+    ids = pa.array(range(300), pa.int64())
+    table = client.create_table("x", schema, txnkv.hash_partition("id", 3))
+    client.new_session().write(table, pa.table({"id": ids, "n": pa.repeat(0, 300)}))
+    reader = process(
+        """
+        x = client.table("x")
+        seen = set()
+        say("reading")
+        while True:
+            with client.snapshot() as snapshot:
+                rows = x.scan(snapshot=snapshot).to_arrow()
+                one = x.get(4, snapshot=snapshot)
+                some = x.get_many(range(300), snapshot=snapshot)
+                count = x.count(snapshot=snapshot)
+            values = set(rows["n"].to_pylist())
+            assert len(values) == 1 and rows.num_rows == count, (values, rows.num_rows, count)
+            assert len(set(rows["id"].to_pylist())) == count
+            assert (one["n"],) == tuple(values)
+            assert set(some["n"].drop_null().to_pylist()) == values
+            seen |= values
+            if values == {12}:
+                break
+        say(seen)
+        """
+    )
+    assert reader.hear() == "reading"
+    for n in range(1, 13):
+        with client.transaction(timeout=None) as txn:
+            txn.serialize()
+            gone = ids.slice(n * 10, 50)
+            txn.write(table, pa.table({"id": gone}), "delete_ignore")
+            new = pa.table({"id": ids, "n": pa.repeat(n, len(ids))})
+            txn.write(table, new, "update_ignore" if n % 2 else "upsert")
+        if n % 3 == 0:
+            client.instance.engine.flush()
+    assert reader.finish() <= set(range(13))
