@@ -69,6 +69,38 @@ def test_record_of_a_store_is_complete(new_recording: Recordings, tmp_path: Path
     assert filecmp.cmpfiles(tmp_path / "all", recording.root, names, shallow=False)[0] == names
 
 
+PLANTS = {
+    "commits are not synced": """
+        from txnkv.storage import sqlite_connection
+        prepare = sqlite_connection._prepare_read_write
+        def _prepare(connection):
+            prepare(connection)
+            connection.pragma("synchronous", "normal")
+        sqlite_connection._prepare_read_write = _prepare
+        """,
+    "row sets are not synced": """
+        import lmdb
+        real = lmdb.open
+        lmdb.open = lambda *args, **options: real(*args, **options, sync=False)
+        """,
+    "names of tablets are not synced": """
+        from txnkv.storage import lmdb_open
+        lmdb_open.sync_directory = lambda path: None
+        """,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
+def test_planted_fault_is_found(plant: str, new_recording: Recordings) -> None:
+    """Else all the tests of this file would show nothing."""
+    recording = new_recording("run")
+    workload = Workload(writers=2, transactions=5, upkeep=2)
+    log = record(recording, workload, plant)
+    told = [position + 1 for position, line in log.marks() if line.startswith("done")]
+    chosen = [Loss(cut, seed, "strict") for cut in told for seed in range(4)]
+    assert explore(recording, workload, chosen, enough=1)
+
+
 def losses_in_recovery(
     new_recording: Recordings, scratch: Path, *, states: int, sample: int
 ) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -63,9 +64,15 @@ class Finding:
         return f"{self.loss}: {'; '.join(self.problems)} ({self.folder})"
 
 
-def record(recording: Recording, workload: Workload) -> Log:
-    """Does a workload in a recorded process."""
-    return recording.run(_RUN, to_text(workload))
+def record(recording: Recording, workload: Workload, plant: str = "") -> Log:
+    """Does a workload in a recorded process.
+
+    Args:
+        recording: a new one.
+        workload: what to do.
+        plant: code that runs before, to plant a fault.
+    """
+    return recording.run(textwrap.dedent(plant) + _RUN, to_text(workload))
 
 
 def record_recovery(recording: Recording, state: Path, workload: Workload) -> Log:
@@ -96,6 +103,7 @@ def explore(
     chosen: list[Loss],
     *,
     promised: Promised | None = None,
+    enough: int | None = None,
     processes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Finding]:
@@ -106,6 +114,7 @@ def explore(
         workload: what was done.
         chosen: of `losses`.
         promised: what was acknowledged, after a `record_recovery`; else the marks tell it.
+        enough: stop after so many findings.
         processes: that examine at the same time; default: one for each CPU.
         progress: is called with how many losses are done, and how many there are.
     """
@@ -121,6 +130,8 @@ def explore(
                 findings.append(finding)
             if progress is not None:
                 progress(done, len(chosen))
+            if len(findings) == enough:
+                break
     return sorted(findings, key=lambda finding: finding.loss)
 
 
