@@ -188,23 +188,24 @@ def run(store: Path, workload: Workload) -> None:
 
 def recover(state: Path, root: Path, store: Path, workload: Workload) -> None:
     """Another run: a state that a power loss left is put into the root, opened and tidied up."""
-    _copy(state, root)
-    _sync(root)
+    copy_durably(state, root)
     mark("put")
     with txnkv.connect(store, history=workload.history) as client:
         keep_up(client)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_durably(source: Path, target: Path) -> None:
+    """Copies what is in a folder into one that is there, and syncs all of it."""
     for entry in sorted(source.iterdir()):
         copied = target / entry.name
         if entry.is_dir():
             copied.mkdir(mode=0o700)
-            _copy(entry, copied)
+            copy_durably(entry, copied)
         else:
             copied.write_bytes(entry.read_bytes())
             copied.chmod(0o600)
-        _sync(copied)
+            _sync(copied)
+    _sync(target)
 
 
 def _sync(path: Path) -> None:
