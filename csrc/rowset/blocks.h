@@ -7,6 +7,10 @@
 
 #include "rowset/block.h"
 
+/* Block `column` of each of n lists; NULL stands for a list of none. */
+void blocks_pick(const block_bytes_t *const *lists, uint32_t n, uint32_t column,
+                 block_bytes_t *out);
+
 /* Where each probe stands: the block and the row of the first such key, or 2^32 - 1 twice.
  * Blocks hold ascending keys and follow each other; firsts are their first keys. A block that
  * is not there has no keys. Probes come in any order; ascending ones go faster. CORRUPT: a

@@ -7,6 +7,14 @@
 
 enum { AHEAD = 16 };
 
+void blocks_pick(const block_bytes_t *const *lists, uint32_t n, uint32_t column,
+                 block_bytes_t *out) {
+    for (uint32_t i = 0; i < n; i++) {
+        const block_bytes_t none = {NULL, 0};
+        out[i] = lists[i] == NULL ? none : lists[i][column];
+    }
+}
+
 /* What is asked of all blocks, and the block that was parsed last: rows of one block mostly
  * follow each other. */
 typedef struct {

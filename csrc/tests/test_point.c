@@ -226,7 +226,20 @@ static void check_row(void) {
     for (uint32_t c = 0; c < COLUMNS; c++) drop(blocks[c]);
 }
 
+static void check_pick(void) {
+    const uint8_t bytes[4] = {0};
+    const block_bytes_t a[2] = {{bytes, 1}, {bytes + 1, 2}}, b[2] = {{bytes + 2, 3}, {NULL, 0}};
+    const block_bytes_t *lists[3] = {a, NULL, b};
+    block_bytes_t out[3];
+    blocks_pick(lists, 3, 1, out);
+    EXPECT(out[0].bytes == bytes + 1 && out[0].len == 2);
+    EXPECT(out[1].bytes == NULL && out[2].bytes == NULL);
+    blocks_pick(lists, 3, 0, out);
+    EXPECT(out[2].bytes == bytes + 2 && out[2].len == 3);
+}
+
 void test_point(void) {
+    check_pick();
     for (int shape = 0; shape < KEYS_SHAPES; shape++) {
         for (uint32_t n = 1; n < 300; n += 1 + random_below(60)) {
             check_find((shape_t)shape, n, false);

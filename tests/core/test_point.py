@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from txnkv.core import (
     NULL_ROW,
     BlockList,
+    BlockTable,
     CoreError,
     KeyCodec,
     Keys,
     Probe,
     RowReader,
+    Rows,
     address,
     bloom_build,
     encode_block,
@@ -196,6 +198,36 @@ def test_a_list_of_blocks_may_change():
     assert RowReader([pa.int64()] * 2)(blocks, 0) == (0, 2)
     with pytest.raises(IndexError):
         blocks.put(2, lists[0])
+
+
+@given(columns(), st.data())
+def test_blocks_are_taken_column_by_column(made, data):
+    types, rows = made
+    cut = data.draw(st.integers(0, len(rows)))
+    parts = [rows[:cut], rows[cut:]]
+    lists = [
+        BlockList([encode_block(pa.array([r[i] for r in part], t), 0) for i, t in enumerate(types)])
+        for part in parts
+    ]
+    table = BlockTable([lists[0], None, lists[1]])
+    places = [(0, i) for i in range(cut)] + [(1, 0)] + [(2, i) for i in range(len(rows) - cut)]
+    which, at = Rows.of(b for b, _ in places), Rows.of(i for _, i in places)
+    for i, type_ in enumerate(types):
+        values = [row[i] for row in rows]
+        gathered = gather_blocks(table.column(i), type_, which, at)
+        assert gathered.to_pylist() == [*values[:cut], None, *values[cut:]]
+    with pytest.raises(IndexError):
+        table.column(len(types))
+
+
+def test_keys_are_found_through_probes():
+    keys = [Keys.of([b"a", b"c"]), Keys.of([b"e"])]
+    probes = [Probe(some.to_block(0), bloom_build(some, 0)) for some in keys]
+    blocks = BlockTable(probes).column(0)
+    number, row = find_in_blocks(blocks, Keys.of([b"a", b"e"]), Keys.of([b"e", b"c", b"d"]))
+    assert (number.to_pylist(), row.to_pylist()) == ([1, 0, NULL_ROW], [0, 1, NULL_ROW])
+    with pytest.raises(ValueError, match="column of a table"):
+        blocks.put(0, None)
 
 
 def test_an_address_tells_where_bytes_are():

@@ -7,7 +7,7 @@ belongs to one thread at a time unless it is only read.
 """
 
 from txnkv.core.block import block_rows, decode_block, encode_block, gather_block, verify_block
-from txnkv.core.blocks import BlockList, find_in_blocks, gather_blocks
+from txnkv.core.blocks import BlockList, BlockTable, find_in_blocks, gather_blocks
 from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
@@ -37,6 +37,7 @@ from txnkv.core.zone import Zone, zone
 __all__ = [
     "Bitmap",
     "BlockList",
+    "BlockTable",
     "CoreError",
     "Delta",
     "Entries",

@@ -37,32 +37,35 @@ def point_find(keys_block: Any, bloom_block: Any | None, key: bytes) -> int:
     Raises:
         CoreError: a block is not what it should be.
     """
-    return Probe(keys_block, bloom_block).find(key)
+    keys = _view(_BYTES, keys_block)
+    if bloom_block is None:
+        found = _find(keys, len(keys), ffi.NULL, 0, key, len(key))
+    else:
+        bloom = _view(_BYTES, bloom_block)
+        found = _find(keys, len(keys), bloom, len(bloom), key, len(key))
+    if found < -1:
+        raise _damaged_keys()
+    return int(found)
 
 
 def _damaged_keys() -> CoreError:
     return CoreError("finding a key: a block is damaged. Check the store that it came from.")
 
 
-class Probe:
-    """A key block and its filter, to find single keys in: `point_find` with less to do.
+class Probe(BlockList):
+    """A key block and its filter, to find single keys in: `point_find` with less to do."""
 
-    It borrows their memory, as a `BlockList` does.
-    """
-
-    __slots__ = ("_blocks", "_held")
+    __slots__ = ("_asked",)
 
     def __init__(self, keys_block: Any, bloom_block: Any | None) -> None:
         """Takes two verified blocks, any buffer objects; no filter when None."""
-        keys = _view(_BYTES, keys_block)
-        bloom = None if bloom_block is None else _view(_BYTES, bloom_block)
-        self._held = (keys, bloom)
-        asked = (ffi.NULL, 0) if bloom is None else (bloom, len(bloom))
-        self._blocks = (keys, len(keys), *asked)
+        super().__init__((keys_block, bloom_block))
+        keys, bloom = self._held
+        self._asked = (keys, len(keys), *((ffi.NULL, 0) if bloom is None else (bloom, len(bloom))))
 
     def find(self, key: bytes) -> int:
         """As `point_find`."""
-        found: int = _find(*self._blocks, key, len(key))
+        found: int = _find(*self._asked, key, len(key))
         if found < -1:
             raise _damaged_keys()
         return found
