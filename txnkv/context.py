@@ -135,6 +135,7 @@ class TxnContext:
         self._pid = _PID
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self._small: SmallWrites | None = None
+        self._fixed: Timestamp | None = None
         self.has_written = stored
         self.pending: Future[Timestamp] | None = None
         self.unsure = False
@@ -156,7 +157,24 @@ class TxnContext:
 
     @property
     def snapshot(self) -> Timestamp:
+        """What a read would see now; a lock may move it until the first read."""
+        if self._fixed is not None:
+            return self._fixed
+        if self.row.locking == "partition" and self.stored and self.ended is None:
+            return self.instance.coordinator.snapshot_of(self.row)
         return self.row.snapshot_ts
+
+    def _fixed_snapshot(self) -> Timestamp:
+        """The snapshot to read at; with partition locks it moves no more (`coordinator.locks`)."""
+        if self.row.locking != "partition":
+            return self.row.snapshot_ts
+        with self.lock:
+            if self._fixed is None:
+                coordinator, row = self.instance.coordinator, self.row
+                self._fixed = (
+                    coordinator.fix_snapshot(row.txn_id) if self.stored else row.snapshot_ts
+                )
+            return self._fixed
 
     # -- what it is --------------------------------------------------------------------
 
@@ -213,7 +231,7 @@ class TxnContext:
     def view(self) -> ReadView:
         """The snapshot and the transaction's own writes, in memory and staged."""
         return ReadView(
-            self.row.snapshot_ts,
+            self._fixed_snapshot(),
             self.row.txn_id if self.stored else None,
             self.small,
             self._reads,
@@ -225,7 +243,9 @@ class TxnContext:
         """Store the OPEN row, once."""
         with self.lock:
             if not self.stored:
-                self.row = self.instance.coordinator.write_open(self.row)
+                self.row = self.instance.coordinator.write_open(
+                    self.row, fixed=self._fixed is not None
+                )
                 self.stored = True
                 handle = None if self.handle is None else self.handle()
                 if handle is not None:

@@ -138,8 +138,8 @@ class Coordinator:
             age_ts=age_ts,
         )
 
-    def write_open(self, row: TxnRow) -> TxnRow:
-        """Store the OPEN row, with an entry in the heartbeat table.
+    def write_open(self, row: TxnRow, *, fixed: bool = False) -> TxnRow:
+        """Store the OPEN row, with an entry in the heartbeat table; `fixed` as `fix_snapshot`.
 
         Raises:
             TransactionTimedOutError: its timeout passed before it wrote anything.
@@ -156,6 +156,8 @@ class Coordinator:
             assert row.heartbeat_slot is not None
             self.store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, now)
             status_table.insert(cur, row)
+            if fixed:
+                locks.fix_snapshot(cur, row)
             self.ids.record(cur)
         self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
         self.maintenance.set_pace(row.keepalive / 4e6)
@@ -248,6 +250,20 @@ class Coordinator:
                 )
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
+
+    def fix_snapshot(self, txn_id: int) -> Timestamp:
+        """The snapshot of a transaction with partition locks, that no lock moves from now on.
+
+        Raises:
+            InvalidTxnStateError: the transaction is not OPEN.
+        """
+        with self.store.status.write() as cur:
+            return locks.fix_snapshot(cur, status_table.get_open(cur, txn_id, "read"))
+
+    def snapshot_of(self, row: TxnRow) -> Timestamp:
+        """What a transaction whose row is stored would read now."""
+        with self.store.status.read() as cur:
+            return locks.snapshot_of(cur, row)
 
     def _ask(self, row: TxnRow, kind: str, ids: list[int], transactional: bool) -> LockAnswer:
         if row.locking != "partition":

@@ -14,6 +14,15 @@ and cannot form a ring.
 
 A write outside of a transaction counts as the youngest of all. A retry by `client.run`
 keeps the begin time of its first attempt, so that it is not younger each time.
+
+The snapshot of such a transaction is taken when a lock is granted, and taken again with each
+further lock: nobody else has written to the tablets that it holds, so what it found there is
+as true at the later one. Its first read fixes it, as a row of kind "snapshot": what was read
+from other tablets would not be true later. A lock that comes after that lets it write upon
+its snapshot alone, and the commit fails where others were faster.
+
+    T1 begins, T2 sets x, T1 locks x's tablet, reads x: it has what T2 wrote
+    T1 begins, T1 reads x, T2 sets x, T1 locks x's tablet, sets x: a conflict at commit
 """
 
 from __future__ import annotations
@@ -21,13 +30,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
 from txnkv.coordinator.status_table import TxnRow
+
+_SNAPSHOT: Final = "snapshot"
+"""The kind of a row that is no lock: since when others' changes count; its id is the owner's."""
 
 
 class Verdict(Enum):
@@ -61,7 +75,7 @@ def request(cur: apsw.Cursor, row: TxnRow, kind: str, ids: Iterable[int]) -> Loc
         holder = holder_of(cur, kind, id)
         if holder is not None and holder != row.txn_id:
             return judge(cur, row, holder)
-    granted = next_timestamp(cur)
+    granted = granted_at(cur, row.txn_id, _SNAPSHOT, row.txn_id) or next_timestamp(cur)
     cur.executemany(
         "INSERT OR IGNORE INTO locks (kind, id, txn_id, granted_ts) VALUES (?, ?, ?, ?)",
         [(kind, id, row.txn_id, granted) for id in wanted],
@@ -78,8 +92,30 @@ def meet(cur: apsw.Cursor, row: TxnRow | None, kind: str, ids: Iterable[int]) ->
     return LockAnswer(Verdict.GRANTED)
 
 
+def snapshot_of(cur: apsw.Cursor, row: TxnRow) -> Timestamp:
+    """What the transaction would read now: as of its begin, or of its latest lock."""
+    if row.locking != "partition":
+        return row.snapshot_ts
+    fixed = granted_at(cur, row.txn_id, _SNAPSHOT, row.txn_id)
+    if fixed is None:
+        (fixed,) = one(cur, "SELECT max(granted_ts) FROM locks WHERE txn_id = ?", (row.txn_id,))
+    return max(row.snapshot_ts, Timestamp(fixed or 0))
+
+
+def fix_snapshot(cur: apsw.Cursor, row: TxnRow) -> Timestamp:
+    """Let no further lock move the snapshot of an OPEN transaction; what it is."""
+    snapshot = snapshot_of(cur, row)
+    cur.execute(
+        "INSERT OR IGNORE INTO locks (kind, id, txn_id, granted_ts) VALUES (?, ?, ?, ?)",
+        (_SNAPSHOT, row.txn_id, row.txn_id, snapshot),
+    )
+    return snapshot
+
+
 def granted_at(cur: apsw.Cursor, txn_id: int, kind: str, id: int) -> Timestamp | None:
-    """When the transaction got this lock: no other has committed there since."""
+    """The snapshot that the transaction has of what it locked: changes by others since then
+    are conflicts.
+    """
     found = cur.execute(
         "SELECT granted_ts FROM locks WHERE kind = ? AND id = ? AND txn_id = ?", (kind, id, txn_id)
     ).fetchone()

@@ -123,7 +123,8 @@ class TabletParticipants:
         """Compare with what committed since the snapshot, in rounds until little is left."""
         written = self._written(row, ids)
         self._flush_older(written)
-        since = row.snapshot_ts
+        with self._store.status.read() as cur:
+            since = locks.snapshot_of(cur, row)
         while True:
             upto = self._engine.log.latest()
             rows = self._changed_rows(written, since, upto)
