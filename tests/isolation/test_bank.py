@@ -96,10 +96,11 @@ def run(
     earlier = [int(client.snapshot().timestamp)]
     bank = Bank(children, client.path, folder, isolation)
     bank.wait_until_all_work()
-    end = time.monotonic() + seconds
-    next_kill = time.monotonic() + 0.3
+    begun = time.monotonic()
+    next_kill = begun + 0.4
     audits = kills = 0
-    while time.monotonic() < end:
+    while time.monotonic() < begun + seconds or kills < 3 or len(bank.told()) < 50:
+        assert time.monotonic() < begun + seconds + 60, "the tellers do next to nothing"
         told = bank.told()
         with client.snapshot() as snapshot:
             audit(client, told, snapshot)
@@ -108,16 +109,13 @@ def run(
             assert list(problems(then)) == []
         audits += 1
         if audits % 20 == 0:
-            client.compact()
+            client.instance.engine.flush()
         if time.monotonic() > next_kill:
             bank.kill_one(chance)
             kills += 1
-            next_kill = time.monotonic() + chance.uniform(0.2, 1.2)
+            next_kill = time.monotonic() + chance.uniform(0.4, 1.2)
     bank.end()
-    assert kills >= 3
-    assert audits >= 10
     told = bank.told()
-    assert len(told) >= 50
     with client.snapshot() as snapshot:
         audit(client, told, snapshot)
     client.close()
@@ -135,7 +133,7 @@ def children() -> object:
 def test_money_stays(
     children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
 ) -> None:
-    run(children, connect(), tmp_path, isolation, 4.5)
+    run(children, connect(), tmp_path, isolation, 3)
 
 
 @pytest.mark.slow

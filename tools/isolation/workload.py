@@ -111,8 +111,7 @@ class _Session:
         try:
             for _ in range(self._random.randint(1, 4)):
                 running.did(*self._step(txn, kind))
-            if kind != "locking":  # which takes its snapshot anew with each lock
-                running.snapshot = int(txn.snapshot)
+            running.snapshot = int(txn.snapshot)  # which locks may have moved until now
             stamp = int(txn.commit())
         except (
             txnkv.TransactionConflictError,
