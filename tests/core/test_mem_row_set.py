@@ -212,6 +212,17 @@ def test_entries_keep_their_set():
     assert entries.columns(LAYOUT, [0])[0].to_pylist() == list(range(10_000))
 
 
+def test_more_entries_than_there_were_when_asked():
+    class Growing(MemRowSet):
+        n = property(lambda self: 2)
+
+    some = Growing(8)
+    for i in range(20):
+        some.put(i.to_bytes(8, "big"), 1, LAYOUT.encode_one((i, "")))
+    entries = some.select(None, None, 0, 9)
+    assert entries.columns(LAYOUT, [0])[0].to_pylist() == list(range(20))
+
+
 def test_readers_beside_the_writer():
     """Each batch has 100 keys and one stamp: a reader at a stamp that is complete sees it whole."""
     some, done, wrong = MemRowSet(8), [0], []
