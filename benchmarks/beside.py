@@ -48,8 +48,8 @@ def scan_beside(there: int, scans: int, rounds: int, base: Path | None) -> list[
 
             with closing(Committer(store, there, where == "process")) as committer:
                 some = race(
-                    f"scan of {there:,} rows beside {PACE:,} commits/s",
-                    Contestant(f"txnkv, commits of another {where}", scan, committer.start),
+                    f"scan of {there:,} rows, commits of another {where}",
+                    Contestant(f"txnkv, {PACE:,} commits/s", scan, committer.start),
                     [Contestant("txnkv, quiet", scan, committer.stop)],
                     rounds=rounds,
                     ratios={"txnkv, quiet": 0.8},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from .rows import Row
 THREADS = 16
 PROCESSES = 4
 
+_PAGE = 4096
+_PLACES = 1000
+
 
 def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]:
     """One thread, one row a transaction: new keys in order, then random keys of many.
@@ -34,7 +38,8 @@ def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]
         base: where the stores are made.
     """
     goals = {"sqlite": 0.8, "lmdb": 1.0}
-    with opened([TxnkvRows, SqliteRows, LmdbRows, *rocks_kinds()], base) as stores:
+    kinds: list[type[RowStore]] = [TxnkvRows, SqliteRows, LmdbRows, *rocks_kinds()]
+    with opened(kinds, base) as stores, closing(Disk(stores[0].path)) as disk:
 
         def new(number: int) -> list[Row]:
             return [rows.row(known + number * count + i) for i in range(count)]
@@ -45,7 +50,10 @@ def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]
 
         lines = race_each(
             "one-row transaction, new keys",
-            [Operation(store.name, store.put, new) for store in stores],
+            [
+                *(Operation(store.name, store.put, new) for store in stores),
+                Operation("the disk, 4 KiB synced", disk.write, lambda _: range(count)),
+            ],
             rounds=rounds,
             ratios=goals,
         )
@@ -59,6 +67,24 @@ def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]
         )
         require_equal(stores)
     return lines
+
+
+class Disk:
+    """What nobody can do without: 4 KiB written over what a file has, and synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path / "disk", os.O_RDWR | os.O_CREAT)
+        os.write(self._file, bytes(_PLACES * _PAGE))
+        os.fsync(self._file)
+
+    def write(self, place: int) -> None:
+        """Write one page and wait for the disk."""
+        os.pwrite(self._file, bytes([place % 256]) * _PAGE, place % _PLACES * _PAGE)
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """Close the file; it goes with its directory."""
+        os.close(self._file)
 
 
 def commit_threads(count: int, rounds: int, base: Path | None) -> list[Line]:

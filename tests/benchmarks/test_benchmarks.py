@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,51 @@ pytest.importorskip("duckdb", reason="the peers of the benchmarks are not instal
 from benchmarks.__main__ import main  # only with the peers
 from benchmarks.harness import Contestant, race
 
+PEERS = {
+    "insert-sorted": {"duckdb, primary key", "sqlite executemany", "parquet file, no key"},
+    "insert-random": {"duckdb, primary key"},
+    "scan": {"duckdb", "parquet file"},
+    "memory": {"load, sorted keys", "scan, sorted keys"},
+    "commit": {"sqlite", "lmdb"},
+    "commit-threads": {"sqlite", "lmdb"},
+    "commit-processes": {"sqlite", "lmdb"},
+    "get": {"sqlite", "lmdb", "sqlite, select by select", "sqlite, IN (carray)"},
+    "executemany": {"sqlite executemany"},
+    "ycsb": {"sqlite"},
+    "tpcc": {"sqlite"},
+    "scan-beside": {"txnkv, quiet"},
+    "compaction-latency": {"txnkv, p99 quiet"},
+    "growth": {"sqlite"},
+}
 
-@pytest.mark.parametrize("name", ["insert-sorted", "insert-random", "scan", "memory"])
+
+@pytest.mark.parametrize("name", PEERS)
 def test_runs_tiny(name: str, tmp_path: Path) -> None:
+    """Each race compares what its contestants answered or hold, and fails when that differs."""
     result = CliRunner().invoke(
         main, [name, "--tiny", "--json", str(tmp_path / "out.json"), "--dir", str(tmp_path)]
     )
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
     lines = json.loads((tmp_path / "out.json").read_text())
-    assert lines
+    assert {line["name"] for line in lines} >= PEERS[name]
+    if name != "memory":
+        assert any(line["name"].startswith("txnkv") for line in lines)
+        assert all(line["rate"] > 0 for line in lines)
+        first = {line["race"]: line["name"] for line in reversed(lines)}
+        for line in lines:
+            assert (line["ratio"] is None) == (first[line["race"]] == line["name"])
     assert list(tmp_path.iterdir()) == [tmp_path / "out.json"], "a benchmark left its store behind"
+
+
+def test_growth_is_drawn(tmp_path: Path) -> None:
+    plots = tmp_path / "plots"
+    result = CliRunner().invoke(
+        main, ["growth", "--tiny", "--dir", str(tmp_path), "--plots", str(plots)]
+    )
+    assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
+    assert {path.name for path in plots.iterdir()} == {"growth-commit.svg", "growth-get.svg"}
+    for path in plots.iterdir():
+        assert "txnkv" in path.read_text()
 
 
 def test_ratios_compare_with_ours() -> None:
