@@ -1,0 +1,66 @@
+"""What a serializable transaction has read: keys and ranges, each once, in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txnkv import core
+from txnkv.tables.read_set import ReadSet
+
+BYTES = st.binary(max_size=3)
+BOUND = st.one_of(st.none(), BYTES)
+
+
+def test_nothing_was_read() -> None:
+    reads = ReadSet()
+    assert reads.tablet_ids == []
+    assert reads.keys(1).n == 0
+    assert reads.ranges(1) == []
+
+
+def test_keys_come_once_and_in_order() -> None:
+    reads = ReadSet()
+    for key in (b"bbb", b"aaa", b"bbb"):
+        reads.add_key(1, key)
+    reads.add_keys(1, core.Keys.fixed(b"cccaaa", 3))
+    reads.add_keys(1, core.Keys.fixed(b"", 3))
+    reads.add_key(2, b"z")
+    keys = reads.keys(1)
+    assert [keys.key(i) for i in range(keys.n)] == [b"aaa", b"bbb", b"ccc"]
+    assert keys.width == 3
+    assert reads.tablet_ids == [1, 2]
+
+
+def test_an_empty_range_is_none() -> None:
+    reads = ReadSet()
+    reads.add_range(1, b"b", b"b")
+    reads.add_range(1, b"c", b"b")
+    assert reads.tablet_ids == []
+
+
+@given(
+    st.lists(st.tuples(BOUND, BOUND), max_size=6),
+    st.lists(BYTES, max_size=6),
+    st.lists(BYTES, max_size=12),
+)
+def test_all_of_it_is_covered_and_nothing_else(
+    ranges: list[tuple[bytes | None, bytes | None]], keys: list[bytes], probes: list[bytes]
+) -> None:
+    reads = ReadSet()
+    for low, high in ranges:
+        reads.add_range(1, low, high)
+    for key in keys:
+        reads.add_key(1, key)
+
+    def inside(found: list[tuple[bytes | None, bytes | None]], key: bytes) -> bool:
+        return any((low or b"") <= key and (high is None or key < high) for low, high in found)
+
+    left = reads.ranges(1)
+    assert [low or b"" for low, _ in left] == sorted({low or b"" for low, _ in left})
+    single = reads.keys(1)
+    there = [single.key(i) for i in range(single.n)]
+    assert there == sorted(set(there))
+    for probe in [*probes, *keys]:
+        wanted = inside(ranges, probe) or probe in keys
+        assert (inside(left, probe) or probe in there) == wanted
