@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txnkv import core
 from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
-from txnkv.errors import InvalidTxnStateError, TxnkvError
+from txnkv.errors import TxnkvError
 from txnkv.instance import Instance
 from txnkv.tables import catalog, manifest, reading
+from txnkv.tables.checking import Counted, check_row_set, check_together
 from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.row_set import RowSet
-from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
 
 
@@ -30,8 +28,26 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         names = catalog.names(cur)
         staged = one(
             cur,
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets WHERE state < ?",
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets "
+            "WHERE state < ? AND txn_id IS NOT NULL",
             (manifest.COMMITTED,),
+        )
+        retired = one(
+            cur,
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets WHERE state = ?",
+            (manifest.RETIRED,),
+        )
+        unfinished = one(
+            cur,
+            "SELECT count(*) FROM row_sets WHERE state = ? AND txn_id IS NULL",
+            (manifest.WRITING,),
+        )
+        flushed, floor = one(cur, "SELECT flushed_ts, history_floor FROM clock")
+        log = one(
+            cur,
+            "SELECT count(*), coalesce(sum(length(payload)), 0) FROM commit_log "
+            "WHERE commit_ts > ?",
+            (flushed,),
         )
         lease = cur.execute("SELECT term, owner_slot, owner_start FROM lease").fetchone()
     tables = {}
@@ -45,6 +61,8 @@ def store_stats(instance: Instance) -> dict[str, Any]:
             "bytes": sum(seen.size for seen in row_sets),
             "tablets": len(info.tablets),
             "row_sets": len(row_sets),
+            "row_versions": sum(seen.rows for seen in row_sets),
+            "deleted_versions": sum(seen.deleted for seen in row_sets),
         }
     root = Path(store.directory.path)
     return {
@@ -55,6 +73,13 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "transactions": {TxnState(state).name: count for state, count in states.items()},
         "staged_row_sets": staged[0],
         "staged_bytes": staged[1],
+        "retired_row_sets": retired[0],
+        "retired_bytes": retired[1],
+        "maintenance_row_sets": unfinished[0],
+        "log_commits": log[0],
+        "log_bytes": log[1],
+        "flushed": flushed,
+        "history_floor": floor,
         "files_bytes": sum(_size(file) for file in root.rglob("*")),
         "leader_term": None if lease is None else lease[0],
         "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
@@ -77,16 +102,13 @@ def _size(file: Path) -> int:
 
 
 @dataclass
-class CheckReport:
+class CheckReport(Counted):
     """What `check` found.
 
     Attributes:
         problems: one line each; empty when the store is whole.
     """
 
-    row_sets: int = 0
-    blocks: int = 0
-    rows: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -133,11 +155,12 @@ def _check(
         with store.status.read() as cur:
             infos = manifest.readable(cur, id)
         work += [(tablet, info) for info in infos]
+        report.problems += check_together(tablet, tablet.state(engine.coordinator.latest()).settled)
         report.problems += _unknown_row_sets(instance, tablet)
     for done, (tablet, info) in enumerate(work):
         if progress is not None:
             progress(done, len(work))
-        report.problems += _check_row_set(tablet, info, report)
+        report.problems += check_row_set(tablet, info, report)
     if progress is not None:
         progress(len(work), len(work))
 
@@ -157,6 +180,22 @@ def _check_status(cur: Any, report: CheckReport) -> None:
         ),
         "a committed row set has no stamp": (
             "SELECT id FROM row_sets WHERE state = 2 AND stamp IS NULL"
+        ),
+        "a committed row set has stamps the wrong way round": (
+            "SELECT id FROM row_sets WHERE state = 2 AND min_stamp > stamp"
+        ),
+        "a committed row set has more deleted rows than rows": (
+            "SELECT id FROM row_sets WHERE state = 2 AND deleted > rows"
+        ),
+        "a replaced row set has no manifest version": (
+            "SELECT id FROM row_sets WHERE state = 3 AND (retired IS NULL OR retired > "
+            "(SELECT manifest_version FROM clock))"
+        ),
+        "commits are flushed above the last one, or the history begins there": (
+            "SELECT last_commit FROM clock WHERE max(flushed_ts, history_floor) > last_commit"
+        ),
+        "the commit log has a commit above the last one": (
+            "SELECT commit_ts FROM commit_log WHERE commit_ts > (SELECT last_commit FROM clock)"
         ),
         "a committed row set has a stamp above the last commit": (
             "SELECT id FROM row_sets WHERE state = 2 AND stamp > (SELECT last_commit FROM clock)"
@@ -204,53 +243,3 @@ def _row_set_ids(tablet: Tablet) -> set[int]:
             ids.add(id)
             found = cursor.set_range((id + 1).to_bytes(8, "big"))
     return ids
-
-
-def _check_row_set(tablet: Tablet, info: RowSetInfo, report: CheckReport) -> Iterator[str]:
-    name = f"{tablet.label}, row set {info.id}"
-    row_set = RowSet(tablet, info)  # a known one would not read its header again
-    last = b""
-    try:
-        with tablet.read() as pages:
-            header = row_set.header(pages)
-            if header.rows != info.rows:
-                yield f"{name}: its header has {header.rows} rows, status.db {info.rows}"
-        for number, block in enumerate(header.blocks):
-            with tablet.read() as pages:
-                sections = [KEYS, BLOOM, *(COLUMNS + column for column in header.columns)]
-                for section in sections:
-                    data = row_set.block(pages, section, number, again=True)
-                    if section != BLOOM and core.block_rows(data) != block.rows:
-                        yield f"{name}, block {number}: rows are missing in section {section}"
-                keys = row_set.keys(pages, number)
-                least = last if info.versioned else last + b"\0"
-                if not _in_order(row_set, pages, number) or (number and keys.key(0) < least):
-                    yield f"{name}, block {number}: its keys are not ascending"
-                if (keys.key(0), keys.key(keys.n - 1)) != (block.first, block.last):
-                    yield f"{name}, block {number}: its keys are not those of the header"
-                last = keys.key(keys.n - 1)
-                if core.bloom_probe(row_set.block(pages, BLOOM, number), keys).count != keys.n:
-                    yield f"{name}, block {number}: its Bloom filter denies a key"
-            report.blocks += len(sections)
-            report.rows += block.rows
-        if header.blocks and (header.blocks[0].first, last) != (info.min_key, info.max_key):
-            yield f"{name}: its key range is not that of status.db"
-    except InvalidTxnStateError:
-        return  # aborted while we looked
-    except TxnkvError as error:
-        yield str(error)
-    report.row_sets += 1
-
-
-def _in_order(row_set: RowSet, pages: Pages, number: int) -> bool:
-    """Whether a block's keys ascend, and the versions of one key go from new to old."""
-    keys = row_set.keys(pages, number)
-    order = core.sort_keys(keys)
-    if order is None:
-        return True
-    if not row_set.info.versioned or order.to_arrow() != core.Rows.range(keys.n).to_arrow():
-        return False
-    inserts = row_set.inserts(pages, number)
-    return inserts is not None and (
-        core.version_order(core.mark_duplicates(keys, None), inserts) is None
-    )

@@ -15,8 +15,9 @@ finds the source retired and begins again with what took its place:
     commit    deltas beside 3                 3 retired? -> beside 9
     swap           catch up ...      3 -> 9
 
-Row versions that were dead at the history floor are left out. When all that is left was
-inserted at or below it, the result is uniform: no snapshot can tell the stamps apart.
+Row versions that were dead at the floor are left out. When all that is left was inserted at or
+below it, the result is uniform: no snapshot can tell the stamps apart. The floor is that of the
+history, and below whatever is in memory alone, so that a flush still knows newer from older.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def compact(
 
     Args:
         infos: resolved ones, as the tablet's state has them now.
-        floor: of the history.
+        floor: `history.compaction_floor`.
         pace: called before each step, to wait; what it raises ends the compaction.
 
     Raises:
@@ -245,12 +246,10 @@ class _Compaction:
                     if found is None
                     else found.take(now.rows)
                 )
-                # Only rows that were alive then are in the new row sets: what died at or below
-                # the floor, or as it was born, might be taken for another version of its key.
-                alive = pc.and_(
-                    pc.greater(now.stamps, pa.scalar(int(self._floor), pa.uint64())),
-                    pc.greater(now.stamps, inserts),
-                )
+                # Rows that were dead when they were loaded are not in the new row sets, or are
+                # dead there: looked for, another version of the key might be taken for them.
+                known = (used or core.Delta.none()).rows
+                alive = pc.invert(pc.is_in(now.rows, value_set=known))
                 rows = now.rows.filter(alive)
                 keys = row_set.keys(pages, number).gather(core.Rows.from_arrow(rows))
             source.used[number] = now
@@ -259,6 +258,8 @@ class _Compaction:
     def _delete(self, keys: core.Keys, inserts: pa.UInt64Array, stamps: pa.UInt64Array) -> None:
         """Delete the versions of these keys that were inserted then."""
         low, high = keys.key(0), keys.key(keys.n - 1)
+        if self._stamp is not None:  # a row dies when it is born, at the earliest
+            stamps = pc.max_element_wise(stamps, pa.scalar(int(self._stamp), pa.uint64()))
         deletes: Deletes = {}
         for info in self._results:
             if info.overlaps(low, high):

@@ -124,7 +124,7 @@ class Compactor:
             tablet = engine.tablet(id) if self._settled.get(id) != mark else None
             if tablet is None:
                 continue
-            floor = history.floor(engine) if floor is None else floor
+            floor = history.compaction_floor(engine) if floor is None else floor
             chosen = picking.pick(
                 tablet.state(latest).settled, partial(self._collectable, tablet, floor)
             )
@@ -159,7 +159,7 @@ class Compactor:
         total = Compacted()
         with engine.store.compaction():
             compaction.sweep(engine)
-            floor = history.floor(engine)
+            floor = history.compaction_floor(engine)
             latest = engine.coordinator.latest()
             work = [
                 (tablet, group)
@@ -204,7 +204,7 @@ class Compactor:
         pace: Callable[[], None],
     ) -> Compacted | None:
         highest = Timestamp(max(info.stamp or 0 for info in infos))
-        resolve.settle(self._engine, [tablet.id], highest)
+        resolve.settle(self._engine, [tablet.id], max(highest, floor))
         try:
             return compaction.compact(self._engine, tablet, infos, floor, pace)
         except (ReplacedError, RowSetRetired):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.errors import CorruptionError
 from txnkv.tables import row_set_writer
+from txnkv.tables.row_set_blocks import RowSetRetired
 from txnkv.tables.row_set_format import (
     DELETES,
     HEADER,
@@ -48,7 +49,7 @@ def put_deletes(tablet: Tablet, deletes: Deletes, check: Check) -> Counts:
 
     Args:
         tablet: of the row sets.
-        deletes: what to add. A row set that is not there any more is left out.
+        deletes: what to add.
         check: called in each LMDB write transaction before anything is put.
 
     Returns:
@@ -56,6 +57,7 @@ def put_deletes(tablet: Tablet, deletes: Deletes, check: Check) -> Counts:
 
     Raises:
         StorageFullError: the disk is full; some of the deletes may be there.
+        RowSetRetired: a row set is not there any more; some of the deletes may be there.
         CorruptionError: a header or a delta is damaged; that row set was left as it is.
         What `check` raises.
     """
@@ -95,21 +97,21 @@ class _Work:
         while number < len(self.deltas):
             id, delta = self.deltas[number]
             header = self._header(txn, blocks_db, id)
-            while header is not None and entry < delta.n:
+            while entry < delta.n:
                 if room <= 0:
                     return (number, entry), counts
                 entry, size = self._put_block(txn, blocks_db, id, header, delta, entry)
                 room -= size
-            if header is not None:
-                counts[id] = _counted(txn, blocks_db, id)
+            counts[id] = _counted(txn, blocks_db, id)
             number, entry = number + 1, 0
         return None, counts
 
-    def _header(self, txn: lmdb.Transaction, blocks_db: Any, id: int) -> Header | None:
+    def _header(self, txn: lmdb.Transaction, blocks_db: Any, id: int) -> Header:
         key = block_key(id, HEADER, 0)
         data = txn.get(key, db=blocks_db)
         if data is None:
-            return None
+            # Left out in silence, the deletes would be lost: what took its place lacks them.
+            raise RowSetRetired(f"{self._tablet.label}, row set {id}")
         try:
             return Header.unpack(bytes(data), core.crc32c(key))
         except HeaderError as error:

@@ -119,6 +119,22 @@ def floor(engine: TableEngine) -> Timestamp:
         return _lowered(engine, cur, Timestamp(stored))
 
 
+def compaction_floor(engine: TableEngine) -> Timestamp:
+    """As `floor`, and below every small commit that is in memory alone.
+
+    A compaction gives rows that are older than the floor one insert stamp. Were that above the
+    stamp of an entry in memory that replaces the row, the flush would not know it for older.
+    """
+    found = floor(engine)
+    with engine.store.status.read() as cur:
+        (oldest,) = one(
+            cur,
+            "SELECT min(commit_ts) FROM commit_log "
+            "WHERE commit_ts > (SELECT flushed_ts FROM clock)",
+        )
+    return found if oldest is None else Timestamp(min(found, oldest - 1))
+
+
 def _lowered(engine: TableEngine, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
     """Not above the latest commit, pins, and transactions that have not ended."""
     last, live = one(
