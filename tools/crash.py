@@ -31,7 +31,16 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, SCENARIOS, TABLES, prepare, rows
+from tools.crash_scenarios import (
+    ACKNOWLEDGED,
+    BEFORE,
+    ROWS,
+    SCENARIOS,
+    TABLES,
+    prepare,
+    replaced,
+    rows,
+)
 from txnkv.closing import Closing
 from txnkv.storage import FAULT_POINTS, clock
 from txnkv.storage.seam import arm_from_environment
@@ -63,6 +72,7 @@ PLANS: Final[dict[str, Plan]] = {
     "lmdb.after_commit": Plan(("commit", "rollback"), every=4),
     "status.before_commit": Plan(("create", "commit", "commit_small", "rollback"), every=1),
     "status.after_commit": Plan(("create", "commit", "commit_small", "rollback"), every=2),
+    "status.unsynced": Plan(("create", "commit", "commit_small", "rollback"), every=2),
     "log.written": Plan(("commit_small",), GONE),
     "log.durable": Plan(("commit_small",), THERE),
     "stage.claimed": Plan(("commit", "commit_locked"), GONE),
@@ -70,11 +80,13 @@ PLANS: Final[dict[str, Plan]] = {
     "stage.written": Plan(("commit",), GONE),
     "stage.staged": Plan(("commit", "commit_locked"), GONE),
     "stage.accepted": Plan(("commit",), GONE),
-    "commit.started": Plan(("commit",)),
-    "commit.validated": Plan(("commit",)),
-    "commit.in_point": Plan(("commit", "commit_locked")),
-    "commit.decided": Plan(("commit", "commit_locked"), THERE),
-    "commit.finalized": Plan(("commit", "commit_locked"), THERE),
+    "commit.started": Plan(("commit", "replace")),
+    "commit.validated": Plan(("commit", "replace")),
+    "commit.in_point": Plan(("commit", "commit_locked", "replace")),
+    "commit.decided": Plan(("commit", "commit_locked", "replace"), THERE),
+    "resolve.put": Plan(("replace",), THERE, every=5),
+    "resolve.resolved": Plan(("replace",), THERE),
+    "commit.finalized": Plan(("commit", "commit_locked", "replace"), THERE),
     "commit.ended": Plan(("commit",), THERE),
     "abort.started": Plan(("rollback",), GONE),
     "abort.swept": Plan(("rollback",), GONE),
@@ -215,6 +227,7 @@ def examine(client: txnkv.Client, death: Death, outcome: str) -> list[str]:
         counts = [client.table(name).count(snapshot=snapshot) for name in TABLES]
     if counts not in ([BEFORE] * len(TABLES), [BEFORE + ROWS] * len(TABLES)):
         problems.append(f"a part is there: {counts} rows")
+    problems += _contents(client)
     if outcome == THERE and counts[0] == BEFORE:
         problems.append("it is not there, after the commit point or an acknowledgement")
     if outcome == GONE and counts[0] != BEFORE:
@@ -223,6 +236,17 @@ def examine(client: txnkv.Client, death: Death, outcome: str) -> list[str]:
     if not problems:
         problems += _works(client)
     return [f"{problem} (the child said {death.said})" for problem in problems]
+
+
+def _contents(client: txnkv.Client) -> list[str]:
+    """Tables whose rows are those of no scenario, neither before nor after it."""
+    known = [rows(0, BEFORE), rows(0, BEFORE + ROWS), replaced()]
+    found = [client.table(name).scan(ordered=True).to_arrow() for name in TABLES]
+    return [
+        f"table {name} has other rows: {table.to_pylist()}"
+        for name, table in zip(TABLES, found, strict=True)
+        if not any(table.to_pydict() == rows.to_pydict() for rows in known)
+    ]
 
 
 def _works(client: txnkv.Client) -> list[str]:

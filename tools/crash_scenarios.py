@@ -27,6 +27,10 @@ ROWS: Final = 400
 BEFORE: Final = 40
 """Rows that are in each of the tables before."""
 
+DELETED: Final = 20
+TWICE: Final = 30
+"""Rows that `replace` deletes, and those that it changes after it has added them."""
+
 THREADS: Final = 8
 
 ACKNOWLEDGED: Final = "acknowledged"
@@ -45,10 +49,11 @@ def cut_small() -> None:
     small.MAX_ROWS = 100  # type: ignore[misc]
 
 
-def rows(first: int, count: int) -> pa.Table:
+def rows(first: int, count: int, word: str = "row") -> pa.Table:
     """Rows of the scenarios' tables, with keys from `first` on."""
     ids = range(first, first + count)
-    return pa.table({"id": pa.array(ids, pa.int64()), "text": pa.array([f"row {i}" for i in ids])})
+    texts = pa.array([f"{word} {i}" for i in ids])
+    return pa.table({"id": pa.array(ids, pa.int64()), "text": texts})
 
 
 def prepare(path: str) -> None:
@@ -114,12 +119,35 @@ def group(path: str) -> None:
         thread.join()
 
 
+def replace(path: str) -> None:
+    """Change, delete and add rows of both tables in one transaction, some of them twice."""
+    cut_small()
+    client = txnkv.connect(path, create=False)
+    txn = client.new_transaction()
+    txn.serialize()  # all of it is staged
+    for name in TABLES:
+        txn.write(name, rows(0, BEFORE, "new"), "update")
+        txn.write(name, rows(0, DELETED).select(["id"]), "delete")
+        txn.write(name, rows(BEFORE, ROWS + DELETED), "upsert")
+        txn.write(name, rows(BEFORE, TWICE, "new"), "update")
+    txn.commit()
+    say(ACKNOWLEDGED)
+
+
+def replaced() -> pa.Table:
+    """What `replace` leaves in each of the tables: as many rows as `commit` does."""
+    new = rows(DELETED, BEFORE - DELETED + TWICE, "new")
+    return pa.concat_tables([new, rows(BEFORE + TWICE, ROWS + DELETED - TWICE)])
+
+
 def rollback(path: str) -> None:
-    """Load one of the tables and roll back."""
+    """Load one of the tables, change the other, and roll back."""
     cut_small()
     client = txnkv.connect(path, create=False)
     txn = client.new_transaction()
     txn.write(TABLES[0], rows(BEFORE, ROWS))
+    txn.write(TABLES[1], rows(0, BEFORE, "new"), "update")
+    txn.write(TABLES[1], rows(0, DELETED).select(["id"]), "delete")
     txn.rollback()
     say(ACKNOWLEDGED)
 
@@ -144,6 +172,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "commit_locked": commit_locked,
     "commit_small": commit_small,
     "group": group,
+    "replace": replace,
     "rollback": rollback,
     "recover": recover,
     "work": work,
