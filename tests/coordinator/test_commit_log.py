@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -67,6 +69,13 @@ def second_log(world: World) -> tuple[CommitLog, Shelf]:
 
 def allow(cur: apsw.Cursor, latest: Timestamp) -> None:
     """Refuses nothing."""
+
+
+@contextmanager
+def monotonic_standing_still() -> Iterator[None]:
+    now = seam.clock.monotonic_micros()
+    with seam.clock.replaced(monotonic=lambda: now):
+        yield
 
 
 def small(
@@ -293,6 +302,54 @@ def test_a_commit_in_flight_hides_nobody_elses(world: World, shelf: Shelf) -> No
         world.store.status._commit = original  # type: ignore[method-assign]
     assert seen == [kept]
     assert log.latest() == later
+
+
+def test_what_is_not_durable_is_left_out(world: World, shelf: Shelf) -> None:
+    """Another process's commit can be read before it is on the disk; a snapshot waits for that."""
+    other, _ = second_log(world)
+    kept = other.commit(small(1, b"kept"))
+    log = world.coordinator.log
+    assert log.latest() == kept
+    with monotonic_standing_still():
+        seen: list[Timestamp] = []
+        real = world.store.status.sync
+
+        def look_then_sync() -> None:
+            seen.append(log.latest())
+            real()
+
+        world.store.status.sync = look_then_sync  # type: ignore[method-assign]
+        try:
+            later = other.commit(small(2, b"later"))
+        finally:
+            world.store.status.sync = real  # type: ignore[method-assign]
+    assert seen == [kept]
+    assert log.latest() == later
+
+
+def test_what_a_dead_process_did_not_sync_is_synced_by_who_sees_it(
+    world: World, shelf: Shelf
+) -> None:
+    log = world.coordinator.log
+    kept = log.commit(small(1, b"kept"))
+    with world.store.status.write(sync=False) as cur:  # died before its sync
+        stamp = kept + 1
+        cur.execute("INSERT INTO commit_log VALUES (?, 2, ?)", (stamp, pack([], stamp)))
+        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
+    assert log.latest() == kept
+    time.sleep(0.02)
+    assert log.latest() == stamp
+    assert world.store.runtime.all_synced()
+
+
+def test_a_new_process_sees_all_that_is_there(world: World, shelf: Shelf) -> None:
+    """Its first look is durable, whatever the runtime file knows."""
+    log = world.coordinator.log
+    stamp = log.commit(small(1, b"kept"))
+    world.store.runtime.mark_busy()  # a process died in its COMMIT
+    other, other_shelf = second_log(world)
+    assert other.latest() == stamp
+    assert other_shelf.values() == [b"kept"]
 
 
 class TestPayload:

@@ -5,9 +5,13 @@ commit point. Threads that commit at one moment share one SQLite transaction and
 first to come leads, takes all who wait by the time it has the write lock, and while the disk
 works the next ones gather.
 
-    T1 leads   [ T1            ]        validate, stamp, apply, COMMIT + fsync
+    T1 leads   [ T1            ]        validate, stamp, apply, COMMIT; the lock is free; fsync
     T2, T3, T4 wait ...         [ T2 T3 T4 ]        one of them leads
     T5 ...                                  [ T5 ... ]
+
+The write lock is free before the fsync, so that groups of several processes are on their way to
+the disk at once. A commit can then be seen in status.db before it is durable; `latest` leaves
+those out until they are, or makes them so.
 
 Each member is validated against all that committed before it, earlier members of its group
 included: those are applied to this process's memory at once, under stamps that no snapshot
@@ -44,7 +48,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
@@ -52,6 +56,8 @@ declare_fault_point("log.durable", "a group of small commits is durable, nobody 
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
+_PATIENCE: Final = 10_000
+"""Microseconds for which a commit of another process that is not durable is left out."""
 
 
 class LogMember(Protocol):
@@ -138,6 +144,7 @@ class CommitLog:
             on_commit: called after each group of commits.
         """
         self._status = store.status
+        self._runtime = store.runtime
         self._metrics = metrics
         self._on_commit = on_commit
         self._members: dict[int, LogMember] = {}
@@ -151,8 +158,12 @@ class CommitLog:
         self._applied = Timestamp(0)
         self._flushed = Timestamp(0)
         self._last_given = 0
+        self._visible = Timestamp(0)
+        self._current: int | None = None  # change number for which memory and clock are complete
         self._known: tuple[int, Timestamp] | None = None
         self._committing = False
+        self._in_flight: int | None = None  # change number once this process's group is done
+        self._waiting_since = 0
         self._queue: deque[_Waiting] = deque()
         self._mutex = threading.Lock()
         self._leading = False
@@ -172,16 +183,20 @@ class CommitLog:
         known = self._known
         if known is not None:
             number = self._status.change_number()
-            # While this process's own group is on its way to the disk nothing else can commit,
-            # and its members are not acknowledged.
-            if number == known[0] or (number is None and self._committing):
+            # The members of this process's own group, on its way to the disk, are not
+            # acknowledged; while it has the write lock nobody else's can be.
+            if (
+                number == known[0]
+                or (number is None and self._committing)
+                or (number is not None and number == self._in_flight)
+            ):
                 return known[1]
         return self._look()
 
     @property
     def applied(self) -> Timestamp:
         """The latest snapshot as of the last look."""
-        return self._applied
+        return self._visible
 
     def tail(self, upto: Timestamp) -> None:
         """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
@@ -191,10 +206,40 @@ class CommitLog:
     def _look(self) -> Timestamp:
         with self.lock:
             number = self._status.change_number()
-            with self._status.read() as cur:
+            first = self._visible == 0
+            with self._status.read(durable=first) as cur:
                 self._catch_up(cur)
-            self._known = None if number is None else (number, self._applied)
+            self._current = number
+            durable = self._applied if first else self._durable()
+            self._visible = max(self._visible, durable)
+            complete = number is not None and self._visible >= self._applied
+            self._known = (number, self._visible) if complete else None  # type: ignore[assignment]
+            return self._visible
+
+    def _known_at(self, number: int | None) -> tuple[int, Timestamp] | None:
+        """What `latest` may go on answering while this process has the write lock."""
+        if number is None or (self._known is not None and self._known[0] == number):
+            return self._known if number is not None else None
+        if not self._runtime.all_synced():
+            return None
+        self._visible = max(self._visible, self._applied)
+        return number, self._visible
+
+    def _durable(self) -> Timestamp:
+        """Up to where what is in memory is on the disk; after a while, all of it."""
+        durable = Timestamp(self._runtime.durable_upto(self._applied))
+        if durable >= self._applied:
+            self._waiting_since = 0
+            return durable
+        now = clock.monotonic_micros()
+        if self._waiting_since == 0:
+            self._waiting_since = now
+        elif now - self._waiting_since > _PATIENCE:  # its writer may be dead, or stopped
+            self._status.sync()
+            self._runtime.raise_durable(self._applied)
+            self._waiting_since = 0
             return self._applied
+        return durable
 
     def _catch_up(self, cur: apsw.Cursor) -> None:
         last, self._last_given, version, catalog_version, flushed, floor, self.locked = one(
@@ -344,46 +389,62 @@ class CommitLog:
                 group.append(waiting)
 
     def _commit_group(self, group: list[_Waiting]) -> None:
+        number, last = self._commit_unsynced(group)
+        if last is None:
+            return
+        try:
+            self._status.sync()
+            fault_point("log.durable")
+        except BaseException as error:
+            with self.lock:
+                self._in_flight = None
+                self._known = None
+            raise _unknown(error) from error
+        self._runtime.raise_durable(last)
+        with self.lock:
+            self._in_flight = None
+            self._visible = max(self._visible, last)
+            # Every write of status.db moves the number on by two; another's since shows.
+            self._known = None if number is None else (number + 2, last)
+        self._metrics.commit_groups.add()
+        self._on_commit()
+
+    def _commit_unsynced(self, group: list[_Waiting]) -> tuple[int | None, Timestamp | None]:
+        """Commit all who wait. Answers the change number before, and the last stamp given."""
         touched: dict[int, set[int]] = {}
         applied: Timestamp | None = None
         last: Timestamp | None = None
         number: int | None = None
         try:
-            with self._status.write() as cur:
+            with self._status.write(sync=False) as cur:
                 self._take(group)
                 with self.lock:
                     number = self._status.change_number()
-                    if number is None or self._known is None or self._known[0] != number:
+                    if number is None or self._current != number:
                         self._catch_up(cur)
                     applied = self._applied
                     last = self._write_group(cur, group, touched)
-                    self._known = None if number is None else (number, applied)
-                    self._committing = number is not None
+                    self._known = self._known_at(number)
+                    self._committing = self._known is not None
                 fault_point("log.written")
-            fault_point("log.durable")
         except BaseException as error:
             with self.lock:
                 self._committing = False
                 self._known = None
+                self._current = None
                 if applied is not None:
                     for kind, ids in touched.items():
                         self._members[kind].undo(ids, applied)
             if last is not None and not isinstance(error, StorageFullError):
-                raise CommitOutcomeUnknownError(
-                    f"the transaction's commit broke off ({error}). It is wholly committed or "
-                    "wholly not: when the disk is well again, ask "
-                    "client.transaction_state(error.txn_id)",
-                    0,
-                ) from error
+                raise _unknown(error) from error
             raise
         with self.lock:
             self._committing = False
+            self._current = None if number is None else number + 2
+            self._in_flight = self._current if last is not None else None
             if last is not None:
                 self._applied = self._last_given = last
-                self._metrics.commit_groups.add()
-            # Every write of status.db moves the number on by two; another's since shows.
-            self._known = None if number is None else (number + 2, self._applied)
-        self._on_commit()
+        return number, last
 
     def _write_group(
         self, cur: apsw.Cursor, group: Sequence[_Waiting], touched: dict[int, set[int]]
@@ -436,6 +497,14 @@ def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:
     """When a small transaction committed; None when the log does not have it (any more)."""
     found = cur.execute("SELECT commit_ts FROM commit_log WHERE txn_id = ?", (txn_id,)).fetchone()
     return None if found is None else Timestamp(found[0])
+
+
+def _unknown(error: BaseException) -> CommitOutcomeUnknownError:
+    return CommitOutcomeUnknownError(
+        f"the transaction's commit broke off ({error}). It is wholly committed or wholly not: when "
+        "the disk is well again, ask client.transaction_state(error.txn_id)",
+        0,
+    )
 
 
 def _own(error: BaseException, waiting: _Waiting) -> BaseException:

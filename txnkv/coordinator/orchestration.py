@@ -27,6 +27,7 @@ import apsw
 
 from txnkv.coordinator import jobs, locks, status_table
 from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.participant import ParticipantHandler
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
@@ -191,8 +192,9 @@ class Orchestrator:
                         for kind, ids in parts.items()
                     ):
                         continue
-                    self._write_commit_point(cur, row, parts)
+                    commit_ts = self._write_commit_point(cur, row, parts)
                     fault_point("commit.in_point")
+                self._store.runtime.raise_durable(commit_ts)
                 fault_point("commit.decided")
                 return
         except (TransactionConflictError, TransactionLockedError) as error:
@@ -207,7 +209,9 @@ class Orchestrator:
                 )
 
     @staticmethod
-    def _write_commit_point(cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
+    def _write_commit_point(
+        cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
+    ) -> Timestamp:
         for kind in parts:
             status_table.set_participants(
                 cur, row.txn_id, kind, TxnState.COMMIT_IN_PROGRESS, next_timestamp(cur)
@@ -224,6 +228,7 @@ class Orchestrator:
             "UPDATE clock SET last_commit = ?, manifest_version = manifest_version + 1",
             (commit_ts,),
         )
+        return commit_ts
 
     def _finalize(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         for kind, ids in parts.items():

@@ -33,6 +33,7 @@ from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
 from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb
 from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.shrink import shrink
 
 T = TypeVar("T")
 
@@ -170,6 +171,20 @@ class Environment:
                 self._opened().env.copy(str(folder), compact=compact)
             except (lmdb.Error, OSError) as error:
                 self.fail(error)
+
+    def shrink(self) -> tuple[int, int] | None:
+        """Gives the space of free pages back, when no other process has it open; see `shrink`.
+
+        Returns:
+            Bytes of the file before and after; None when another process has it open.
+
+        Raises:
+            StorageFullError: no room for a copy; the file is as it was.
+            RuntimeError: this thread has a transaction on it.
+        """
+        with GATE.use(), self._gate.drained(), self._opening:
+            self.close_now()
+            return shrink(self.path, self._map_size)
 
     @property
     def map_size(self) -> int:

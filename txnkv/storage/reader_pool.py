@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -62,10 +63,17 @@ class ReaderPool:
 class ReadTransaction:
     """A read as a `with` block."""
 
-    __slots__ = ("_connection", "_cursor", "_pool")
+    __slots__ = ("_connection", "_cursor", "_pool", "_sync")
 
-    def __init__(self, pool: ReaderPool) -> None:
+    def __init__(self, pool: ReaderPool, sync: Callable[[], None] | None) -> None:
+        """Begins at the `with`.
+
+        Args:
+            pool: whose connection to use.
+            sync: called at the end: makes what was read durable.
+        """
         self._pool = pool
+        self._sync = sync
 
     def __enter__(self) -> apsw.Cursor:
         GATE.enter()
@@ -97,5 +105,7 @@ class ReadTransaction:
         finally:
             self._pool.give_back(self._connection)
             GATE.leave()
+        if error is None and self._sync is not None:
+            self._sync()
         if translated is not None:
             raise translated from error

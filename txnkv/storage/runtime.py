@@ -10,6 +10,12 @@ A reader that sees an odd number has to look. If the writer dies at 7, everybody
 next writer has gone 7 -> 8; no number is ever at rest twice, so a reader that kept 6 looks at 8.
 Only the holder of the status write lock changes it.
 
+A commit is made durable after its writer has let the next one go on: so it can be seen before it
+is durable. Three counts tell: commits begun, commits done, and commits known to be on the disk.
+
+    writer    PENDING 4 -> 5   COMMIT   COMMITTED = 5   (next writer may go on)   fsync   SYNCED = 5
+    reader    sees PENDING != SYNCED after it has read: syncs by itself before it uses what it saw
+
 A process slot is held with a lock (`slots`) and says what the process pins; heartbeats are
 words that a transaction's owner writes and a checker reads. Pins are published before anything
 relies on them: a caller pins, then checks that what it pinned was not already given up.
@@ -26,12 +32,17 @@ from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime_file import (
     CHANGE,
+    COMMITTED,
+    DURABLE,
     GENERATION,
     HEARTBEAT_BASE,
     HEARTBEATS,
+    PENDING,
     SLOT_BASE,
     SLOT_WORDS,
     SLOTS_USED,
+    SYNC_FAILED,
+    SYNCED,
     RuntimeFile,
     opening_lock,
 )
@@ -118,12 +129,54 @@ class Runtime:
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
         file = self._attached_file()
+        file.store(PENDING, file.load(PENDING) + 1)
         file.store(CHANGE, file.load(CHANGE) | 1)
 
     def bump(self) -> None:
         """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
         file = self._attached_file()
+        file.store(COMMITTED, file.load(PENDING))
         file.store(CHANGE, (file.load(CHANGE) | 1) + 1)
+
+    # -- what is on the disk -----------------------------------------------------------
+
+    def all_synced(self) -> bool:
+        """Whether every commit that could be seen when this was called is on the disk."""
+        file = self._attached_file()
+        return file.load(PENDING) == file.load(SYNCED)
+
+    def committed(self) -> int:
+        """How many commits are done: to be given to `note_synced` when a sync has followed."""
+        return self._attached_file().load(COMMITTED)
+
+    def note_synced(self, count: int) -> None:
+        """The first `count` commits are on the disk."""
+        self._raise(SYNCED, count)
+
+    @property
+    def sync_failed(self) -> bool:
+        """A sync failed: later ones say nothing of what came before."""
+        return self._attached_file().load(SYNC_FAILED) != 0
+
+    @sync_failed.setter
+    def sync_failed(self, failed: bool) -> None:
+        self._attached_file().store(SYNC_FAILED, int(failed))
+
+    def durable_upto(self, latest: int) -> int:
+        """Of commits up to timestamp `latest`, which the caller has seen, those that are on the
+        disk: the highest timestamp up to which all are.
+        """
+        return latest if self.all_synced() else min(latest, self._attached_file().load(DURABLE))
+
+    def raise_durable(self, timestamp: int) -> None:
+        """All commits at or below `timestamp` are on the disk."""
+        self._raise(DURABLE, timestamp)
+
+    def _raise(self, word: int, value: int) -> None:
+        file = self._attached_file()
+        known = file.load(word)
+        while known < value and not file.swap(word, known, value):
+            known = file.load(word)
 
     # -- slots -------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ HEARTBEATS = 65536
 
 # Indices of u64 words.
 GENERATION, SLOTS_USED, CHANGE = 2, 4, 16
+PENDING, COMMITTED, SYNCED, SYNC_FAILED, DURABLE = 24, 25, 26, 27, 28
 SLOT_BASE, SLOT_WORDS = 512, 8
 HEARTBEAT_BASE = SLOT_BASE + SLOTS * SLOT_WORDS
 WORDS = HEARTBEAT_BASE + HEARTBEATS * 2
@@ -50,6 +51,7 @@ class RuntimeFile:
         words: u64 words, by index.
         load: `load(index)` is a word, with everything that was written before it.
         store: `store(index, value)` writes a word, after everything that was written before.
+        swap: `swap(index, expected, desired)` writes it if it is `expected`.
         slots: the lock file; None where nothing can be written, and this process is alone.
     """
 
@@ -59,6 +61,7 @@ class RuntimeFile:
         atomic = SharedWords(self._bytes)
         self.load = atomic.load
         self.store = atomic.store
+        self.swap = atomic.swap
         self._atomic = atomic
         self.slots = slots
         self._inode = inode

@@ -44,6 +44,7 @@ def open_writer(path: Path) -> apsw.Connection:
 
     def prepare(connection: apsw.Connection) -> None:
         _prepare_read_write(connection)
+        connection.pragma("synchronous", "normal")  # COMMIT writes; the WAL is synced by `wal`
         connection.pragma("page_size", PAGE_BYTES)
         if connection.pragma("journal_mode", "wal") != "wal":
             raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")

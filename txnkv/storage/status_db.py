@@ -8,11 +8,16 @@ then waited for seconds. So a writer first takes a lock of its process, then a f
 beside the database, on which the kernel keeps order; BEGIN IMMEDIATE then finds no other.
 
     process lock -> flock -> BEGIN IMMEDIATE -> ... -> change number busy -> COMMIT
-        -> change number bumped -> flock free -> process lock free -> acknowledged
+        -> change number bumped -> flock free -> process lock free -> WAL synced -> acknowledged
 
 The change number is busy before the COMMIT can be seen and bumped before it is acknowledged, so
 a reader that finds the number it knows has missed nothing (`runtime`). A writer killed in
 between leaves it busy, which means "look"; its flock goes with it.
+
+The disk works while the next writer does: a commit can be seen before it is durable. So a read
+ends with a sync, when there is something to sync: what it has seen is durable when its caller
+goes on. A sync that fails leaves in doubt what the disk has, and later ones would not tell; the
+next then moves the whole WAL into the database and begins a new one.
 
 Lock order: LMDB's write lock before this one, never the other way round.
 """
@@ -30,6 +35,7 @@ from txnkv.errors import (
     NotSupportedError,
     StorageFullError,
     StoreNotFoundError,
+    UnavailableError,
 )
 from txnkv.storage.checkpoint import Checkpointer
 from txnkv.storage.directory import make_private_file, sync_directory
@@ -43,10 +49,12 @@ from txnkv.storage.sqlite_connection import (
     open_writer,
     translate,
 )
+from txnkv.storage.wal import WalFile
 from txnkv.storage.write_queue import WriteQueue
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
-declare_fault_point("status.after_commit", "COMMIT is durable, the change number not bumped")
+declare_fault_point("status.after_commit", "COMMIT is done, the change number not bumped")
+declare_fault_point("status.unsynced", "COMMIT is done and can be seen, the WAL is not synced")
 
 
 class StatusDatabase:
@@ -89,40 +97,84 @@ class StatusDatabase:
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
         self._checkpointer = Checkpointer(path, self._readers, self._queue)
+        self._wal = WalFile(path)
         GATE.register(self)
         try:
             with GATE.use():
                 self._make(script, initialise, upgrades)
+                if not read_only:
+                    self.sync()  # what processes that were killed had written
         except BaseException:
             self.close()
             raise
 
     # -- transactions ------------------------------------------------------------------
 
-    def read(self) -> ReadTransaction:
+    def read(self, *, durable: bool = True) -> ReadTransaction:
         """`with db.read() as cursor:` one consistent view; use all rows inside the block.
+
+        Args:
+            durable: at the end of the block, see to it that what was read is on the disk.
 
         Raises:
             UnavailableError: the database is busy or the disk failed.
             CorruptionError: the database is damaged.
             ClosedError: the store was closed.
         """
-        return ReadTransaction(self._readers)
+        return ReadTransaction(self._readers, self.sync_what_was_seen if durable else None)
 
-    def write(self) -> WriteTransaction:
+    def write(self, *, sync: bool = True) -> WriteTransaction:
         """`with db.write() as cursor:` commits at the end, durably; rolls back on an exception.
 
         When the block ends without an error, the commit is on the disk and visible to all.
 
+        Args:
+            sync: False for a caller that calls `sync` itself before it acknowledges anything.
+
         Raises:
             RuntimeError: this thread is in a write already.
             StorageFullError: no room; the transaction was rolled back.
-            UnavailableError: the disk failed. The transaction is not visible; should COMMIT
-                itself have failed, it may still come to light when the machine stops before
-                the next write, so ask for its state afterwards.
+            UnavailableError: the disk failed. What was to be written is visible or not: ask
+                for its state afterwards.
             NotSupportedError: the store is open to read only.
         """
-        return WriteTransaction(self)
+        return WriteTransaction(self, sync)
+
+    def sync(self) -> None:
+        """Makes all commits durable that are done.
+
+        Raises:
+            UnavailableError: the disk failed; they are visible, and may go with a power loss.
+        """
+        runtime = self._runtime
+        with GATE.use():
+            if runtime.sync_failed:
+                self._begin_new_wal()
+            count = runtime.committed()
+            try:
+                fault_point("status.unsynced")
+                self._wal.sync()
+            except OSError as error:
+                runtime.sync_failed = True
+                raise UnavailableError(
+                    f"{self._wal.path} failed: {error}. What was committed last is visible, but a "
+                    "power loss may take it away; the next write tries again to make it durable"
+                ) from error
+        runtime.note_synced(count)
+
+    def sync_what_was_seen(self) -> None:
+        """Makes durable what a read that has ended may have seen."""
+        if not self._runtime.all_synced():
+            self.sync()
+
+    def _begin_new_wal(self) -> None:
+        self._checkpointer.run(cut=True)
+        if self._wal.path.exists() and self._wal.path.stat().st_size > 0:
+            raise UnavailableError(
+                f"{self._wal.path} failed before, and could not be moved into the database yet. "
+                "Nothing was lost so far; try again"
+            )
+        self._runtime.sync_failed = False
 
     def change_number(self) -> int | None:
         """The runtime's change number: the same number again means nothing was missed."""
@@ -191,6 +243,7 @@ class StatusDatabase:
 
     def _close_connections(self) -> None:
         self._readers.close()
+        self._wal.close()
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(True)
@@ -214,27 +267,31 @@ class StatusDatabase:
             GATE.leave()
             raise
 
-    def end_write(self, cursor: apsw.Cursor, error: BaseException | None) -> None:
-        """Commits, or rolls back after an error; then lets the next writer go on."""
+    def end_write(self, cursor: apsw.Cursor, error: BaseException | None, sync: bool) -> None:
+        """Commits, or rolls back after an error; lets the next writer go on, and syncs."""
         if GATE.refused:
             if error is None:
                 GATE.check()
             return
         full = False
         try:
-            cursor.close(True)
-            if error is None:
-                self._commit()
-            else:
-                translated = translate(error, self.path, self._writer)
-                self._roll_back()
-                if translated is not None:
-                    raise translated from error
+            try:
+                cursor.close(True)
+                if error is None:
+                    self._commit()
+                else:
+                    translated = translate(error, self.path, self._writer)
+                    self._roll_back()
+                    if translated is not None:
+                        raise translated from error
+            finally:
+                self._queue.release()
+            if error is None and sync:
+                self.sync()
         except StorageFullError:
             full = True
             raise
         finally:
-            self._queue.release()
             GATE.leave()
             self._checkpointer.after_write(full)
 
@@ -332,10 +389,11 @@ def _schema_version(cursor: apsw.Cursor) -> int:
 class WriteTransaction:
     """A write as a `with` block."""
 
-    __slots__ = ("_cursor", "_database")
+    __slots__ = ("_cursor", "_database", "_sync")
 
-    def __init__(self, database: StatusDatabase) -> None:
+    def __init__(self, database: StatusDatabase, sync: bool) -> None:
         self._database = database
+        self._sync = sync
 
     def __enter__(self) -> apsw.Cursor:
         self._cursor = self._database.begin_write()
@@ -344,4 +402,4 @@ class WriteTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._database.end_write(self._cursor, error)
+        self._database.end_write(self._cursor, error, self._sync)

@@ -232,7 +232,7 @@ class Tablet:
     def reload(self) -> TabletState:
         """The state as status.db has it now."""
         with self._log.lock:
-            with self._store.status.read() as cur:
+            with self._store.status.read(durable=False) as cur:
                 found = manifest.committed_state(cur, self.id)
             self._log.raise_floor(found.floor)
             self._memory.drop_flushed(self.id, found.flushed)
