@@ -20,13 +20,13 @@ LAYERS = [
     {"tables"},
     {
         "instance", "context", "closing", "client", "transaction", "session", "row_operations",
-        "scan", "table", "token", "job", "inspection",
-        "write_result", "small_commit", "large_commit", "own_transaction", "txn_info", "aio", "__init__",
+        "scan", "table", "token", "job", "inspection", "compacting",
+        "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info", "aio", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip
 
-C_LAYERS = ["common", "codec", "rowset"]
+C_LAYERS = ["common", "codec", "rowset", "memory"]
 
 
 def _layer(module: str) -> int:

@@ -10,7 +10,9 @@ txn.insert(orders, {"id": 1, "total": 9.5})
 
 from importlib.metadata import PackageNotFoundError, version
 
+from txnkv import aio
 from txnkv.client import Client, connect
+from txnkv.compacting import CompactReport
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
@@ -66,6 +68,7 @@ __all__ = [
     "AlreadyPresentError",
     "AuthenticationError",
     "CheckReport",
+    "CompactReport",
     "Client",
     "ClosedError",
     "Column",
@@ -108,6 +111,7 @@ __all__ = [
     "TxnToken",
     "UnavailableError",
     "WriteResult",
+    "aio",
     "connect",
     "hash_partition",
     "range_partition",

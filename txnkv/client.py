@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, Final, TypeVar
 from txnkv import instance as instances
 from txnkv import small_commit
 from txnkv.closing import Closing
+from txnkv.compacting import CompactReport, compact_store
 from txnkv.context import TxnContext, begin
 from txnkv.coordinator import status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
@@ -28,6 +28,8 @@ from txnkv.errors import (
 )
 from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
+from txnkv.metrics import MetricsSnapshot
+from txnkv.retrying import DEFAULTS, Retries
 from txnkv.session import Session
 from txnkv.table import At, Snapshot, Table
 from txnkv.tables.catalog import TableInfo
@@ -196,9 +198,9 @@ class Client(Closing):
                 locks each tablet that it writes to, and older transactions wait for it.
             keepalive: send heartbeats while this handle lives.
         """
-        return self._begin(timeout, isolation, locking, keepalive, None)
+        return self.begin(timeout, isolation, locking, keepalive, None)
 
-    def _begin(
+    def begin(
         self,
         timeout: float | None,
         isolation: str,
@@ -206,6 +208,7 @@ class Client(Closing):
         keepalive: bool,
         age_ts: Timestamp | None,
     ) -> Transaction:
+        """`new_transaction`, as old for wait-die as one that began at `age_ts`."""
         self._require_writable()
         if isolation not in _ISOLATIONS:
             raise ValueError(f"isolation is one of {', '.join(_ISOLATIONS)}, not {isolation!r}")
@@ -243,34 +246,25 @@ class Client(Closing):
         Raises:
             TxnkvError: the last attempt's, or one that is not retriable.
         """
-        if attempts < 1:
-            raise ValueError(f"attempts is at least 1, not {attempts}")
+        retries = Retries(self.instance, attempts)
+        settings = DEFAULTS | options
         age_ts: Timestamp | None = None
-        settings: dict[str, Any] = {
-            "timeout": 60.0,
-            "isolation": "snapshot",
-            "locking": "optimistic",
-            "keepalive": True,
-        } | options
-        for attempt in range(1, attempts + 1):
-            txn = self._begin(**settings, age_ts=age_ts)
+        while True:
+            txn = self.begin(**settings, age_ts=age_ts)
             age_ts = txn.age
             try:
                 with txn:
                     result = fn(txn)
                 return result
             except CommitOutcomeUnknownError as error:
-                if self._outcome(error.txn_id) is TxnState.COMMITTED:
+                if self.outcome(error.txn_id) is TxnState.COMMITTED:
                     return result
-                if attempt == attempts:
-                    raise
+                pause = retries.pause(error, retriable=True)
             except TxnkvError as error:
-                if not error.retriable or attempt == attempts:
-                    raise
-            time.sleep(min(0.002 * 2**attempt, 0.5) * random.uniform(0.5, 1.5))
-        raise AssertionError("unreachable")
+                pause = retries.pause(error, retriable=error.retriable)
+            time.sleep(pause)
 
-    def _outcome(self, txn_id: int) -> TxnState:
+    def outcome(self, txn_id: int) -> TxnState:
         """How a transaction ended whose commit broke off; it is driven to its end."""
         local = TxnId(txn_id).local
         context = self._unstored(local)
@@ -397,6 +391,11 @@ class Client(Closing):
         self.require_open()
         return store_stats(self.instance)
 
+    def metrics(self) -> MetricsSnapshot:
+        """Counters, gauges and histograms of this process, with an OpenMetrics text."""
+        self.require_open()
+        return self.instance.coordinator.metrics.snapshot()
+
     def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
         """Read everything and compare it with what it should be.
 
@@ -405,6 +404,21 @@ class Client(Closing):
         """
         self.require_open()
         return check_store(self.instance, progress)
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
+        """Merge row sets now, leave out what no snapshot sees, and give back space.
+
+        Readers and writers go on meanwhile. The files get shorter only where no other process
+        has them open; otherwise their space is free for what is written next.
+
+        Args:
+            progress: called with (row versions done, row versions in all).
+
+        Raises:
+            StorageFullError: the disk is full; what is done is done, nothing is lost.
+        """
+        self._require_writable()
+        return compact_store(self.instance, progress)
 
     def require_open(self) -> None:
         """Refuse a closed client.

@@ -173,6 +173,11 @@ class Session(RowOperations, Closing):
         return self._errors.take()
 
     @property
+    def flush_mode(self) -> str:
+        """ "manual", "auto_background" or "auto_sync"."""
+        return self._mode
+
+    @property
     def has_pending(self) -> bool:
         """Rows wait to be flushed."""
         return bool(self._runs)

@@ -140,7 +140,18 @@ def _failed(context: TxnContext, error: BaseException) -> BaseException:
         error, (TransactionConflictError, TransactionLockedError, TransactionTimedOutError)
     ):
         context.end(TxnState.ABORTED, str(error), error)
+    _note(context, error)
     return error
+
+
+def _note(context: TxnContext, error: BaseException) -> None:
+    metrics = context.instance.coordinator.metrics
+    if isinstance(error, TransactionConflictError):
+        metrics.conflicts.add()
+    elif isinstance(error, TransactionLockedError):
+        metrics.locked.add()
+    elif isinstance(error, TransactionTimedOutError):
+        metrics.timeouts.add()
 
 
 def make_sure(context: TxnContext) -> TxnState:

@@ -1,0 +1,229 @@
+"""The client for asyncio: it does what the blocking one does, and what is cancelled is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.storage.seam import arm, disarm
+
+SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
+Work = Callable[[txnkv.aio.AsyncClient, txnkv.aio.AsyncTable], Coroutine[Any, Any, Any]]
+
+
+def run(path: Path, work: Work) -> Any:
+    """Runs `work(client, table)` in an event loop, and checks the store after."""
+
+    async def main() -> Any:
+        async with txnkv.aio.connect(path) as client:
+            table = await client.create_table("t", SCHEMA)
+            found = await work(client, table)
+            report = await client.check()
+            assert report.problems == []
+            return found
+
+    return asyncio.run(main())
+
+
+def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        async with client.transaction() as txn:
+            await txn.insert(table, (1, "a"))
+            await txn.upsert("t", {"id": 2, "v": "b"})
+            assert await txn.get(table, 1) == {"id": 1, "v": "a"}
+            assert (await txn.flush()).inserted == 0
+            assert [row["id"] async for row in await txn.scan(table, ordered=True)] == [1, 2]
+        assert await txn.state() is txnkv.TxnState.COMMITTED
+        assert await client.transaction_state(txn.id) is txnkv.TxnState.COMMITTED
+        async with await client.new_session() as session:
+            await session.update(table, {"id": 1, "v": "c"})
+            await session.delete(table, 2)
+            await session.insert_ignore(table, (1, "d"))
+            written = await session.write(table, pa.table({"id": [5, 6], "v": ["e", "f"]}))
+            assert written.inserted == 2
+        before = txn.snapshot
+        assert (await table.get_many([1, 2, 5])).to_pylist() == [
+            {"id": 1, "v": "c"},
+            {"id": None, "v": None},
+            {"id": 5, "v": "e"},
+        ]
+        async with await client.snapshot(before) as snapshot:
+            assert await snapshot.get(table, 1) is None
+            assert (await (await snapshot.scan("t")).to_arrow()).num_rows == 0
+        assert await table.count() == 3
+        assert await client.tables() == ["t"]
+        assert (await table.next_id()) != (await table.next_id())
+        batches = [batch async for batch in table.scan().to_batches()]
+        assert sum(batch.num_rows for batch in batches) == 3
+
+    run(store_path, work)
+
+
+def test_tasks_commit_side_by_side(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> int:
+        async def one(id: int) -> txnkv.Timestamp:
+            txn = await client.new_transaction()
+            await txn.insert(table, (id, None))
+            return await txn.commit()
+
+        stamps = await asyncio.gather(*(one(id) for id in range(300)))
+        assert len(set(stamps)) == 300
+        return await table.count()
+
+    assert run(store_path, work) == 300
+
+
+def test_a_block_rolls_back_on_an_exception(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        with pytest.raises(LookupError):
+            async with client.transaction() as txn:
+                await txn.insert(table, (1, None))
+                raise LookupError
+        assert await txn.state() is txnkv.TxnState.ABORTED
+        with pytest.raises(txnkv.RowErrors):
+            async with client.transaction() as txn:
+                await txn.delete(table, 1)
+        assert await table.count() == 0
+
+    run(store_path, work)
+
+
+def test_run_tries_again(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        async with client.transaction() as txn:
+            await txn.insert(table, (1, "0"))
+
+        async def add(txn: txnkv.aio.AsyncTransaction) -> None:
+            found = await txn.get(table, 1)
+            assert found is not None
+            await txn.update(table, (1, str(int(found["v"]) + 1)))
+
+        await asyncio.gather(*(client.run(add, attempts=100) for _ in range(20)))
+        assert await table.get(1) == {"id": 1, "v": "20"}
+
+    run(store_path, work)
+
+
+def test_a_cancelled_block_has_rolled_back(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        began = asyncio.Event()
+        txns = []
+
+        async def stuck() -> None:
+            async with client.transaction() as txn:
+                txns.append(txn)
+                await txn.insert(table, (1, None))
+                await txn.flush()
+                began.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(stuck())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await txns[0].state() is txnkv.TxnState.ABORTED
+        assert await table.count() == 0
+
+    run(store_path, work)
+
+
+@pytest.mark.usefixtures("size")
+def test_a_cancelled_commit_is_whole_and_can_be_asked_for(store_path: Path) -> None:
+    """The commit is on its way to the disk when its task is cancelled: it goes on."""
+    at_the_disk, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        at_the_disk.set()
+        assert go_on.wait(30)
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        txn = await client.new_transaction()
+        await txn.insert(table, (1, None))
+        await txn.insert(table, (2, None))
+        await txn.flush()
+        arm("status.before_commit", hold)
+        task = asyncio.create_task(txn.commit())
+        assert await asyncio.to_thread(at_the_disk.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        disarm()
+        go_on.set()
+        while await txn.state() is not txnkv.TxnState.COMMITTED:
+            await asyncio.sleep(0)
+        assert await client.transaction_state(txn.id) is txnkv.TxnState.COMMITTED
+        assert await table.count() == 2
+
+    run(store_path, work)
+
+
+def test_a_block_cancelled_while_it_commits_is_left_when_that_is_over(store_path: Path) -> None:
+    at_the_disk, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        at_the_disk.set()
+        assert go_on.wait(30)
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        async def block() -> None:
+            async with client.transaction() as txn:
+                await txn.insert(table, (1, None))
+                arm("status.before_commit", hold)
+
+        task = asyncio.create_task(block())
+        assert await asyncio.to_thread(at_the_disk.wait, 30)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        disarm()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await table.count() == 1
+
+    run(store_path, work)
+
+
+def test_the_event_loop_goes_on_meanwhile(store_path: Path) -> None:
+    go_on = threading.Event()
+
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        arm("status.before_commit", lambda: go_on.wait(30))
+        txn = await client.new_transaction()
+        await txn.insert(table, (1, None))
+        task = asyncio.create_task(txn.commit())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not task.done()
+        disarm()
+        go_on.set()
+        assert await task > txn.snapshot
+
+    run(store_path, work)
+
+
+def test_a_closed_client_says_so(store_path: Path) -> None:
+    async def main() -> None:
+        client = await txnkv.aio.connect(store_path)
+        await client.close()
+        await client.close()
+        with pytest.raises(txnkv.ClosedError, match="connect again"):
+            await client.tables()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_opened(store_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(txnkv.StoreNotFoundError):
+            await txnkv.aio.connect(store_path, create=False)
+
+    asyncio.run(main())

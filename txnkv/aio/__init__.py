@@ -1,0 +1,30 @@
+"""The same client for asyncio, on threads of the library's own.
+
+    async with txnkv.aio.connect("data/shop") as client:
+        orders = await client.table("orders")
+        async with client.transaction() as txn:
+            await txn.insert(orders, {"id": 1, "total": 9.5})
+
+What may wait is a coroutine, and does what its namesake of the blocking client does. No call
+blocks the event loop.
+
+**Cancelled**, a call that has begun goes on to its end on its thread, and the next call of the
+same transaction or session comes after it. So a commit that is cancelled is wholly done or not at
+all, and `await txn.state()` or `client.transaction_state(id)` tells which; a transaction block
+that is cancelled inside has rolled back when it is left. Of a call that has not begun nothing
+happens.
+"""
+
+from txnkv.aio.client import AsyncClient, connect
+from txnkv.aio.reading import AsyncScan, AsyncSnapshot, AsyncTable
+from txnkv.aio.transaction import AsyncSession, AsyncTransaction
+
+__all__ = [
+    "AsyncClient",
+    "AsyncScan",
+    "AsyncSession",
+    "AsyncSnapshot",
+    "AsyncTable",
+    "AsyncTransaction",
+    "connect",
+]

@@ -1,0 +1,231 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from txnkv import client as blocking
+from txnkv.aio.calls import Calls, InTurn
+from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
+from txnkv.aio.transaction import AsyncSession, AsyncTransaction
+from txnkv.client import Client
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
+from txnkv.inspection import CheckReport
+from txnkv.metrics import MetricsSnapshot
+from txnkv.retrying import DEFAULTS, Retries
+from txnkv.tables.partitioning import PartitionBy
+from txnkv.tables.schema import Schema
+from txnkv.token import TxnToken
+from txnkv.transaction import Transaction
+from txnkv.txn_info import TxnInfo
+
+T = TypeVar("T")
+
+
+def connect(path: str | os.PathLike[str], **options: Any) -> Connecting:
+    """Open a store: `await connect(path)` or `async with connect(path) as client`.
+
+    Takes the options of `txnkv.connect`.
+    """
+    return Connecting(path, options)
+
+
+class Connecting:
+    """A client that is being opened."""
+
+    def __init__(self, path: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        self._path = path
+        self._options = options
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._open().__await__()
+
+    async def _open(self) -> AsyncClient:
+        calls = Calls()
+        opened: list[Client] = []
+        try:
+            await calls.to_the_end(
+                lambda: opened.append(blocking.connect(self._path, **self._options))
+            )
+        except BaseException:
+            for client in opened:  # cancelled: nobody gets it
+                client.close()
+            calls.close()
+            raise
+        self._client = AsyncClient(opened[0], calls)
+        return self._client
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self._open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+class AsyncClient:
+    """A connection to a store for asyncio. Shared by tasks; see `txnkv.Client`."""
+
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self.blocking = client
+        self._calls = calls
+        self._closed = False
+
+    async def close(self) -> None:
+        """Close. Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            await self._calls.to_the_end(self.blocking.close)
+            self._calls.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- catalog -----------------------------------------------------------------------
+
+    async def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partition_by: PartitionBy = None,
+        exists_ok: bool = False,
+    ) -> AsyncTable:
+        """Make a table."""
+        made = await self._calls(self.blocking.create_table, name, schema, partition_by, exists_ok)
+        return AsyncTable(made, self._calls)
+
+    async def table(self, name: str) -> AsyncTable:
+        """The table of this name."""
+        return AsyncTable(await self._calls(self.blocking.table, name), self._calls)
+
+    async def tables(self) -> list[str]:
+        """The names of all tables, sorted."""
+        return await self._calls(self.blocking.tables)
+
+    async def drop_table(self, name: str | AsyncTable, missing_ok: bool = False) -> None:
+        """Drop a table at once."""
+        await self._calls(self.blocking.drop_table, plain(name), missing_ok)
+
+    # -- transactions ------------------------------------------------------------------
+
+    async def new_transaction(self, **options: Any) -> AsyncTransaction:
+        """Begin a transaction; see `txnkv.Client.new_transaction`."""
+        return AsyncTransaction(
+            await self._calls(self.blocking.new_transaction, **options), self._calls
+        )
+
+    def transaction(self, **options: Any) -> Beginning:
+        """`async with client.transaction() as txn:` commits at the end, rolls back on an
+        exception.
+        """
+        return Beginning(self, options)
+
+    async def join(self, token: TxnToken | bytes | str) -> AsyncTransaction:
+        """Join a transaction by its token; see `txnkv.Transaction.deserialize`."""
+        txn = await self._calls(Transaction.deserialize, self.blocking, token)
+        return AsyncTransaction(txn, self._calls)
+
+    async def run(
+        self,
+        fn: Callable[[AsyncTransaction], Awaitable[T]],
+        attempts: int = 10,
+        **options: Any,
+    ) -> T:
+        """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
+        retries = Retries(self.blocking.instance, attempts)
+        settings = DEFAULTS | options
+        age_ts: Timestamp | None = None
+        while True:
+            begun = await self._calls(self.blocking.begin, **settings, age_ts=age_ts)
+            age_ts = begun.age
+            try:
+                async with AsyncTransaction(begun, self._calls) as txn:
+                    result = await fn(txn)
+                return result
+            except CommitOutcomeUnknownError as error:
+                state = await self._calls(self.blocking.outcome, error.txn_id)
+                if state is TxnState.COMMITTED:
+                    return result
+                pause = retries.pause(error, retriable=True)
+            except TxnkvError as error:
+                pause = retries.pause(error, retriable=error.retriable)
+            await asyncio.sleep(pause)
+
+    async def new_session(self, flush_mode: str = "manual") -> AsyncSession:
+        """A session outside of any transaction: each flush is one of its own."""
+        session = await self._calls(self.blocking.new_session, flush_mode)
+        return AsyncSession(session, InTurn(self._calls), self._calls)
+
+    async def transaction_state(self, id: int) -> TxnState:
+        """The state of a transaction."""
+        return await self._calls(self.blocking.transaction_state, id)
+
+    async def transactions(self) -> list[TxnInfo]:
+        """All transactions in the status table."""
+        return await self._calls(self.blocking.transactions)
+
+    async def abort_transaction(self, id: int) -> None:
+        """Abort a transaction of any process."""
+        await self._calls(self.blocking.abort_transaction, id)
+
+    # -- reading -----------------------------------------------------------------------
+
+    async def snapshot(self, at: Any = None) -> AsyncSnapshot:
+        """The store at one instant; see `txnkv.Client.snapshot`."""
+        return AsyncSnapshot(await self._calls(self.blocking.snapshot, at), self._calls)
+
+    # -- looking after -----------------------------------------------------------------
+
+    async def stats(self) -> dict[str, Any]:
+        """Numbers about the store."""
+        return await self._calls(self.blocking.stats)
+
+    async def metrics(self) -> MetricsSnapshot:
+        """Counters, gauges and histograms of this process."""
+        return await self._calls(self.blocking.metrics)
+
+    async def check(self) -> CheckReport:
+        """Read everything and compare it with what it should be."""
+        return await self._calls(self.blocking.check)
+
+
+class Beginning:
+    """A transaction block that is about to begin."""
+
+    def __init__(self, client: AsyncClient, options: dict[str, Any]) -> None:
+        self._client = client
+        self._options = options
+        self._txn: AsyncTransaction | None = None
+
+    async def __aenter__(self) -> AsyncTransaction:
+        self._txn = await self._client.new_transaction(**self._options)
+        return self._txn
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._txn is not None
+        await self._txn.__aexit__(kind, error, trace)

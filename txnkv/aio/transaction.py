@@ -1,0 +1,183 @@
+"""Transactions and sessions for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from txnkv.aio.calls import Calls, InTurn
+from txnkv.aio.reading import AsyncScan, AsyncTable, plain
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import RowError
+from txnkv.session import Session
+from txnkv.token import TxnToken
+from txnkv.transaction import Transaction
+from txnkv.write_result import WriteResult
+
+
+class AsyncRows:
+    """The seven operations, by row; see `txnkv.RowOperations`."""
+
+    def __init__(self, blocking: Transaction | Session, turn: InTurn, calls: Calls) -> None:
+        self._rows = blocking
+        self._turn = turn
+        self._calls = calls
+
+    async def insert(self, table: str | AsyncTable, row: Any) -> None:
+        """A new row; refused when its key is there already."""
+        await self._row("insert", table, row)
+
+    async def insert_ignore(self, table: str | AsyncTable, row: Any) -> None:
+        """A new row; ignored when its key is there already."""
+        await self._row("insert_ignore", table, row)
+
+    async def upsert(self, table: str | AsyncTable, row: Any) -> None:
+        """A new row, or new values for the row that is there."""
+        await self._row("upsert", table, row)
+
+    async def update(self, table: str | AsyncTable, row: Any) -> None:
+        """New values for the row with this key; refused when there is none."""
+        await self._row("update", table, row)
+
+    async def update_ignore(self, table: str | AsyncTable, row: Any) -> None:
+        """New values for the row with this key; ignored when there is none."""
+        await self._row("update_ignore", table, row)
+
+    async def delete(self, table: str | AsyncTable, key: Any) -> None:
+        """Delete the row with this key; refused when there is none."""
+        await self._row("delete", table, key)
+
+    async def delete_ignore(self, table: str | AsyncTable, key: Any) -> None:
+        """Delete the row with this key; ignored when there is none."""
+        await self._row("delete_ignore", table, key)
+
+    async def write(self, table: str | AsyncTable, data: Any, op: str = "insert") -> WriteResult:
+        """Write Arrow data; see `txnkv.Session.write`."""
+        return await self._turn(self._rows.write, plain(table), data, op)
+
+    async def flush(self) -> WriteResult:
+        """Write the rows that wait."""
+        return await self._turn(self._rows.flush)
+
+    def pending_errors(self) -> list[RowError]:
+        """The rows refused since the last call."""
+        return self._rows.pending_errors()
+
+    async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
+        await self._turn(getattr(self._rows, op), plain(table), row)
+
+
+class AsyncSession(AsyncRows):
+    """See `txnkv.Session`. Belongs to one task at a time; `async with` flushes and closes it."""
+
+    def __init__(self, session: Session, turn: InTurn, calls: Calls) -> None:
+        super().__init__(session, turn, calls)
+        self._session = session
+        self._buffers = session.flush_mode == "manual"
+
+    async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
+        call = self._turn.quick if self._buffers else self._turn
+        await call(getattr(self._session, op), plain(table), row)
+
+    @property
+    def has_pending(self) -> bool:
+        """Rows wait to be flushed."""
+        return self._session.has_pending
+
+    async def close(self) -> None:
+        """Flush and close."""
+        await self._turn(self._session.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._turn.to_the_end(self._session.__exit__, kind, error, trace)
+
+
+class AsyncTransaction(AsyncRows):
+    """See `txnkv.Transaction`. `async with` commits at the end and rolls back on an exception,
+    a cancellation among them.
+    """
+
+    def __init__(self, txn: Transaction, calls: Calls) -> None:
+        super().__init__(txn, InTurn(calls), calls)
+        self.blocking = txn
+
+    @property
+    def id(self) -> TxnId:
+        return self.blocking.id
+
+    @property
+    def snapshot(self) -> Timestamp:
+        """Everything that committed at or below it is what the transaction reads."""
+        return self.blocking.snapshot
+
+    async def state(self) -> TxnState:
+        """The state in the status table. It does not wait for a commit that is under way."""
+        return await self._calls(lambda: self.blocking.state)
+
+    async def commit(self) -> Timestamp:
+        """Flush the sessions, commit, and return when new snapshots everywhere see it."""
+        return await self._turn.submitted(self.blocking.commit_async)
+
+    async def start_commit(self) -> None:
+        """Begin to commit and return at once."""
+        await self._turn(self.blocking.start_commit)
+
+    async def is_commit_complete(self) -> bool:
+        """True when the commit is done and finalized, False while it goes on."""
+        return await self._calls(self.blocking.is_commit_complete)
+
+    async def rollback(self) -> None:
+        """Abort. Twice is fine."""
+        await self._turn.to_the_end(self.blocking.rollback)
+
+    async def close(self) -> None:
+        """Stop heartbeats from this handle. Ends nothing."""
+        await self._calls(self.blocking.close)
+
+    async def serialize(self, keepalive: bool = False) -> TxnToken:
+        """A token by which other processes join."""
+        return await self._turn(self.blocking.serialize, keepalive)
+
+    async def new_session(self, flush_mode: str = "manual") -> AsyncSession:
+        """A session of this transaction."""
+        session = await self._turn(self.blocking.new_session, flush_mode)
+        return AsyncSession(session, self._turn, self._calls)
+
+    async def get(self, table: str | AsyncTable, key: Any) -> dict[str, Any] | None:
+        """The row with this key in the transaction's snapshot or its own writes, or None."""
+        return await self._turn(self.blocking.get, plain(table), key)
+
+    async def get_many(self, table: str | AsyncTable, keys: Sequence[Any]) -> pa.Table:
+        """The rows with these keys, in their order; a row of nulls where there is none."""
+        return await self._turn(self.blocking.get_many, plain(table), keys)
+
+    async def scan(self, table: str | AsyncTable, **options: Any) -> AsyncScan:
+        """A scan of the transaction's snapshot and its own writes."""
+        found = await self._turn(self.blocking.scan, plain(table), **options)
+        return AsyncScan(found, self._calls)
+
+    async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
+        await self._turn.quick(getattr(self.blocking, op), plain(table), row)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._turn.to_the_end(self.blocking.__exit__, kind, error, trace)
