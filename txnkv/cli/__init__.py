@@ -12,7 +12,7 @@ from txnkv import __version__
 from txnkv.cli.demo import demo
 from txnkv.cli.group import Group
 from txnkv.cli.load import load
-from txnkv.cli.looking import check, init, stats, tables
+from txnkv.cli.looking import check, compact, init, stats, tables
 from txnkv.cli.scan import scan
 from txnkv.cli.txn import txn
 
@@ -26,7 +26,7 @@ def main() -> None:
     """
 
 
-for command in (init, load, scan, tables, txn, stats, check, demo):
+for command in (init, load, scan, tables, txn, stats, check, compact, demo):
     main.add_command(command)
 
 __all__ = ["main"]

@@ -158,3 +158,34 @@ def check(store: str, as_json: bool) -> None:
             click.echo(problem)
     if not report.ok:
         raise click.ClickException(f"{plural(len(report.problems), 'problem')} found in {store}")
+
+
+@click.command()
+@store_argument
+@json_option
+def compact(store: str, as_json: bool) -> None:
+    """Merge what lies scattered, leave out what nobody can see any more, give back space.
+
+    Others may read and write meanwhile. Files get shorter where no other process has them open.
+    """
+    with txnkv.connect(store, create=False) as client, bar() as progress:
+        task = progress.add_task("compacting", total=None, note="")
+
+        def step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} rows")
+
+        report = client.compact(step)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return
+    gone = report.rows_before - report.rows_after
+    click.echo(
+        f"merged {plural(report.row_sets_before, 'row set')} into {report.row_sets_after:,}, "
+        f"left out {plural(gone, 'row version')}; "
+        f"files {size(report.files_before)} -> {size(report.files_after)}"
+    )
+    if report.in_use:
+        click.echo(
+            f"{plural(report.in_use, 'tablet')} in use by another process: their files stay as "
+            "long as they are, what is free in them is used again"
+        )

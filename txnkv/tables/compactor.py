@@ -163,7 +163,7 @@ class Compactor:
             latest = engine.coordinator.latest()
             work = [
                 (tablet, group)
-                for tablet in self._all_tablets()
+                for tablet in self.tablets()
                 for group in picking.clusters(
                     tablet.state(latest).settled,
                     floor,
@@ -183,7 +183,8 @@ class Compactor:
         history.collect(engine)
         return total
 
-    def _all_tablets(self) -> list[Tablet]:
+    def tablets(self) -> list[Tablet]:
+        """Those of all tables that were not dropped."""
         with self._engine.store.status.read() as cur:
             ids = [
                 id

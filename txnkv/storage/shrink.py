@@ -1,0 +1,108 @@
+"""Gives the space of free pages back: an LMDB file is copied without them and replaced.
+
+LMDB uses pages again but never makes its file shorter. A copy can take the file's place only
+while nobody has it open: a process that maps the old one would go on writing to a file that is
+gone. LMDB itself says who that is. Each process that has an environment open holds a shared lock
+on the first byte of lock.mdb; with the exclusive lock on that byte nobody has it open, and who
+opens it waits for us:
+
+    we       lock -> copy -> sync -> rename -> sync -> unlock
+    another        open: waits for its shared lock ...  has it: the new file
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from txnkv.storage.directory import sync_directory
+from txnkv.storage.lmdb_errors import translate
+from txnkv.storage.seam import declare_fault_point, fault_point
+
+declare_fault_point("shrink.copied", "a smaller copy of an LMDB file is durable, not in its place")
+declare_fault_point("shrink.renamed", "a smaller copy of an LMDB file took its place")
+
+_COPY: Final = "compact"
+
+
+def shrink(folder: Path, map_size: int) -> tuple[int, int] | None:
+    """Replace the LMDB file of a folder by a copy without free pages.
+
+    This process must not have it open, nor open it meanwhile.
+
+    Args:
+        folder: of the environment.
+        map_size: address space to map it with.
+
+    Returns:
+        Bytes of the file before and after; None when another process has it open.
+
+    Raises:
+        StorageFullError: no room for the copy; the file is as it was.
+    """
+    with _alone(folder) as alone:
+        if not alone:
+            return None
+        copy = folder / _COPY
+        shutil.rmtree(copy, ignore_errors=True)  # of one that died
+        try:
+            return _replace(folder, copy, map_size)
+        except (lmdb.Error, OSError) as error:
+            translated = translate(error, folder)
+            if translated is None:
+                raise
+            raise translated from error
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _replace(folder: Path, copy: Path, map_size: int) -> tuple[int, int]:
+    file, smaller = folder / "data.mdb", copy / "data.mdb"
+    copy.mkdir(mode=0o700)
+    # Without LMDB's locks, for closing its lock file would drop ours.
+    env = lmdb.open(str(folder), readonly=True, lock=False, map_size=map_size, create=False)
+    try:
+        env.copy(str(copy), compact=True)
+    finally:
+        env.close()
+    os.chmod(smaller, 0o600)
+    _sync(smaller)
+    fault_point("shrink.copied")
+    sizes = file.stat().st_size, smaller.stat().st_size
+    os.replace(smaller, file)
+    sync_directory(folder)
+    fault_point("shrink.renamed")
+    return sizes
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """The exclusive lock on the first byte of lock.mdb; False when somebody has it open."""
+    descriptor = os.open(folder / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
