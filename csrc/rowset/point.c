@@ -3,8 +3,56 @@
 #include "common/bits.h"
 #include "rowset/bloom.h"
 #include "rowset/search.h"
+#include "rowset/search_inline.h"
 
 #include <stdbool.h>
+
+enum { NEAR = 8, TOGETHER = 16 };
+
+/* Number keys often are evenly spread, as counters are: then a guess by their range is close,
+ * and spares the steps of a binary search that reach memory. A bad guess costs NEAR of them. */
+static uint32_t search_guess(const uint8_t *data, uint32_t width, uint64_t key, uint32_t n) {
+    const uint64_t first = keys_number(data, width, 0), last = keys_number(data, width, n - 1);
+    if (key <= first) return 0;
+    if (key > last) return n;
+    const double share = (double)(key - first) / (double)(last - first);
+    uint32_t at = (uint32_t)(share * (double)(n - 1)), lo = 0, hi = n - 1, step = 1;
+    if (at > n - 1) at = n - 1;
+    const bool up = keys_number(data, width, at) < key;
+    for (uint32_t i = 0; i < NEAR; i++, step *= 2) {
+        if (up) {
+            lo = at + 1;
+            if (hi - lo < step) break;
+            at = lo + step - 1;
+            if (keys_number(data, width, at) >= key) {
+                hi = at;
+                break;
+            }
+        } else {
+            hi = at;
+            if (hi - lo < step) break;
+            at = hi - step;
+            if (keys_number(data, width, at) < key) {
+                lo = at + 1;
+                break;
+            }
+        }
+    }
+    return search_range_number(data, width, key, lo, hi);
+}
+
+static int64_t find_number(const keys_t *keys, uint64_t key, uint32_t width) {
+    if (keys->n == 0) return POINT_ABSENT;
+    const uint32_t at = search_guess(keys->data, width, key, keys->n);
+    const bool found = at < keys->n && keys_number(keys->data, width, at) == key;
+    return found ? (int64_t)at : POINT_ABSENT;
+}
+
+static int64_t find_key(const keys_t *keys, const uint8_t *key, size_t key_len) {
+    if (keys->width == 8 && key_len == 8) return find_number(keys, load_be64(key), 8);
+    if (keys->width == 4 && key_len == 4) return find_number(keys, load_be32(key), 4);
+    return search_find(keys, key, key_len);
+}
 
 int64_t point_find(const uint8_t *keys, size_t keys_len, const uint8_t *filter, size_t filter_len,
                    const uint8_t *key, size_t key_len) {
@@ -18,11 +66,35 @@ int64_t point_find(const uint8_t *keys, size_t keys_len, const uint8_t *filter, 
         if (!bloom_probe(block.data, block.data_len, key, key_len)) return POINT_ABSENT;
     }
     if (block_keys(keys, keys_len, &parsed) != STATUS_OK) return POINT_CORRUPT;
-    return search_find(&parsed, key, key_len);
+    return find_key(&parsed, key, key_len);
 }
 
 static block_kind_t kind_of(row_kind_t kind) {
     return kind == ROW_BIT ? BLOCK_BIT : kind == ROW_FIXED ? BLOCK_FIXED : BLOCK_VARLEN;
+}
+
+/* Whether a column's block has its values: a column that is not there reads as nulls, and so
+ * does an opaque one, whose values are not for the core. */
+static bool has_values(row_slot_t slot, block_bytes_t bytes) {
+    if (bytes.bytes == NULL) return false;
+    return slot.kind != ROW_VARLEN || bytes.len < 6 || bytes.bytes[5] != BLOCK_OPAQUE;
+}
+
+/* Parses the block of a column and asks for what a read of its row needs. */
+static int64_t open_column(row_slot_t slot, block_bytes_t bytes, uint32_t row, block_t *out) {
+    *out = (block_t){.kind = BLOCK_OPAQUE};
+    if (!has_values(slot, bytes)) return 0;
+    if (block_parse(bytes.bytes, bytes.len, out) != STATUS_OK) return POINT_CORRUPT;
+    const uint32_t width = slot.kind == ROW_FIXED ? slot.width : 0;
+    if (out->kind != kind_of(slot.kind) || out->width != width) return POINT_CORRUPT;
+    if (row >= out->rows) return POINT_RANGE;
+    if (out->validity != NULL) __builtin_prefetch(out->validity + row / 8);
+    switch (slot.kind) {
+        case ROW_BIT: __builtin_prefetch(out->data + row / 8); break;
+        case ROW_FIXED: __builtin_prefetch(out->data + (size_t)row * width); break;
+        case ROW_VARLEN: __builtin_prefetch(out->offsets + 4 * (size_t)row); break;
+    }
+    return 0;
 }
 
 /* A row that grows; `used` goes on behind `cap`, where nothing is written. */
@@ -30,44 +102,75 @@ typedef struct {
     uint8_t *out;
     size_t cap;
     size_t used;
+    size_t head;
 } row_out_t;
 
-static status_t add_value(const row_layout_t *layout, uint32_t c, block_bytes_t bytes,
-                          uint32_t row, row_out_t *to) {
-    const row_slot_t slot = layout->slots[c];
-    const bool is_varlen = slot.kind == ROW_VARLEN;
-    block_value_t value = {.is_null = 1};
-    if (bytes.bytes != NULL && !(is_varlen && bytes.len > 5 && bytes.bytes[5] == BLOCK_OPAQUE)) {
-        const uint32_t width = slot.kind == ROW_FIXED ? slot.width : 0;
-        const status_t status =
-            block_value(bytes.bytes, bytes.len, kind_of(slot.kind), width, row, &value);
-        if (status != STATUS_OK) return status;
-    }
-    const size_t len = is_varlen && !value.is_null ? value.len : 0;
-    if (to->used + len <= to->cap) {
-        if (value.is_null) bits_set(to->out, c);
-        if (slot.kind == ROW_BIT) to->out[slot.at] = (uint8_t)value.bit;
-        if (slot.kind == ROW_FIXED && !value.is_null) {
-            memcpy(to->out + slot.at, value.data, slot.width);
+static int64_t add_bytes(row_slot_t slot, const block_t *block, uint32_t row, bool is_null,
+                         row_out_t *to) {
+    size_t len = 0;
+    if (!is_null) {
+        const uint8_t *ends = block->offsets + 4 * (size_t)row;
+        const uint32_t from = load_le32(ends), end = load_le32(ends + 4);
+        if (from > end || end > block->data_len) return POINT_CORRUPT;
+        len = end - from;
+        if (len <= to->cap - to->used && to->used <= to->cap) {
+            copy_bytes(to->out + to->used, block->data + from, len);
         }
-        if (len != 0) memcpy(to->out + to->used, value.data, len);
-        if (is_varlen) store_le32(to->out + slot.at, (uint32_t)(to->used + len - layout->head));
     }
     to->used += len;
-    return STATUS_OK;
+    store_le32(to->out + slot.at, (uint32_t)(to->used - to->head));
+    return 0;
 }
 
-int64_t point_row(const row_layout_t *layout, const block_bytes_t *blocks, uint32_t row,
-                  uint8_t *out, size_t cap) {
-    if (layout->head > cap) return layout->head;
-    row_out_t to = {out, cap, layout->head};
-    if (layout->head != 0) memset(out, 0, layout->head);
+static int64_t add_value(row_slot_t slot, uint32_t c, const block_t *block, uint32_t row,
+                         row_out_t *to) {
+    const bool is_null = block->kind == BLOCK_OPAQUE ||
+                         (block->validity != NULL && !bits_get(block->validity, row));
+    if (is_null) bits_set(to->out, c);
+    if (slot.kind == ROW_VARLEN) return add_bytes(slot, block, row, is_null, to);
+    if (is_null) return 0;
+    if (slot.kind == ROW_BIT) {
+        to->out[slot.at] = (uint8_t)bits_get(block->data, row);
+    } else {
+        memcpy(to->out + slot.at, block->data + (size_t)row * slot.width, slot.width);
+    }
+    return 0;
+}
+
+static void prefetch_headers(const row_layout_t *layout, const block_bytes_t *blocks) {
     for (uint32_t c = 0; c < layout->n; c++) {
         if (blocks[c].bytes != NULL) __builtin_prefetch(blocks[c].bytes);
     }
-    for (uint32_t c = 0; c < layout->n; c++) {
-        const status_t status = add_value(layout, c, blocks[c], row, &to);
-        if (status != STATUS_OK) return status == STATUS_RANGE ? POINT_RANGE : POINT_CORRUPT;
+}
+
+/* Column by column, each waits for memory several times; so all ask first, then all read. */
+int64_t point_row(const row_layout_t *layout, const block_bytes_t *blocks, uint32_t row,
+                  uint8_t *out, size_t cap) {
+    if (layout->head > cap) return layout->head;
+    row_out_t to = {out, cap, layout->head, layout->head};
+    block_t open[TOGETHER];
+    if (layout->head != 0) memset(out, 0, layout->head);
+    prefetch_headers(layout, blocks);
+    for (uint32_t lo = 0; lo < layout->n; lo += TOGETHER) {
+        const uint32_t n = layout->n - lo < TOGETHER ? layout->n - lo : TOGETHER;
+        const row_slot_t *slots = layout->slots + lo;
+        for (uint32_t i = 0; i < n; i++) {
+            const int64_t status = open_column(slots[i], blocks[lo + i], row, open + i);
+            if (status < 0) return status;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            const int64_t status = add_value(slots[i], lo + i, open + i, row, &to);
+            if (status < 0) return status;
+        }
     }
     return (int64_t)to.used;
+}
+
+int64_t point_get(const row_layout_t *layout, const block_bytes_t *probe,
+                  const block_bytes_t *blocks, const uint8_t *key, size_t key_len, uint8_t *out,
+                  size_t cap) {
+    prefetch_headers(layout, blocks);
+    const int64_t row = point_find(probe[0].bytes, probe[0].len, probe[1].bytes, probe[1].len,
+                                   key, key_len);
+    return row < 0 ? row : point_row(layout, blocks, (uint32_t)row, out, cap);
 }

@@ -20,4 +20,10 @@ int64_t point_find(const uint8_t *keys, size_t keys_len, const uint8_t *filter, 
 int64_t point_row(const row_layout_t *layout, const block_bytes_t *blocks, uint32_t row,
                   uint8_t *out, size_t cap);
 
+/* Both in one: the row of a key, probe being a block of ascending keys and its filter (or none).
+ * POINT_ABSENT: it is not there. */
+int64_t point_get(const row_layout_t *layout, const block_bytes_t *probe,
+                  const block_bytes_t *blocks, const uint8_t *key, size_t key_len, uint8_t *out,
+                  size_t cap);
+
 #endif

@@ -172,6 +172,34 @@ static void check_gather(block_kind_t kind, uint32_t width) {
     for (uint32_t b = 0; b < MOST_BLOCKS; b++) drop(blocks[b]);
 }
 
+/* Keys evenly spread, and with leaps, against a search and a read apart. */
+static void check_get(const row_layout_t *layout, const block_bytes_t *blocks, uint32_t n) {
+    uint8_t *data = exact(8 * (size_t)n);
+    for (uint32_t leap = 0; leap < 3; leap++) {
+        for (uint64_t i = 0, at = 0; i < n; i++) {
+            at += 2 + (random_below(8) == 0 ? random_u64() >> (64 - 28 * leap - 1) : 0);
+            store_be64(data + 8 * i, at);
+        }
+        const keys_t keys = {data, 8 * (size_t)n, NULL, 8, n};
+        const block_bytes_t probe[2] = {key_block(&keys), {NULL, 0}};
+        for (uint32_t i = 0; i < 3 * n; i++) {
+            uint8_t key[8], out[100], expected[100];
+            store_be64(key, load_be64(data + 8 * (i / 3)) + i % 3 - 1);
+            const int64_t row = search_find(&keys, key, 8);
+            EXPECT(point_find(probe[0].bytes, probe[0].len, NULL, 0, key, 8) == row);
+            const int64_t len = point_get(layout, probe, blocks, key, 8, out, sizeof out);
+            if (row < 0) {
+                EXPECT(len == POINT_ABSENT);
+                continue;
+            }
+            EXPECT(len == point_row(layout, blocks, (uint32_t)row, expected, sizeof expected));
+            EXPECT(memcmp(out, expected, (size_t)len) == 0);
+        }
+        drop(probe[0]);
+    }
+    free(data);
+}
+
 static void check_row(void) {
     enum { COLUMNS = 6, N = 50 };
     static const row_slot_t kinds[COLUMNS] = {{ROW_BIT, 1, 0},    {ROW_FIXED, 8, 0},
@@ -219,6 +247,7 @@ static void check_row(void) {
         }
         free(out);
     }
+    check_get(&layout, blocks, N);
     uint8_t out[100];
     EXPECT(point_row(&layout, blocks, N, out, sizeof out) == POINT_RANGE);
     const block_bytes_t wrong[COLUMNS] = {blocks[1]};

@@ -70,6 +70,11 @@ def test_rows_are_read_as_from_their_blocks(made, data):
     kept = BlockList(blocks)
     for i, row in enumerate(rows):
         assert read(kept, i) == read(blocks, i) == row
+    keys = Keys.fixed(b"".join(i.to_bytes(8, "big") for i in range(0, 2 * len(rows), 2)), 8)
+    probe = Probe(keys.to_block(0), bloom_build(keys, 0))
+    for i in range(2 * len(rows) + 1):
+        there = i % 2 == 0 and i < 2 * len(rows)
+        assert read.get(probe, kept, i.to_bytes(8, "big")) == (rows[i // 2] if there else None)
     if types:
         gone = data.draw(st.integers(0, len(types) - 1))
         some = [None if i == gone else block for i, block in enumerate(blocks)]
@@ -83,15 +88,21 @@ def test_a_reader_serves_rows_longer_than_its_space():
     words = ["a" * 5000, "", "b" * 300, "c" * 300]
     blocks = [encode_block(pa.array(words), 0)] * 3
     read = RowReader([pa.string()] * 3)
+    keys = Keys.of([b"a", b"b", b"c", b"d"])
     for i in (0, 1, 0, 2, 3):
         assert read(blocks, i) == (words[i],) * 3
+        assert read.get(Probe(keys.to_block(0), None), BlockList(blocks), keys.key(i)) == read(
+            blocks, i
+        )
 
 
 def test_blocks_of_other_types_are_refused():
-    numbers = encode_block(pa.array([1, 2]), 0)
+    numbers, keys = encode_block(pa.array([1, 2]), 0), Keys.of([b"a", b"b"])
     for type_ in (pa.int32(), pa.string(), pa.bool_(), pa.list_(pa.int64())):
         with pytest.raises(CoreError):
             RowReader([type_])([numbers], 0)
+        with pytest.raises(CoreError):
+            RowReader([type_]).get(Probe(keys.to_block(0), None), BlockList([numbers]), b"a")
         with pytest.raises(CoreError):
             gather_blocks(BlockList([numbers]), type_, u32([0]), u32([0]))
     with pytest.raises(CoreError):

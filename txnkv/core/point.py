@@ -18,7 +18,7 @@ _ADDRESS = ffi.typeof("uintptr_t")
 _FIRST_BYTES = 512
 _view = ffi.from_buffer
 _buffer = ffi.buffer
-_find = lib.point_find
+_find, _row, _get = lib.point_find, lib.point_row, lib.point_get
 
 
 def address(view: Any) -> int:
@@ -78,7 +78,7 @@ class RowReader:
     table and keep it; it may be shared by threads.
     """
 
-    __slots__ = ("_decode", "_layout", "_nested", "_spare", "types")
+    __slots__ = ("_decode", "_layout", "_nested", "_space", "_spare", "types")
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         """Makes a reader of rows of these columns."""
@@ -88,7 +88,8 @@ class RowReader:
         layout = RowLayout(plain)
         self._layout = layout
         self._decode = layout.decode_one
-        self._spare = [ffi.new(_BYTES, max(_FIRST_BYTES, 2 * layout.c.head))]
+        self._space = max(_FIRST_BYTES, 2 * int(layout.c.head))
+        self._spare = [ffi.new(_BYTES, self._space)]
 
     def __call__(self, blocks: BlockList | Sequence[Any], row: int) -> tuple[Any, ...]:
         """The values at `row`; None for a null, and where there is no block.
@@ -105,16 +106,43 @@ class RowReader:
         try:
             out = self._spare.pop()
         except IndexError:  # other threads have them all
-            out = ffi.new(_BYTES, _FIRST_BYTES)
-        used = lib.point_row(self._layout.c, some.c, row, out, len(out))
-        if used > len(out):
-            out = ffi.new(_BYTES, used)
-            used = lib.point_row(self._layout.c, some.c, row, out, used)
-        if used < 0:
+            out = ffi.new(_BYTES, self._space)
+        used = _row(self._layout.c, some.c, row, out, self._space)
+        if used > self._space:
+            long = ffi.new(_BYTES, used)
+            used = _row(self._layout.c, some.c, row, long, used)
+            values = self._decode(_buffer(long, used)[:])
+        elif used >= 0:
+            values = self._decode(_buffer(out, used)[:])
+        else:
             raise self._failed(used, row)
-        values = self._decode(_buffer(out, used)[:])
         self._spare.append(out)
         return self._with_nested(values, some, row) if self._nested else values
+
+    def get(self, probe: Probe, blocks: BlockList, key: bytes) -> tuple[Any, ...] | None:
+        """The values of the row with a key, found and read in one call; None when it is absent.
+
+        Args:
+            probe: the key block; of several such keys the first is taken.
+            blocks: as for a call of the reader.
+            key: an encoded key.
+
+        Raises:
+            CoreError: a block is damaged, or not of its column's type.
+        """
+        try:
+            out = self._spare.pop()
+        except IndexError:
+            out = ffi.new(_BYTES, self._space)
+        used = _get(self._layout.c, probe.c, blocks.c, key, len(key), out, self._space)
+        if 0 <= used <= self._space and not self._nested:
+            values = self._decode(_buffer(out, used)[:])
+            self._spare.append(out)
+            return values
+        self._spare.append(out)
+        if used == -1:
+            return None
+        return self(blocks, probe.find(key))
 
     def _with_nested(self, values: tuple[Any, ...], blocks: BlockList, row: int) -> tuple[Any, ...]:
         whole = list(values)
