@@ -337,6 +337,7 @@ class TxnContext:
         self.reason = reason
         self.error = None if error is None else type(error).__name__
         self._small = None
+        self.sessions = []  # they refer to this: nothing is left for the garbage collector
         self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
         if self._pinned:
             self._pinned = False

@@ -174,7 +174,7 @@ class Session(RowOperations, Closing):
 
     @property
     def flush_mode(self) -> str:
-        """ "manual", "auto_background" or "auto_sync"."""
+        """One of "manual", "auto_background" and "auto_sync"."""
         return self._mode
 
     @property

@@ -1,0 +1,122 @@
+"""commit_async: one thread with many commits on their way."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.storage.seam import arm, disarm
+
+ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
+
+
+def _begin(client: txnkv.Client, table: txnkv.Table, *keys: int) -> txnkv.Transaction:
+    txn = client.new_transaction()
+    for key in keys:
+        txn.insert(table, (key, str(key)))
+    return txn
+
+
+def test_thousands_share_a_few_groups(client: txnkv.Client, table: txnkv.Table) -> None:
+    """They wait for the disk together, not one after the other."""
+    metrics = client.instance.coordinator.metrics
+    before = metrics.commit_groups.read()
+    futures = [_begin(client, table, id).commit_async() for id in range(2000)]
+    stamps = [future.result(60) for future in futures]
+    assert stamps == sorted(set(stamps))  # in the order in which they were asked for
+    assert metrics.commit_groups.read() - before < 1000
+    assert table.count() == 2000
+
+
+def test_a_future_tells_of_the_conflict(client: txnkv.Client, table: txnkv.Table) -> None:
+    first, second = _begin(client, table, 1), _begin(client, table, 1)
+    done, refused = first.commit_async(), second.commit_async()
+    assert done.result(20) > first.snapshot
+    assert isinstance(refused.exception(20), txnkv.TransactionConflictError)
+    assert (first.state, second.state) == (COMMITTED, ABORTED)
+
+
+@pytest.mark.usefixtures("size")
+def test_rows_that_are_refused_leave_it_open(client: txnkv.Client, table: txnkv.Table) -> None:
+    _begin(client, table, 1).commit()
+    txn = _begin(client, table, 1, 2)
+    error = txn.commit_async().exception(20)
+    assert isinstance(error, txnkv.RowErrors)
+    assert [refused.key for refused in error.errors] == [1]
+    assert txn.state is txnkv.TxnState.OPEN
+    assert txn.commit_async().result(20) > txn.snapshot
+    assert table.count() == 2
+
+
+@pytest.mark.usefixtures("size")
+def test_asked_twice_it_is_one_commit(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = _begin(client, table, 1)
+    futures = [txn.commit_async(), txn.commit_async()]
+    assert futures[0].result(20) == futures[1].result(20) == txn.commit()
+    assert txn.commit_async().result(20) == txn.commit()
+
+
+def test_it_is_on_its_way_until_the_disk_has_it(
+    client: txnkv.Client, table: txnkv.Table, until: Any
+) -> None:
+    go_on = threading.Event()
+    txn = _begin(client, table, 1)
+    arm("status.before_commit", lambda: go_on.wait(30))
+    future = txn.commit_async()
+    assert txn.state is txnkv.TxnState.COMMIT_IN_PROGRESS
+    assert not txn.is_commit_complete()
+    assert not future.cancel()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="COMMIT_IN_PROGRESS"):
+        txn.insert(table, (2, None))
+    disarm()
+    go_on.set()
+    future.result(20)
+    assert txn.is_commit_complete()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="COMMITTED"):
+        txn.rollback()
+
+
+def test_nothing_written_is_done_at_once(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = client.new_transaction()
+    future = txn.commit_async()
+    assert future.done()
+    assert future.result() == txn.snapshot
+
+
+def test_a_large_one_commits_on_a_thread(client: txnkv.Client, table: txnkv.Table) -> None:
+    txn = _begin(client, table, 1)
+    txn.serialize()
+    assert txn.commit_async().result(20) > txn.snapshot
+    assert table.count() == 1
+
+
+def test_past_its_timeout_the_future_says_so(
+    client: txnkv.Client, table: txnkv.Table, now: Any
+) -> None:
+    txn = client.new_transaction(timeout=5)
+    txn.insert(table, (1, None))
+    txn.flush()
+    now.forward(6)
+    with pytest.raises(txnkv.TransactionTimedOutError):
+        txn.commit_async().result(20)
+
+
+def test_a_disk_that_fails_is_told_to_each(client: txnkv.Client, table: txnkv.Table) -> None:
+    txns = [_begin(client, table, id) for id in range(5)]
+    arm("status.before_commit", "error@1")
+    futures: list[Future[txnkv.Timestamp]] = [txn.commit_async() for txn in txns]
+    wait(futures, 20)
+    disarm()
+    for txn, future in zip(txns, futures, strict=True):
+        error = future.exception()
+        if error is None:
+            assert txn.state is COMMITTED
+        else:
+            assert isinstance(error, txnkv.CommitOutcomeUnknownError)
+            assert client.transaction_state(error.txn_id) is ABORTED
+    assert any(future.exception() for future in futures)
+    assert table.count() == sum(future.exception() is None for future in futures)
