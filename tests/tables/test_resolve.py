@@ -1,0 +1,344 @@
+"""Finalization of what replaces and deletes: delete stamps where the rows lie, put once or twice,
+by one process or several, while row sets are flushed and compacted.
+
+At every step a reader sees the commit whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv import core
+from txnkv.storage.seam import arm, disarm
+from txnkv.tables import resolve
+from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.tablet import Tablet
+
+pytestmark = pytest.mark.usefixtures("small_blocks", "by_hand")
+
+Rows = dict[int, str | None]
+
+
+@pytest.fixture
+def tablet(client: txnkv.Client, table: txnkv.Table) -> Tablet:
+    (found,) = client.instance.engine.tablets(client.table_info(table))
+    return found
+
+
+def begin(client: txnkv.Client) -> txnkv.Transaction:
+    """A large transaction."""
+    txn = client.new_transaction()
+    txn.serialize()
+    return txn
+
+
+def write(txn: txnkv.Transaction, op: str, ids: Any, v: str = "") -> None:
+    data = pa.table({"id": pa.array(ids, pa.int64()), "v": [f"{v}{i}" for i in ids]})
+    txn.write("t", data, op)
+
+
+def seen(table: txnkv.Table, snapshot: Any = None) -> Rows:
+    found = table.scan(snapshot=snapshot).to_arrow()
+    rows = dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+    assert table.count(snapshot=snapshot) == found.num_rows == len(rows)
+    keys = list(range(0, 120, 7))
+    some = table.get_many(keys, snapshot=snapshot)["v"].to_pylist()
+    assert some == [rows.get(key) for key in keys]
+    return rows
+
+
+def infos(client: txnkv.Client, tablet: Tablet) -> tuple[RowSetInfo, ...]:
+    return tablet.state(client.instance.coordinator.latest()).infos
+
+
+def settled(client: txnkv.Client, tablet: Tablet) -> None:
+    """Nothing hides others any more, and the counts are those of the blocks."""
+    for info in infos(client, tablet):
+        assert info.resolved
+        assert info.kind == 0
+        dead = 0
+        with tablet.read() as pages:
+            row_set = tablet.row_set(info)
+            for number in range(len(row_set.header(pages).blocks)):
+                deletes = row_set.deletes(pages, number)
+                dead += 0 if deletes is None else len(deletes[0])
+        assert info.deleted == dead
+
+
+@pytest.fixture
+def change(client: txnkv.Client, table: txnkv.Table) -> tuple[Callable[[], None], Rows, Rows]:
+    """A commit that changes, deletes and adds rows of several row sets, some of them twice; and
+    the rows before and after.
+    """
+    for first in range(3):
+        txn = begin(client)
+        write(txn, "insert", range(first, 90, 3))
+        txn.commit()
+    txn = client.new_transaction()
+    write(txn, "upsert", range(0, 20, 2), "memory ")
+    txn.commit()
+    before = {i: str(i) for i in range(90)} | {i: f"memory {i}" for i in range(0, 20, 2)}
+    assert seen(table) == before
+
+    def run() -> None:
+        txn = begin(client)
+        write(txn, "update", range(10, 60), "new ")
+        write(txn, "delete", range(30, 80))
+        write(txn, "insert", [*range(40, 50), 100, 101], "again ")
+        write(txn, "delete", [100])
+        write(txn, "upsert", [45, 101, 102], "last ")
+        txn.commit()
+
+    after = {i: v for i, v in before.items() if not 10 <= i < 80}
+    after |= {i: f"new {i}" for i in range(10, 30)} | {i: f"again {i}" for i in range(40, 50)}
+    after |= {i: f"last {i}" for i in (45, 101, 102)}
+    return run, before, after
+
+
+STEPS = ["commit.decided", "resolve.put", "resolve.resolved", "commit.finalized"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_reader_sees_all_of_it_at_each_step(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet, change: Any, step: str
+) -> None:
+    run, before, after = change
+    old = client.snapshot()
+    looks = []
+
+    def look() -> None:
+        looks.append(seen(table) == after)
+        assert seen(table, old) == before
+
+    arm(step, look)
+    run()
+    assert looks
+    assert all(looks)
+    assert seen(table) == after
+    assert seen(table, old) == before
+    settled(client, tablet)
+    old.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_left_in_the_middle_and_done_by_another(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    tablet: Tablet,
+    change: Any,
+    by_hand: Callable[[txnkv.Client], None],
+    step: str,
+) -> None:
+    run, _, after = change
+    arm(step, "error")
+    with pytest.raises(OSError, match="injected"):
+        run()
+    disarm()
+    assert seen(table) == after
+    by_hand(client)
+    assert seen(table) == after
+    settled(client, tablet)
+    assert client.stats()["staged_row_sets"] == 0
+
+
+@pytest.mark.parametrize("step", STEPS[:3])
+def test_two_finalize_at_once(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    tablet: Tablet,
+    change: Any,
+    by_hand: Callable[[txnkv.Client], None],
+    step: str,
+) -> None:
+    """The second begins in the midst of the first, and is done before it."""
+    run, _, after = change
+    once = [True]
+
+    def second() -> None:
+        if once:
+            once.clear()
+            other = threading.Thread(target=by_hand, args=(client,))
+            other.start()
+            other.join()
+            assert seen(table) == after
+
+    arm(step, second)
+    run()
+    assert not once
+    assert seen(table) == after
+    settled(client, tablet)
+
+
+@pytest.mark.parametrize("step", STEPS[:3])
+@pytest.mark.parametrize("what", ["flush", "compact"])
+def test_row_sets_that_are_replaced_meanwhile(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet, change: Any, what: str, step: str
+) -> None:
+    """A flush or compaction comes between the look for the rows and the note of their deletes;
+    it finalizes the commit itself where it must.
+    """
+    run, before, after = change
+    old = client.snapshot()
+    once = [True]
+
+    def meanwhile() -> None:
+        if not once:
+            return
+        once.clear()
+        with client.transaction() as txn:
+            txn.upsert(table, (5, "between"))
+        if what == "flush":
+            client.instance.engine.flush()
+        else:
+            client.compact()
+
+    arm(step, meanwhile)
+    run()
+    assert not once
+    assert seen(table) == after | {5: "between"}
+    assert seen(table, old) == before
+    settled(client, tablet)
+    client.compact()
+    assert seen(table) == after | {5: "between"}
+    assert seen(table, old) == before
+    old.close()
+    client.compact()
+    assert seen(table) == after | {5: "between"}
+
+
+def test_the_next_commit_of_the_same_keys(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet, change: Any
+) -> None:
+    """The first is left where it hides rows by its keys; who replaces its rows finalizes it."""
+    run, _, after = change
+    arm("commit.decided", "error")
+    with pytest.raises(OSError, match="injected"):
+        run()
+    disarm()
+    txn = begin(client)
+    write(txn, "insert", [30, 31], "back ")
+    write(txn, "update", [40, 10, 45], "newer ")
+    write(txn, "delete", [102])
+    txn.commit()
+    after = after | {i: f"back {i}" for i in (30, 31)} | {i: f"newer {i}" for i in (40, 10, 45)}
+    del after[102]
+    assert seen(table) == after
+    settled(client, tablet)
+
+
+def test_a_plain_insert_above_a_delete_in_progress(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet, by_hand: Any, change: Any
+) -> None:
+    """It replaces nothing and need not wait; the tombstone below must not hide it."""
+    run, _, after = change
+    arm("commit.decided", "error")
+    with pytest.raises(OSError, match="injected"):
+        run()
+    disarm()
+    txn = begin(client)
+    write(txn, "insert", [30, 31], "back ")
+    txn.commit()
+    after = after | {i: f"back {i}" for i in (30, 31)}
+    assert seen(table) == after
+    by_hand(client)
+    assert seen(table) == after
+    settled(client, tablet)
+
+
+def test_what_replaces_nothing_hides_nothing(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet
+) -> None:
+    """Plain inserts, and upserts of new rows, are done when they are decided."""
+    put: list[bool] = []
+    arm("resolve.put", lambda: put.append(True))
+    arm("resolve.resolved", lambda: put.append(True))
+    hiding: list[RowSetInfo] = []
+    arm("commit.decided", lambda: hiding.extend(i for i in infos(client, tablet) if not i.resolved))
+    for number, op in enumerate(("insert", "insert_ignore", "upsert")):
+        txn = begin(client)
+        write(txn, op, range(number * 50, number * 50 + 50))
+        write(txn, "delete_ignore", [1000])
+        txn.commit()
+    assert put == hiding == []
+    settled(client, tablet)
+
+
+# -- supersede -------------------------------------------------------------------------
+
+
+def _keys(tablet: Tablet, ids: Any) -> core.Keys:
+    return tablet.codec.encode([pa.array(ids, pa.int64())])
+
+
+def _found(tablet: Tablet, state: Any, ids: Any, stamps: Any) -> dict[int, dict[int, int]]:
+    """By row set: the keys that are replaced, and the stamps they get."""
+    found = {}
+    for id, (rows, given) in resolve.supersede(tablet, state, _keys(tablet, ids), stamps).items():
+        (info,) = [info for info in state.infos if info.id == id]
+        keys: list[int] = []
+        with tablet.read() as pages:
+            row_set = tablet.row_set(info)
+            for number in range(len(row_set.header(pages).blocks)):
+                keys += tablet.codec.decode(row_set.keys(pages, number), 0).to_pylist()
+        numbers = rows.to_pylist()
+        assert numbers == sorted(set(numbers))
+        found[id] = {
+            keys[row]: stamp for row, stamp in zip(numbers, given.to_pylist(), strict=True)
+        }
+    return found
+
+
+def test_rows_are_found_by_the_stamps_of_their_keys(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet
+) -> None:
+    latest = client.instance.coordinator.latest
+    stamps = []
+    for op, ids in [("insert", range(10)), ("update", range(4, 8)), ("delete", [6, 7])]:
+        txn = begin(client)
+        write(txn, op, ids)
+        stamps.append(int(txn.commit()))
+    first, second, third = stamps
+    state = tablet.state(latest())
+    one, two = sorted(info.id for info in state.infos)
+    assert _found(tablet, state, range(20), third + 1) == {
+        one: dict.fromkeys((0, 1, 2, 3, 8, 9), third + 1),
+        two: dict.fromkeys((4, 5), third + 1),
+    }
+    # At its own stamp a commit finds again what it replaced: done twice it is the same.
+    assert _found(tablet, state, range(4, 8), second) == {one: dict.fromkeys(range(4, 8), second)}
+    assert _found(tablet, state, [6, 7], third) == {two: {6: third, 7: third}}
+    assert _found(tablet, state, range(20), first) == {}
+    mixed = pa.array([second, third, third + 5, first], pa.uint64())
+    assert _found(tablet, state, [4, 6, 8, 9], mixed) == {
+        one: {4: second, 8: third + 5},
+        two: {6: third},
+    }
+    assert resolve.supersede(tablet, state, _keys(tablet, []), third) == {}
+    assert _found(tablet, state, [100, 200], third + 1) == {}
+
+
+def test_settle_goes_by_commit_and_leaves_later_ones(
+    client: txnkv.Client, table: txnkv.Table, tablet: Tablet
+) -> None:
+    txn = begin(client)
+    write(txn, "insert", range(10))
+    txn.commit()
+    arm("commit.decided", "error")
+    stamps = []
+    for ids in (range(2), range(4, 6), range(8, 10)):
+        txn = begin(client)
+        write(txn, "update", ids, "new ")
+        with pytest.raises(OSError, match="injected"):
+            txn.commit()
+        stamps.append(client.instance.coordinator.latest())
+    disarm()
+    resolve.settle(client.instance.engine, [tablet.id], stamps[1])
+    left = [info.stamp for info in infos(client, tablet) if not info.resolved]
+    assert left == [stamps[2]]
+    assert seen(table) == {i: f"new {i}" if i not in (2, 3, 6, 7) else str(i) for i in range(10)}
