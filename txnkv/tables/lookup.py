@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,8 @@ from txnkv.tables.ingest import column_array
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.masks import RowSetMask
 from txnkv.tables.point import find, present
-from txnkv.tables.point_blocks import Values, find_some
+from txnkv.tables.point_blocks import Values
+from txnkv.tables.point_many import chains_of, find_some
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
 from txnkv.tables.sources import memory_columns
@@ -268,8 +269,24 @@ class _Search:
                 if before != EVERY_STAMP:
                     yield from self._rows(info, before, decide=True)
             yield from self._hiding(mask, sight.snapshot)
+        if not sight.unresolved and not self._stamps and self._keys.n <= _FEW:
+            settled = list((yield from self._chained(settled)))
         for info in settled:
             yield from self._rows(info, 0, decide=bool(sight.unresolved))
+
+    def _chained(self, settled: list[RowSetInfo]) -> Generator[Found, None, Sequence[RowSetInfo]]:
+        """Rows of few keys; answers the row sets that were not looked at."""
+        sight = self._sight
+        if self._keys.n == 0 or not settled or sight.snapshot < sight.state.highest:
+            return settled
+        with self._tablet.read() as pages:
+            found = chains_of(self._tablet, sight.state, pages)
+            for chain in found.chains:
+                for some in find_some(
+                    self._tablet, chain, pages, self._keys, self._names, sight.snapshot
+                ):
+                    yield self._found(*some, None)
+        return found.others
 
     def _decided(self, positions: pa.UInt32Array) -> None:
         """Look no further for the keys at these positions of those that are left."""
@@ -324,18 +341,7 @@ class _Search:
         row_set = self._tablet.row_set(info)
         at = self._sight.snapshot if snapshot is None else snapshot
         done: list[pa.Array] = []
-        few = self._keys.n <= _FEW and not (before or self._stamps)
-        with self._tablet.read(once=info.size > LARGE_READ and not few) as pages:
-            some = None
-            if few:
-                some = find_some(self._tablet, row_set, pages, self._keys, self._names, at)
-            if some is not None:
-                if len(some[0]):
-                    yield self._found(*some, None)
-                    done.append(some[0])
-                if decide and done:
-                    self._decided(done[0])
-                return
+        with self._tablet.read(once=info.size > LARGE_READ) as pages:
             for number, start, hits in row_set.find_many(pages, self._keys, at):
                 there = core.Bitmap.from_arrow(pc.is_valid(hits)).positions()
                 positions, rows = _raised(there, start), hits.drop_null()

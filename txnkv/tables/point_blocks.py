@@ -18,14 +18,9 @@ Small values share their pages with others and do move: they are asked for each 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from txnkv import core
-from txnkv.core import point_find
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, HEADER, KEYS, block_key
 from txnkv.tables.tablet import Pages, Tablet
@@ -37,16 +32,18 @@ class PointBlock:
     """One block of a row set, as reads of single rows need it. Shared by threads.
 
     Attributes:
+        probe: its keys and their filter.
+        columns: its value columns, None for one that it does not have.
         map: the map that the addresses are of, None when they are good for one read alone.
         fill: defaults of the columns that it does not have; None when it has all.
     """
 
-    __slots__ = ("bloom", "columns", "fill", "keys", "map")
+    __slots__ = ("columns", "fill", "map", "probe")
 
     def __init__(self, tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> None:
         zones = row_set.header(pages).blocks[number].zones
-        self.keys = row_set.block(pages, KEYS, number)
-        self.bloom = row_set.block(pages, BLOOM, number)
+        keys, bloom = row_set.block(pages, KEYS, number), row_set.block(pages, BLOOM, number)
+        self.probe = core.Probe(keys, bloom)
         columns = [
             row_set.block(pages, COLUMNS + id, number) if id in zones else None
             for id, _, _ in tablet.readers
@@ -55,7 +52,7 @@ class PointBlock:
         self.fill: list[Any] | None = None
         if None in columns:
             self.fill = [default for _, _, default in tablet.readers]
-        held = [self.keys, self.bloom, *(column for column in columns if column is not None)]
+        held = [keys, bloom, *(column for column in columns if column is not None)]
         at = pages.map
         # From a page on a value has pages of its own, whatever else its leaf holds.
         self.map = at if at is not None and min(map(len, held)) >= at.page_bytes else None
@@ -104,7 +101,7 @@ def find(
     if number == len(lasts) or key < firsts[number]:
         return None
     block = at_hand(tablet, row_set, pages, number)
-    row = point_find(block.keys, block.bloom, key)
+    row = block.probe.find(key)
     if row < 0:
         return None
     info = row_set.info
@@ -118,58 +115,3 @@ def find(
     if at[0] != number:
         block = at_hand(tablet, row_set, pages, at[0])
     return block, at[1]
-
-
-def find_some(
-    tablet: Tablet,
-    row_set: RowSet,
-    pages: Pages,
-    keys: core.Keys,
-    names: Sequence[str],
-    snapshot: int,
-) -> tuple[pa.UInt32Array, list[pa.Array]] | None:
-    """Rows of some keys (ascending) that a snapshot sees: positions of keys, and columns.
-
-    Answers None where that is not to be had at once: of row sets whose rows differ in their
-    insert stamps for the snapshot, or that lack a column which has a default.
-    """
-    info = row_set.info
-    if info.versioned or info.stamp is None or info.stamp > snapshot:
-        return None
-    row_set.header(pages)
-    firsts = row_set.first_keys
-    asked = pc.unique(core.range_partition(keys, firsts)).to_pylist()
-    numbers = sorted(number - 1 for number in asked if number)
-    blocks = [at_hand(tablet, row_set, pages, number) for number in numbers]
-    if any(block.fill is not None for block in blocks):
-        return None
-    firsts = firsts.gather(core.Rows.of(numbers))
-    which, rows = core.find_in_blocks(core.BlockList([b.keys for b in blocks]), firsts, keys)
-    there = pc.not_equal(which, pa.scalar(core.NULL_ROW, pa.uint32()))
-    if info.deleted:
-        for i, number in enumerate(numbers):
-            delta = row_set.delta(pages, number)
-            if delta is not None:
-                there = pc.and_(there, _alive(which, rows, i, delta, snapshot))
-    positions = core.Bitmap.from_arrow(there).positions()
-    if positions.n < keys.n:
-        which, rows = which.filter(there), rows.filter(there)
-        keys = keys.gather(positions)
-    columns = []
-    for name in names:
-        if name in tablet.schema.primary_key:
-            columns.append(tablet.codec.decode(keys, tablet.schema.primary_key.index(name)))
-            continue
-        at = tablet.value_names.index(name)
-        column = core.BlockList([block.columns.blocks[at] for block in blocks])
-        columns.append(core.gather_blocks(column, tablet.layout.types[at], which, rows))
-    return positions.to_arrow(), columns
-
-
-def _alive(
-    which: pa.UInt32Array, rows: pa.UInt32Array, block: int, delta: core.Delta, snapshot: int
-) -> pa.BooleanArray:
-    """False for rows of one block that are deleted at a snapshot."""
-    dead = delta.rows.filter(pc.less_equal(delta.stamps, pa.scalar(snapshot, pa.uint64())))
-    here = pc.equal(which, pa.scalar(block, pa.uint32()))
-    return pc.invert(pc.and_(here, pc.is_in(rows, value_set=dead)))

@@ -159,6 +159,7 @@ class Tablet:
         self._memory = memory
         self._state: TabletState | None = None
         self._row_sets: dict[int, RowSet] = {}
+        self.chains: Any = None  # of `point_many`
 
     # -- names for messages ------------------------------------------------------------
 
