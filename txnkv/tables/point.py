@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from txnkv.coordinator.ids import Timestamp
+from txnkv.tables import point_blocks
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
-from txnkv.tables.point_blocks import PointBlock, Values, at_hand
-from txnkv.tables.point_blocks import find as on_disk
+from txnkv.tables.point_blocks import Values
 from txnkv.tables.row_set import RowSet, RowSetRetired
 from txnkv.tables.tablet import Pages, Tablet, TabletState
 from txnkv.tables.view import (
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _there(*where: object) -> bool:
+OnDisk = Callable[[Tablet, RowSet, Pages, bytes, int], T | None]
+"""What is made of the version that a snapshot sees in a row set; None when it sees none."""
+
+
+def _there(row: bytes) -> bool:
     return True
-
-
-def _values(tablet: Tablet, block: PointBlock, row: int) -> Values:
-    return block.values(tablet, row)
 
 
 def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
@@ -44,12 +44,12 @@ def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Val
         TxnNotFoundError, InvalidTxnStateError: the view's transaction is not OPEN.
         HistoryExpiredError: the snapshot is older than the history.
     """
-    return _look(engine, tablet, view, key, tablet.layout.decode_one, _values)
+    return _look(engine, tablet, view, key, tablet.layout.decode_one, point_blocks.get)
 
 
 def present(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> bool:
     """Whether there is a row with this key; raises as `find`."""
-    return _look(engine, tablet, view, key, _there, _there) is not None
+    return _look(engine, tablet, view, key, _there, point_blocks.has) is not None
 
 
 def _look(
@@ -58,7 +58,7 @@ def _look(
     view: ReadView,
     key: bytes,
     of_memory: Callable[[bytes], T],
-    of_disk: Callable[[Tablet, PointBlock, int], T],
+    of_disk: OnDisk[T],
 ) -> T | None:
     if view.reads is not None:
         view.reads.add_key(tablet.id, key)
@@ -92,9 +92,9 @@ def _look(
                 return None
             with tablet.read() as pages:
                 for info in infos:
-                    at = on_disk(tablet, tablet.row_set(info), pages, key, snapshot)
-                    if at is not None:
-                        return of_disk(tablet, *at)
+                    on_disk = of_disk(tablet, tablet.row_set(info), pages, key, snapshot)
+                    if on_disk is not None:
+                        return on_disk
             return None
         except RowSetRetired:
             engine.log.latest()
@@ -104,7 +104,7 @@ def _staged(
     tablet: Tablet,
     staged: Sequence[RowSetInfo],
     key: bytes,
-    of_disk: Callable[[Tablet, PointBlock, int], T],
+    of_disk: OnDisk[T],
 ) -> tuple[bool, T | None]:
     """Whether the transaction's own row sets say what became of the key, and what."""
     with tablet.read() as pages:
@@ -114,9 +114,9 @@ def _staged(
                 if row_set.find_one(pages, key, EVERY_STAMP) is not None:
                     return True, None
                 continue
-            at = on_disk(tablet, row_set, pages, key, EVERY_STAMP)
-            if at is not None:
-                return True, of_disk(tablet, *at)
+            found = of_disk(tablet, row_set, pages, key, EVERY_STAMP)
+            if found is not None:
+                return True, found
     return False, None
 
 
@@ -125,7 +125,7 @@ def _unresolved(
     state: TabletState,
     snapshot: int,
     key: bytes,
-    of_disk: Callable[[Tablet, PointBlock, int], T],
+    of_disk: OnDisk[T],
 ) -> T | None:
     """What row sets have of a key while commits are being finalized.
 
@@ -146,12 +146,10 @@ def _unresolved(
             row_set = tablet.row_set(info)
             where = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
             if where is not None and _insert_of(row_set, pages, *where) >= before:
-                block = at_hand(tablet, row_set, pages, where[0])
-                return of_disk(tablet, block, where[1])
+                return of_disk(tablet, row_set, pages, key, snapshot)
         if mask is None or mask.kind == TOMBSTONES:
             return None
-        at = on_disk(tablet, tablet.row_set(mask), pages, key, snapshot)
-        return None if at is None else of_disk(tablet, *at)
+        return of_disk(tablet, tablet.row_set(mask), pages, key, snapshot)
 
 
 def _insert_of(row_set: RowSet, pages: Pages, number: int, row: int) -> int:

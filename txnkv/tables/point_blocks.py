@@ -34,11 +34,12 @@ class PointBlock:
     Attributes:
         probe: its keys and their filter.
         columns: its value columns, None for one that it does not have.
-        map: the map that the addresses are of, None when they are good for one read alone.
         fill: defaults of the columns that it does not have; None when it has all.
+        map: the map that the addresses are of, None when they are good for one read alone.
+        moving: numbers of columns that do move.
     """
 
-    __slots__ = ("columns", "fill", "map", "probe")
+    __slots__ = ("columns", "fill", "map", "moving", "probe")
 
     def __init__(self, tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> None:
         zones = row_set.header(pages).blocks[number].zones
@@ -52,14 +53,32 @@ class PointBlock:
         self.fill: list[Any] | None = None
         if None in columns:
             self.fill = [default for _, _, default in tablet.readers]
-        held = [keys, bloom, *(column for column in columns if column is not None)]
-        at = pages.map
         # From a page on a value has pages of its own, whatever else its leaf holds.
-        self.map = at if at is not None and min(map(len, held)) >= at.page_bytes else None
+        at = pages.map
+        page = 0 if at is None else at.page_bytes
+        self.map = at if min(len(keys), len(bloom)) >= page else None
+        self.moving = [i for i, each in enumerate(columns) if each is not None and len(each) < page]
+
+    def here(self, tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> PointBlock:
+        """The same in another read: with the columns that move as they lie now."""
+        made = PointBlock.__new__(PointBlock)
+        made.probe, made.fill, made.map, made.moving = self.probe, self.fill, None, []
+        columns = list(self.columns.blocks)
+        for i in self.moving:
+            columns[i] = row_set.block(pages, COLUMNS + tablet.readers[i][0], number)
+        made.columns = core.BlockList(columns)
+        return made
 
     def values(self, tablet: Tablet, row: int) -> Values:
         """The columns beside the key of a row, as Python values."""
-        found = tablet.row_reader(self.columns, row)
+        return self._filled(tablet.row_reader(self.columns, row))
+
+    def get(self, tablet: Tablet, key: bytes) -> Values | None:
+        """The same of the row with this key; None where there is none."""
+        found = tablet.row_reader.get(self.probe, self.columns, key)
+        return found if found is None or self.fill is None else self._filled(found)
+
+    def _filled(self, found: Values) -> Values:
         if self.fill is None:
             return found
         return tuple(
@@ -72,7 +91,7 @@ def at_hand(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> Point
     """A block of a row set; good inside `pages` alone."""
     known: PointBlock | None = row_set.points.get(number)
     if known is not None and known.map is pages.map and _is_there(row_set, pages):
-        return known
+        return known.here(tablet, row_set, pages, number) if known.moving else known
     made = PointBlock(tablet, row_set, pages, number)
     if made.map is not None:
         row_set.points[number] = made
@@ -91,23 +110,57 @@ def _is_there(row_set: RowSet, pages: Pages) -> bool:
     return True
 
 
-def find(
-    tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes, snapshot: int
-) -> tuple[PointBlock, int] | None:
-    """The version of a key that a snapshot sees in a row set: its block and row, or None."""
+def get(tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes, snapshot: int) -> Values | None:
+    """The columns beside the key of the version of a key that a snapshot sees in a row set."""
+    block = _candidate(tablet, row_set, pages, key)
+    if block is None:
+        return None
+    if _sees_all(row_set, snapshot):
+        return block[1].get(tablet, key)
+    found = _find(tablet, row_set, pages, key, snapshot, *block)
+    return None if found is None else found[0].values(tablet, found[1])
+
+
+def has(tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes, snapshot: int) -> bool | None:
+    """True when a snapshot sees a version of a key in a row set, else None."""
+    block = _candidate(tablet, row_set, pages, key)
+    if block is None:
+        return None
+    if _sees_all(row_set, snapshot):
+        return True if block[1].probe.find(key) >= 0 else None
+    return None if _find(tablet, row_set, pages, key, snapshot, *block) is None else True
+
+
+def _candidate(
+    tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes
+) -> tuple[int, PointBlock] | None:
+    """The one block that may have a key, or its newest version."""
     row_set.header(pages)
     firsts, lasts = row_set.firsts, row_set.lasts
     number = bisect_left(lasts, key)
     if number == len(lasts) or key < firsts[number]:
         return None
-    block = at_hand(tablet, row_set, pages, number)
+    return number, at_hand(tablet, row_set, pages, number)
+
+
+def _sees_all(row_set: RowSet, snapshot: int) -> bool:
+    info = row_set.info
+    return info.stamp is None or (not info.deleted and info.stamp <= snapshot)
+
+
+def _find(
+    tablet: Tablet,
+    row_set: RowSet,
+    pages: Pages,
+    key: bytes,
+    snapshot: int,
+    number: int,
+    block: PointBlock,
+) -> tuple[PointBlock, int] | None:
     row = block.probe.find(key)
     if row < 0:
         return None
-    info = row_set.info
-    if info.stamp is None or (not info.deleted and info.stamp <= snapshot):
-        return block, row
-    if not info.versioned:
+    if not row_set.info.versioned:
         return (block, row) if row_set.sees(pages, number, row, snapshot) else None
     at = row_set.find_one(pages, key, snapshot)
     if at is None:

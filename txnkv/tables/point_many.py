@@ -5,9 +5,9 @@ of a tablet do, those of a load and those that compaction has merged. So their b
 together, and what is asked for is found and read in a call for each column, not in one for each
 column and block. Row sets that overlap make a chain each.
 
-    row set 7    blocks from  a, f        \\
-    row set 4    blocks from  m, p, t      >  one chain: a f m p t w
-    row set 9    blocks from  w           /
+    row set 7    blocks from  a, f
+    row set 4    blocks from  m, p, t         one chain: a f m p t w
+    row set 9    blocks from  w
 """
 
 from __future__ import annotations

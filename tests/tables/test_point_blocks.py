@@ -1,0 +1,147 @@
+"""Reads of single rows remember where blocks lie: they must notice when that is true no more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.coordinator.maintenance import Maintenance
+
+ROWS = 20_000
+SCHEMA = txnkv.Schema(
+    {"k": "int64", "a": "int64", "s": "string", "f": "bool", "n": "float64?"}, primary_key=["k"]
+)
+
+
+def data(version: int, keys: range) -> pa.Table:
+    return pa.table(
+        {
+            "k": pa.array(keys, pa.int64()),
+            "a": pa.array([k * 7 + version for k in keys], pa.int64()),
+            "s": [f"{version}:{k}" for k in keys],
+            "f": [k % 2 == 0 for k in keys],
+            "n": pa.array([None if k % 10 == 0 else k / 4 for k in keys], pa.float64()),
+        }
+    )
+
+
+def row(version: int, k: int) -> dict[str, Any]:
+    n = None if k % 10 == 0 else k / 4
+    return {"k": k, "a": k * 7 + version, "s": f"{version}:{k}", "f": k % 2 == 0, "n": n}
+
+
+@pytest.fixture
+def table(client: txnkv.Client, monkeypatch: pytest.MonkeyPatch) -> txnkv.Table:
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+    return client.create_table("t", SCHEMA)
+
+
+def put(client: txnkv.Client, version: int, keys: range, op: str = "upsert") -> None:
+    with client.transaction(timeout=None) as txn:
+        txn.write("t", data(version, keys), op)
+    client.instance.engine.flush()
+
+
+def at_hand(client: txnkv.Client, table: txnkv.Table) -> Iterator[Any]:
+    """The blocks that are remembered, and whose addresses are good beyond one read."""
+    (tablet,) = client.instance.engine.tablets(table.info)
+    for info in tablet.state(client.snapshot().timestamp).infos:
+        for block in tablet.row_set(info).points.values():
+            assert block.map is not None
+            yield block
+
+
+def look(table: txnkv.Table, versions: dict[int, int | None]) -> None:
+    """Some keys one by one, and at once."""
+    asked = random.Random(1).sample(sorted(versions), 60)
+    wanted = [None if versions[k] is None else row(versions[k] or 0, k) for k in asked]
+    assert [table.get(k) for k in asked] == wanted
+    nothing = dict.fromkeys(SCHEMA.names)
+    assert table.get_many(asked).to_pylist() == [each or nothing for each in wanted]
+
+
+def test_they_are_at_hand(client: txnkv.Client, table: txnkv.Table) -> None:
+    put(client, 1, range(ROWS))
+    look(table, dict.fromkeys(range(ROWS), 1))
+    assert list(at_hand(client, table))
+    look(table, dict.fromkeys(range(ROWS), 1))
+    assert table.get(-1) is table.get(ROWS) is None
+
+
+def test_row_sets_that_were_replaced_and_whose_pages_are_used_again(
+    client: txnkv.Client, table: txnkv.Table, elsewhere: Any, connect: Any
+) -> None:
+    """All in one process, then by another while this one remembers."""
+    put(client, 1, range(ROWS))
+    versions: dict[int, int | None] = dict.fromkeys(range(ROWS), 1)
+    for version in range(2, 5):
+        look(table, versions)
+        changed = range(version * 100, ROWS, version)
+        put(client, version, changed)
+        versions |= dict.fromkeys(changed, version)
+        look(table, versions)
+        client.instance.engine.compactor.compact_all()
+        look(table, versions)
+    elsewhere(
+        """
+        import pyarrow as pa
+        keys = range(0, 20_000, 2)
+        with client.transaction(timeout=None) as txn:
+            txn.write("t", pa.table({"k": pa.array(keys, pa.int64())}), "delete")
+        client.instance.engine.flush()
+        client.instance.engine.compactor.compact_all()
+        with client.transaction(timeout=None) as txn:
+            txn.write("t", pa.table({"k": pa.array(range(20_000, 40_000), pa.int64()),
+                "a": [0] * 20_000, "s": ["x" * 20] * 20_000, "f": [True] * 20_000}))
+        client.instance.engine.compactor.compact_all()
+        say()
+        """
+    )
+    versions |= dict.fromkeys(range(0, ROWS, 2))
+    look(table, versions)
+    assert table.get(30_000) == {"k": 30_000, "a": 0, "s": "x" * 20, "f": True, "n": None}
+
+
+def test_a_map_that_has_moved(client: txnkv.Client, table: txnkv.Table) -> None:
+    """Grown, or closed and opened again: at another address, or at the same."""
+    put(client, 1, range(ROWS))
+    look(table, dict.fromkeys(range(ROWS), 1))
+    (tablet,) = client.instance.engine.tablets(table.info)
+    before = {id(block) for block in at_hand(client, table)}
+    assert tablet.environment().close()
+    look(table, dict.fromkeys(range(ROWS), 1))
+    assert not before & {id(block) for block in at_hand(client, table)}
+    environment = tablet.environment()
+    environment._move_map(lambda open_: open_.grow(open_.map_size))
+    look(table, dict.fromkeys(range(ROWS), 1))
+
+
+def test_small_blocks_are_asked_for_each_time(client: txnkv.Client, table: txnkv.Table) -> None:
+    """They share pages, which LMDB does rewrite."""
+    put(client, 1, range(60))
+    for version in range(2, 12):
+        look(table, dict.fromkeys(range(60), version - 1))
+        put(client, version, range(60))
+        assert not list(at_hand(client, table))
+
+
+def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.Table) -> None:
+    """As after a column was added: its default, or null."""
+    put(client, 1, range(ROWS))
+    (tablet,) = client.instance.engine.tablets(table.info)
+    ids = table.info.schema.ids
+    ids["a"], ids["n"] = 77, 78
+    readers = tuple(
+        (ids[name], reader, 5 if name == "a" else default)
+        for name, (_, reader, default) in zip(tablet.value_names, tablet.readers, strict=True)
+    )
+    tablet.readers = readers
+    wanted = {**row(1, 3), "a": 5, "n": None}
+    assert table.get(3) == wanted
+    assert table.get(3) == wanted
+    assert table.get_many([3]).to_pylist() == [wanted]
