@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Final, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -36,7 +36,7 @@ from txnkv.errors import (
 from txnkv.instance import Instance
 from txnkv.storage import dropped
 from txnkv.storage.seam import clock
-from txnkv.tables import history, small, staging
+from txnkv.tables import history, lookup, small, staging
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.manifest import Scope
@@ -46,10 +46,6 @@ from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.small import SmallWrites, timed_out
 from txnkv.tables.staging import WriteContext
 from txnkv.tables.view import ReadView
-
-_LOCK_WAIT: Final = 5.0
-"""Seconds for which a small commit waits for a younger transaction's lock."""
-
 
 _PID = os.getpid()
 
@@ -271,13 +267,30 @@ class TxnContext:
 
     # -- writing -----------------------------------------------------------------------
 
-    def write_rows(self, writer: RowWriter, op: str, rows: Sequence[Values]) -> Outcome:
-        """An operation on checked rows of one shape. After an error nothing of it counts."""
+    def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
+        """The row with this key, in the snapshot or the transaction's own writes."""
+        if self.stored:
+            return lookup.get(self.instance.engine, writer.table, self.view(), key)
+        with self.lock:
+            return self._own_writes().get(writer, key)
+
+    def write_rows(
+        self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
+    ) -> Outcome:
+        """An operation on checked rows of one shape. After an error nothing of it counts.
+
+        Args:
+            writer: of the table.
+            op: the operation.
+            rows: as its checker gives them.
+            counted: whether the caller looks at the counts.
+        """
         if self._may_be_small and len(rows) <= small.FEW_ROWS:
             outcome = Outcome()
             with self.lock:
                 own = self._own_writes()
-                own.apply_rows(writer, op, rows, outcome)
+                self.has_written = True
+                own.apply_rows(writer, op, rows, outcome, counted=counted)
                 if own.too_large:
                     self.ensure_large()
             return outcome
@@ -295,6 +308,7 @@ class TxnContext:
             outcome = Outcome()
             with self.lock:
                 own = self._own_writes()
+                self.has_written = True
                 own.apply_batch(table, op, ahead[0], outcome)
                 if own.too_large:
                     self.ensure_large()
@@ -310,7 +324,6 @@ class TxnContext:
 
     def _own_writes(self) -> SmallWrites:
         if self._small is None:
-            self.has_written = True
             self._small = SmallWrites(
                 self.instance.engine, self.row, self._reads, transactional=self.transactional
             )

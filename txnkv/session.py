@@ -47,8 +47,8 @@ class _Run:
         self.shape = shape
         self.rows: list[Values] = []
 
-    def write(self, context: TxnContext) -> Outcome:
-        return context.write_rows(self.writer, self.op, self.rows)
+    def write(self, context: TxnContext, *, counted: bool = True) -> Outcome:
+        return context.write_rows(self.writer, self.op, self.rows, counted=counted)
 
 
 class Session(RowOperations, Closing):
@@ -187,7 +187,7 @@ class Session(RowOperations, Closing):
         self._wait_for_background()
         if self._runs:
             self._client.require_open()
-            self._errors.keep(self._flush_runs())
+            self._errors.keep(self._flush_runs(counted=False))
         self._errors.tell()
 
     def discard(self) -> None:
@@ -239,7 +239,7 @@ class Session(RowOperations, Closing):
             runs, self._runs = self._runs, []
             return runs
 
-    def _flush_runs(self) -> Outcome:
+    def _flush_runs(self, *, counted: bool = True) -> Outcome:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         runs = self._take_runs()
         total: Outcome | None = None
@@ -248,7 +248,7 @@ class Session(RowOperations, Closing):
             some = runs if self._context is None else runs[:1]
             rest = runs[len(some) :]
             try:
-                outcome = self._write(some)
+                outcome = self._write(some, counted=counted)
             except BaseException as error:
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
@@ -265,10 +265,10 @@ class Session(RowOperations, Closing):
             runs = rest
         return total or Outcome()
 
-    def _write(self, runs: list[_Run]) -> Outcome:
+    def _write(self, runs: list[_Run], *, counted: bool) -> Outcome:
         context = self._context
         if context is not None:
-            return runs[0].write(context)
+            return runs[0].write(context, counted=counted)
 
         def write(context: TxnContext) -> Outcome:
             total = Outcome()

@@ -294,9 +294,9 @@ class Transaction(RowOperations, Closing):
 
     def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
-        info = self.client.table_info(table)
+        writer = self.client.writer(table)
         self._before_read()
-        return lookup.get(self.context.instance.engine, info, self.context.view(), key)
+        return self.context.get(writer, key)
 
     def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""

@@ -54,6 +54,7 @@ class Coordinator:
 
     def __init__(self, store: Store, history: float) -> None:
         self.store = store
+        self._boot = boot_id()
         self.history = history
         self.orchestrator = Orchestrator(store)
         self.ids = IdRanges(store)
@@ -117,6 +118,7 @@ class Coordinator:
             snapshot = self.latest()
         now = Timestamp(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
+        runtime = self.store.runtime
         return status_table.opened(
             txn_id=self.ids.begin(),
             state=TxnState.OPEN,
@@ -126,13 +128,13 @@ class Coordinator:
             commit_ts=None,
             timeout=micros,
             deadline=None if micros is None else clock.monotonic_micros() + micros,
-            boot=boot_id(),
+            boot=self._boot,
             keepalive=int(keepalive * 1e6),
             heartbeat_slot=None,
             isolation=isolation,
             locking=locking,
-            owner_slot=self.store.runtime.slot,
-            owner_start=self.store.runtime.slot_start,
+            owner_slot=runtime.slot,
+            owner_start=runtime.slot_start,
             reason=None,
             error=None,
             age_ts=age_ts,

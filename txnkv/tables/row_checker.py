@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -100,7 +101,9 @@ def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
     names = list(schema.primary_key) if op in DELETES else schema.names
     arrays = []
     kept = []
-    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+    for i, name in enumerate(names):
+        # A column at a time: `zip(*rows)` would make an iterator for each row.
+        values = list(map(itemgetter(i), rows))
         if values[0] is MISSING:
             continue
         kind = schema.columns[name].type

@@ -64,6 +64,9 @@ FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more go through arrays and C."""
 
 
+_KEPT_ROWS: Final = 4096
+"""Rows of the snapshot that are remembered, for those who change what they have just read."""
+
 _ABSENT: Final = "no row has this key"
 _DELETED: Final = "an earlier row of the same data deleted this key"
 _EARLIER: Final = "an earlier row of the same data has this key"
@@ -93,6 +96,8 @@ class SmallWrites:
         self._tablets: dict[int, Tablet] = {}
         self._statements = 0
         self._before = 0
+        self._counted = True
+        self._found: dict[tuple[int, bytes], Values | None] = {}
         self._rows = 0
         self._bytes = 0
         self._catalog: int | None = None
@@ -140,13 +145,28 @@ class SmallWrites:
     # -- single rows -------------------------------------------------------------------
 
     def apply_rows(
-        self, writer: RowWriter, op: str, rows: Iterable[Values], outcome: Outcome
+        self,
+        writer: RowWriter,
+        op: str,
+        rows: Iterable[Values],
+        outcome: Outcome,
+        *,
+        counted: bool = True,
     ) -> None:
         """Take an operation on a few checked rows, one after the other.
 
         After an error nothing of it counts.
+
+        Args:
+            writer: of the table.
+            op: the operation.
+            rows: of one shape.
+            outcome: takes what became of them.
+            counted: somebody wants to know whether upserts were inserts or updates; else whole
+                rows are written without a look at what is there.
         """
         self._before = self._statements
+        self._counted = counted
         try:
             self._apply_rows(writer, op, rows, outcome)
         except BaseException:
@@ -176,7 +196,7 @@ class SmallWrites:
         if own is not None:
             if own[1] is not None:
                 return AlreadyPresentError(_EARLIER if own[0] > self._before else _OWN)
-        elif lookup.present(self._engine, tablet, self._view, key):
+        elif self._known(tablet, key, decode=False) is not None:
             return AlreadyPresentError(_THERE)
         self._put(tablet, key, writer.layout.encode_one(writer.values_of(values)))
         outcome.inserted += 1
@@ -188,6 +208,10 @@ class SmallWrites:
         tablet = writer.tablet(given, key)
         new = writer.values_of(values)
         partial = MISSING in new
+        if not partial and not self._counted:
+            self._replaces = True
+            self._put(tablet, key, writer.layout.encode_one(new))
+            return None
         old = self._find(writer, tablet, key, decode=partial)
         if old is not None:
             if partial:
@@ -247,9 +271,31 @@ class SmallWrites:
                 return None
             found: Values = writer.layout.decode_one(row) if decode else ()
             return found
-        if decode:
-            return lookup.find(self._engine, tablet, self._view, key)
-        return () if lookup.present(self._engine, tablet, self._view, key) else None
+        return self._known(tablet, key, decode=decode)
+
+    def _known(self, tablet: Tablet, key: bytes, *, decode: bool) -> Values | None:
+        """What the snapshot has of a key, which never changes; () when it is not wanted."""
+        at = (tablet.id, key)
+        if at in self._found:
+            return self._found[at]
+        if not decode:
+            return () if lookup.present(self._engine, tablet, self._view, key) else None
+        found = lookup.find(self._engine, tablet, self._view, key)
+        if len(self._found) < _KEPT_ROWS:
+            self._found[at] = found
+        return found
+
+    def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
+        """The row with this key, of its own or the snapshot's.
+
+        Raises:
+            SchemaError: the key does not fit the table.
+            HistoryExpiredError: the snapshot is older than the history.
+        """
+        values = writer.checker.of("delete")(key)
+        encoded = writer.key(values)
+        found = self._find(writer, writer.tablet(values, encoded), encoded, decode=True)
+        return None if found is None else writer.row(values, found)
 
     def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
         memory = self._memory.get(tablet.id)
