@@ -16,6 +16,7 @@ from txnkv.core.row_one import is_opaque
 _BYTES = ffi.typeof("uint8_t[]")
 _ADDRESS = ffi.typeof("uintptr_t")
 _FIRST_BYTES = 512
+_MOST_BYTES = 1 << 16
 _view = ffi.from_buffer
 _buffer = ffi.buffer
 _find, _row, _get = lib.point_find, lib.point_row, lib.point_get
@@ -103,20 +104,18 @@ class RowReader:
             IndexError: the row is not in a block.
         """
         some = blocks if isinstance(blocks, BlockList) else BlockList(blocks)
-        try:
-            out = self._spare.pop()
-        except IndexError:  # other threads have them all
-            out = ffi.new(_BYTES, self._space)
-        used = _row(self._layout.c, some.c, row, out, self._space)
-        if used > self._space:
-            long = ffi.new(_BYTES, used)
-            used = _row(self._layout.c, some.c, row, long, used)
-            values = self._decode(_buffer(long, used)[:])
-        elif used >= 0:
-            values = self._decode(_buffer(out, used)[:])
-        else:
-            raise self._failed(used, row)
-        self._spare.append(out)
+        out = self._taken()
+        used = _row(self._layout.c, some.c, row, out, len(out))
+        if used > len(out):
+            out = self._longer(used)
+            used = _row(self._layout.c, some.c, row, out, len(out))
+        if used < 0:
+            if used == lib.POINT_RANGE:
+                raise IndexError(f"row {row} is not in a block of {len(self.types)} columns")
+            raise self._damaged(f"row {row}")
+        values = self._decode(_buffer(out, used)[:])
+        if used <= _MOST_BYTES:
+            self._spare.append(out)
         return self._with_nested(values, some, row) if self._nested else values
 
     def get(self, probe: Probe, blocks: BlockList, key: bytes) -> tuple[Any, ...] | None:
@@ -130,19 +129,32 @@ class RowReader:
         Raises:
             CoreError: a block is damaged, or not of its column's type.
         """
-        try:
-            out = self._spare.pop()
-        except IndexError:
-            out = ffi.new(_BYTES, self._space)
-        used = _get(self._layout.c, probe.c, blocks.c, key, len(key), out, self._space)
-        if 0 <= used <= self._space and not self._nested:
-            values = self._decode(_buffer(out, used)[:])
+        if self._nested:
+            row = probe.find(key)
+            return None if row < 0 else self(blocks, row)
+        out = self._taken()
+        asked = (self._layout.c, probe.c, blocks.c, key, len(key))
+        used = _get(*asked, out, len(out))
+        if used > len(out):
+            out = self._longer(used)
+            used = _get(*asked, out, len(out))
+        if used < -1:
+            raise self._damaged("the row of a key")
+        values = None if used < 0 else self._decode(_buffer(out, used)[:])
+        if used <= _MOST_BYTES:
             self._spare.append(out)
-            return values
-        self._spare.append(out)
-        if used == -1:
-            return None
-        return self(blocks, probe.find(key))
+        return values
+
+    def _taken(self) -> Any:
+        """Space for a row, of nobody else's."""
+        try:
+            return self._spare.pop()
+        except IndexError:  # other threads have them all
+            return ffi.new(_BYTES, self._space)
+
+    def _longer(self, used: int) -> Any:
+        self._space = max(self._space, min(2 * used, _MOST_BYTES))
+        return ffi.new(_BYTES, max(used, self._space))
 
     def _with_nested(self, values: tuple[Any, ...], blocks: BlockList, row: int) -> tuple[Any, ...]:
         whole = list(values)
@@ -151,10 +163,8 @@ class RowReader:
                 whole[i] = decode_block(blocks.blocks[i], self.types[i], row, 1)[0].as_py()
         return tuple(whole)
 
-    def _failed(self, status: int, row: int) -> Exception:
-        if status == lib.POINT_RANGE:
-            return IndexError(f"row {row} is not in a block of {len(self.types)} columns")
+    def _damaged(self, what: str) -> CoreError:
         return CoreError(
-            f"reading row {row} of {len(self.types)} columns: a block is damaged, or not of its "
+            f"reading {what} of {len(self.types)} columns: a block is damaged, or not of its "
             "column's type. Check the store that it came from."
         )

@@ -10,7 +10,8 @@ For (int64, string, date32) the function that encodes is
         try:
             v0, v1, v2 = values
             b1 = v1.encode()
-            return pack(bits, v0, to2(v2), len(b1)) + b1
+            e1 = len(b1)
+            return pack(bits, v0, to2(v2), e1) + b1
         except ERRORS:
             raise explained(values) from None
 """
@@ -134,7 +135,7 @@ def _column(type_: pa.DataType) -> _Column:
     if type_ in _NUMBERS:
         return _Column(type_, _NUMBERS[type_], None, None, 0)
     if kind.is_string(type_):
-        return _Column(type_, "", _text, lambda raw: str(raw, "utf-8"), "")
+        return _Column(type_, "", _text, bytes.decode, "")
     if kind.is_binary(type_):
         return _Column(type_, "", _binary, None, b"")
     if kind.is_decimal128(type_):
@@ -237,11 +238,17 @@ def _list(names: Sequence[str]) -> str:
 
 def _encode_source(columns: list[_Column], fixed: list[int], variable: list[int]) -> str:
     packed = [f"to{i}(v{i})" if columns[i].to else f"v{i}" for i in fixed]
-    ends = [" + ".join(f"len(b{j})" for j in variable[: k + 1]) for k in range(len(variable))]
-    lines = [f"b{i} = {_to_bytes(columns[i], i)}" for i in variable]
-    lines += [
-        " + ".join([f"return pack(bits, {_list(packed + ends)})"] + [f"b{i}" for i in variable])
-    ]
+    lines = []
+    end = ""
+    for i in variable:
+        lines += [f"b{i} = {_to_bytes(columns[i], i)}", f"e{i} = {end}len(b{i})"]
+        end = f"e{i} + "
+    head = f"pack(bits, {_list(packed + [f'e{i}' for i in variable])})"
+    values = [f"b{i}" for i in variable]
+    if len(variable) > 2:
+        lines.append(f"return b''.join(({_list([head, *values])}))")
+    else:
+        lines.append(" + ".join([f"return {head}", *values]))
     body = "".join(f"        {line}\n" for line in lines)
     return (
         "def encode(values):\n"
@@ -267,9 +274,8 @@ def _to_bytes(column: _Column, i: int) -> str:
 def _decode_source(columns: list[_Column], fixed: list[int], variable: list[int], head: int) -> str:
     raw = {i: f"v{i}" for i in fixed}
     for k, i in enumerate(variable):
-        start = f"{head} + e{variable[k - 1]}" if k else f"{head}"
-        raw[i] = f"row[{start} : {head} + e{i}]"
-    values = [f"of{i}({raw[i]})" if c.of else raw[i] for i, c in enumerate(columns)]
+        raw[i] = f"tail[{f'e{variable[k - 1]}' if k else ''}:e{i}]"
+    values = [_from_raw(column, i, raw[i]) for i, column in enumerate(columns)]
     ends = ["0", *(f"e{i}" for i in variable)]
     return (
         "def decode(row):\n"
@@ -277,11 +283,18 @@ def _decode_source(columns: list[_Column], fixed: list[int], variable: list[int]
         f"        bits, {_list([f'v{i}' for i in fixed] + ends[1:])} = unpack(row)\n"
         f"        if not {' <= '.join(ends)} == len(row) - {head}:\n"
         "            raise damaged('its lengths do not add up')\n"
+        f"        tail = row[{head}:]\n"
         f"        values = ({_list(values)})\n"
         "    except BROKEN as error:\n"
         "        raise damaged(str(error)) from None\n"
         "    return values if bits == NONE else with_nulls(bits, values)\n"
     )
+
+
+def _from_raw(column: _Column, i: int, raw: str) -> str:
+    if pa.types.is_string(column.type):
+        return f"{raw}.decode()"
+    return f"of{i}({raw})" if column.of else raw
 
 
 def _without_nulls(columns: list[_Column]) -> Callable[[Sequence[Any]], tuple[bytes, list[Any]]]:
