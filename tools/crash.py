@@ -44,6 +44,7 @@ from tools.crash_scenarios import (
 from txnkv.closing import Closing
 from txnkv.storage import FAULT_POINTS, clock
 from txnkv.storage.seam import arm_from_environment
+from txnkv.tables import compaction
 
 THERE: Final = "there"
 GONE: Final = "gone"
@@ -88,6 +89,22 @@ PLANS: Final[dict[str, Plan]] = {
     "resolve.resolved": Plan(("replace",), THERE),
     "commit.finalized": Plan(("commit", "commit_locked", "replace"), THERE),
     "commit.ended": Plan(("commit",), THERE),
+    "flush.claimed": Plan(("maintain",), THERE, every=1),
+    "flush.blocks": Plan(("maintain",), THERE, every=9),
+    "flush.written": Plan(("maintain",), THERE, every=1),
+    "flush.deleted": Plan(("maintain",), THERE, every=3),
+    "flush.published": Plan(("maintain",), THERE, every=1),
+    "compact.claimed": Plan(("maintain",), THERE, every=5),
+    "compact.blocks": Plan(("maintain",), THERE, every=9),
+    "compact.written": Plan(("maintain",), THERE, every=3),
+    "compact.caught_up": Plan(("maintain",), THERE, every=3),
+    "compact.swapped": Plan(("maintain",), THERE, every=3),
+    "history.raised": Plan(("maintain",), THERE, every=1),
+    "history.removed": Plan(("maintain",), THERE, every=5),
+    "history.forgotten": Plan(("maintain",), THERE),
+    "log.trimmed": Plan(("maintain",), THERE),
+    "shrink.copied": Plan(("maintain",), THERE, every=3),
+    "shrink.renamed": Plan(("maintain",), THERE, every=3),
     "abort.started": Plan(("rollback",), GONE),
     "abort.swept": Plan(("rollback",), GONE),
     "abort.ended": Plan(("rollback",), GONE),
@@ -196,6 +213,8 @@ def settle(client: txnkv.Client) -> None:
     """End what nobody keeps alive, now."""
     with later(3600):
         client.instance.coordinator.maintenance.round(resume_all=True)
+    with client.instance.store.compaction():  # the leader does it in a thread
+        compaction.sweep(client.instance.engine)
 
 
 def leftovers(client: txnkv.Client) -> list[str]:

@@ -17,7 +17,8 @@ from typing import Final
 import pyarrow as pa
 
 import txnkv
-from txnkv.tables import ingest, row_set_format, row_set_writer, small
+from txnkv import compacting
+from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4
@@ -49,6 +50,11 @@ def cut_small() -> None:
     small.MAX_ROWS = 100  # type: ignore[misc]
 
 
+def stage_all() -> None:
+    """Make every transaction that writes a large one."""
+    small.MAX_ROWS = small.FEW_ROWS = -1  # type: ignore[misc]
+
+
 def rows(first: int, count: int, word: str = "row") -> pa.Table:
     """Rows of the scenarios' tables, with keys from `first` on."""
     ids = range(first, first + count)
@@ -65,6 +71,7 @@ def prepare(path: str) -> None:
         with client.transaction() as txn:
             for name in TABLES:
                 txn.write(name, rows(0, BEFORE))
+        client.instance.engine.flush()
 
 
 def create(path: str) -> None:
@@ -140,6 +147,29 @@ def replaced() -> pa.Table:
     return pa.concat_tables([new, rows(BEFORE + TWICE, ROWS + DELETED - TWICE)])
 
 
+def maintain(path: str) -> None:
+    """What `replace` does, in two small transactions, each flushed; then all is compacted."""
+    row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
+    row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
+    merging.LOADED_ROWS = 128  # type: ignore[misc]
+    compacting.SLACK = compacting.LEAST_BYTES = 0  # type: ignore[misc]
+    history.KEEP_LOG = 0  # type: ignore[misc]
+    client = txnkv.connect(path, create=False, history=0.0)
+    with client.transaction() as txn:
+        for name in TABLES:
+            txn.write(name, rows(BEFORE, ROWS))
+    say(ACKNOWLEDGED)
+    client.instance.engine.flush()
+    with client.transaction() as txn:
+        for name in TABLES:
+            txn.write(name, rows(0, BEFORE, "new"), "update")
+            txn.write(name, rows(0, DELETED).select(["id"]), "delete")
+            txn.write(name, rows(BEFORE + ROWS, DELETED), "insert")
+            txn.write(name, rows(BEFORE, TWICE, "new"), "update")
+    client.instance.engine.flush()
+    client.compact()
+
+
 def rollback(path: str) -> None:
     """Load one of the tables, change the other, and roll back."""
     cut_small()
@@ -174,6 +204,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "group": group,
     "replace": replace,
     "rollback": rollback,
+    "maintain": maintain,
     "recover": recover,
     "work": work,
 }

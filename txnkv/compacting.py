@@ -12,10 +12,10 @@ from txnkv.instance import Instance
 from txnkv.tables import manifest
 from txnkv.tables.tablet import Tablet
 
-_SLACK: Final = 1.1
+SLACK: Final = 1.1
 """A file that is longer than what is in it by this factor is copied."""
 
-_LEAST: Final = 1 << 20
+LEAST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _cut(instance: Instance, tablet: Tablet) -> bool:
             "SELECT coalesce(sum(bytes), 0) FROM row_sets WHERE tablet_id = ? AND state != ?",
             (tablet.id, manifest.WRITING),
         )
-    if _file_bytes(_folder(instance, tablet)) <= max(_SLACK * needed, _LEAST):
+    if _file_bytes(_folder(instance, tablet)) <= max(SLACK * needed, LEAST_BYTES):
         return True
     return tablet.environment().shrink() is not None
 

@@ -211,7 +211,7 @@ def test_deletes_that_come_at_the_swap_make_it_look_again(
         for _ in range(10):
             model.commit()
         engine.flush()
-    passes = []
+    passes: list[int] = []
 
     def meanwhile() -> None:
         passes.append(len(passes))
