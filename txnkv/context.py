@@ -43,8 +43,9 @@ from txnkv.tables.manifest import Scope
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values, to_batch
 from txnkv.tables.row_writer import RowWriter
-from txnkv.tables.small import SmallWrites, timed_out
+from txnkv.tables.small import SmallWrites
 from txnkv.tables.staging import WriteContext
+from txnkv.tables.validation import timed_out
 from txnkv.tables.view import ReadView
 
 _PID = os.getpid()

@@ -28,7 +28,7 @@ from txnkv.errors import (
     TransactionLockedError,
     TransactionTimedOutError,
 )
-from txnkv.tables.small import LockedByYoungerError
+from txnkv.tables.validation import LockedByYoungerError
 
 _LOCK_WAIT: Final = 5.0
 """Seconds for which a commit waits for a younger transaction's lock."""

@@ -13,18 +13,15 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import apsw
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.coordinator import locks, payload
+from txnkv.coordinator import payload
 from txnkv.coordinator.commit_log import SmallCommit
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.locks import Verdict
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -32,22 +29,18 @@ from txnkv.errors import (
     NotFoundError,
     RowError,
     SchemaError,
-    TransactionConflictError,
-    TransactionLockedError,
-    TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.storage.seam import clock
-from txnkv.tables import catalog, changes, incoming, lookup
+from txnkv.tables import incoming, lookup
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.incoming import Evaluated, Outcome, readable_key
+from txnkv.tables.incoming import Evaluated, Outcome
 from txnkv.tables.ingest import MISSING
-from txnkv.tables.manifest import KIND
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_set_writer import SortedRows
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.tablet import Tablet
+from txnkv.tables.validation import Validation
 from txnkv.tables.view import EVERY_STAMP, ReadView
 
 if TYPE_CHECKING:
@@ -72,10 +65,6 @@ _DELETED: Final = "an earlier row of the same data deleted this key"
 _EARLIER: Final = "an earlier row of the same data has this key"
 _OWN: Final = "this transaction has staged the key already"
 _THERE: Final = "a row with this key is in the table"
-
-
-class LockedByYoungerError(TransactionLockedError):
-    """A tablet is locked by a younger transaction: who meets it may wait and try again."""
 
 
 class SmallWrites:
@@ -336,38 +325,16 @@ class SmallWrites:
         sections = [
             Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
         ]
-        return SmallCommit(self._row.txn_id, sections, self._validation())
-
-    def _validation(self) -> Callable[[apsw.Cursor, Timestamp], None]:
-        """What refuses the commit, called inside the SQLite transaction of its commit point.
-
-        It raises TransactionConflictError when others changed what was written, or in a
-        serializable transaction read, since the snapshot; TransactionLockedError when a tablet
-        is locked by another; TransactionTimedOutError past the deadline; TableNotFoundError when
-        a table was dropped.
-        """
-        engine, row, reads = self._engine, self._row, self._reads
-        locker = row if self._transactional else None
-        # Tables were live in that version of the catalog; the log has just looked at the latest.
-        log, seen = engine.log, self._catalog
-
-        def validate(cur: apsw.Cursor, latest: Timestamp) -> None:
-            if row.deadline is not None and clock.monotonic_micros() > row.deadline:
-                raise timed_out(row, "commit")
-            if log.catalog_version != seen:
-                for tablet in self._tablets.values():
-                    catalog.require_live(cur, tablet.table)
-            if log.locked:
-                _refuse_locked(cur, locker, list(self._memory))
-            if latest > row.snapshot_ts:
-                for tablet, keys in self._written():
-                    key = changes.changed(tablet, keys, row.snapshot_ts, latest)
-                    if key is not None:
-                        raise _conflict(tablet, key)
-                if reads is not None:
-                    changes.validate_reads(engine, reads, row.snapshot_ts, latest)
-
-        return validate
+        validation = Validation(
+            self._engine,
+            self._row,
+            self._transactional,
+            self._catalog,
+            self._reads,
+            self._tablets,
+            self._written,
+        )
+        return SmallCommit(self._row.txn_id, sections, validation)
 
     def _written(self) -> Iterator[tuple[Tablet, core.Keys]]:
         if self._lone is not None:
@@ -388,13 +355,6 @@ class SmallWrites:
         ]
 
 
-def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:
-    return TransactionTimedOutError(
-        f"cannot {what}: transaction {row.txn_id} timed out, after {(row.timeout or 0) / 1e6:g} s. "
-        "Begin a new transaction, with a longer timeout"
-    )
-
-
 _ByRow = Callable[[SmallWrites, RowWriter, Values, Outcome], TxnkvError | None]
 _BY_ROW: Final[dict[str, _ByRow]] = {
     "insert": SmallWrites._insert,
@@ -410,29 +370,6 @@ _BY_ROW: Final[dict[str, _ByRow]] = {
 def _readable(writer: RowWriter, op: str, values: Values) -> Any:
     key = values if op.startswith("delete") else writer.key_of(values)
     return key[0] if len(key) == 1 else key
-
-
-def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
-    return TransactionConflictError(
-        f"table {tablet.table.name!r}, key {readable_key(tablet, key)!r}: another transaction "
-        "committed it first. This transaction was aborted whole; run it again"
-    )
-
-
-def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, ids: Sequence[int]) -> None:
-    answer = locks.meet(cur, row, KIND, ids)
-    if answer.verdict is Verdict.GRANTED:
-        return
-    holder = f"{KIND} {list(ids)} is locked by transaction {answer.holder}"
-    if row is None:
-        raise TransactionLockedError(
-            f"{holder}; a write outside of a transaction does not wait. Try it again later"
-        )
-    if answer.verdict is Verdict.WAIT:
-        raise LockedByYoungerError(f"{holder}, which is younger")
-    raise TransactionLockedError(
-        f"{holder}, which is older: transaction {row.txn_id} was aborted (wait-die). Run it again"
-    )
 
 
 def _encoded(tablet: Tablet, rows: SortedRows) -> core.RowBytes:
