@@ -121,12 +121,22 @@ def _may_meet(mask: Mask, info: RowSetInfo) -> bool:
 
 
 def hidden(
-    pages: Pages, masks: Sequence[Mask], keys: core.Keys, inserts: pa.UInt64Array | None
+    pages: Pages,
+    masks: Sequence[Mask],
+    keys: core.Keys,
+    inserts: pa.UInt64Array | None = None,
+    *,
+    versioned: bool = False,
 ) -> core.Bitmap | None:
-    """Which of some keys (strictly ascending) masks hide; None when none is.
+    """Which of some keys (ascending) masks hide; None when none is.
 
     Args:
-        inserts: the insert stamps of the keys' rows; needed by masks that hide older rows alone.
+        pages: a read, for masks that lie on disk.
+        masks: what is above.
+        keys: of the rows.
+        inserts: the insert stamps of the rows; needed by masks that hide older rows alone, and
+            None where all rows have the same, which those masks are known to hide then.
+        versioned: a key may be there several times.
     """
     if keys.n == 0:
         return None
@@ -134,7 +144,7 @@ def hidden(
     gone: core.Bitmap | None = None
     for mask in masks:
         for some in mask.between(pages, low, high):
-            hits = _common(keys, some)
+            hits = _all_of(keys, some) if versioned else _common(keys, some)
             if mask.before != EVERY_STAMP and hits is not None and inserts is not None:
                 older = pc.less(inserts, pa.scalar(mask.before, pa.uint64()))
                 hits = hits.and_(core.Bitmap.from_arrow(older))
@@ -149,3 +159,8 @@ def _common(keys: core.Keys, some: core.Keys) -> core.Bitmap | None:
     found = core.find(keys, some)
     there = found.filter(pc.greater_equal(found, 0))
     return core.Bitmap.of(keys.n, there.cast(pa.uint32())) if len(there) else None
+
+
+def _all_of(keys: core.Keys, some: core.Keys) -> core.Bitmap:
+    """As `_common`, where the same key may be there several times."""
+    return core.Bitmap.from_arrow(pc.greater_equal(core.find(some, keys), 0))

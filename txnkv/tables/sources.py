@@ -135,14 +135,15 @@ class _Block:
         lo, n = self._range(pages)
         if n == 0:
             return None
-        rows = self._rows(pages, lo, n)
-        if rows is None:
+        gone = self._gone(pages)
+        if gone is None:
             block = row_set.header(pages).blocks[number]
             return Selection(
                 n,
                 lambda names: row_set.read(pages, block, number, names, lo, n),
                 lambda: core.Keys.concat([row_set.keys(pages, number).slice(lo, n)]),
             )
+        rows = _between(gone.zeros(), lo, n, gone.n)
         if rows.n == 0:
             return None
         return Selection(
@@ -154,8 +155,10 @@ class _Block:
     def count(self, pages: Pages) -> int:
         """How many rows are seen."""
         lo, n = self._range(pages)
-        rows = self._rows(pages, lo, n) if n else None
-        return n if rows is None else rows.n
+        gone = self._gone(pages) if n else None
+        if gone is None:
+            return n
+        return gone.n - gone.count if n == gone.n else _between(gone.zeros(), lo, n, gone.n).n
 
     def _range(self, pages: Pages) -> tuple[int, int]:
         """First row and number of rows of the block that are in the key range."""
@@ -170,38 +173,22 @@ class _Block:
         hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
         return lo, max(hi - lo, 0)
 
-    def _rows(self, pages: Pages, lo: int, n: int) -> core.Rows | None:
-        """Those of rows [lo, lo + n) that are seen; None for all."""
+    def _gone(self, pages: Pages) -> core.Bitmap | None:
+        """The rows of the block that are not seen; None for none."""
         part, row_set, number = self.part, self.row_set, self.number
         # A transaction's own rows are seen, and go on to be when it commits beside the scan.
         own = part.info.stamp is None
-        rows = None if own else row_set.visible(pages, number, part.sight.snapshot)
-        if rows is not None:
-            rows = _between(rows, lo, n, row_set.header(pages).blocks[number].rows)
-        if not part.masks or (rows is not None and rows.n == 0):
-            return rows
-        keys = row_set.keys(pages, number)
-        keys = keys.slice(lo, n) if rows is None else keys.gather(rows)
-        gone = hidden(pages, part.masks, keys, self._inserts(pages, lo, n, rows))
-        if gone is None:
-            return rows
-        left = gone.zeros().to_arrow()
-        if rows is not None:
-            return core.Rows.from_arrow(rows.to_arrow().take(left))
-        return core.Rows.from_arrow(pc.add(left, pa.scalar(lo, pa.uint32())) if lo else left)
-
-    def _inserts(
-        self, pages: Pages, lo: int, n: int, rows: core.Rows | None
-    ) -> pa.UInt64Array | None:
-        """Insert stamps of rows [lo, lo + n), or of `rows`, where a mask asks for them."""
-        if all(mask.before == EVERY_STAMP for mask in self.part.masks):
-            return None
-        stamps = self.row_set.inserts(pages, self.number)
-        if stamps is None:
-            return pa.repeat(
-                pa.scalar(self.part.info.stamp, pa.uint64()), n if rows is None else rows.n
-            )
-        return stamps.slice(lo, n) if rows is None else stamps.take(rows.to_arrow())
+        seen = None if own else row_set.seen(pages, number, part.sight.snapshot)
+        gone = None if seen is None else core.Bitmap.from_arrow(pc.invert(seen))
+        if part.masks:
+            keys = row_set.keys(pages, number)
+            inserts = None
+            if any(mask.before != EVERY_STAMP for mask in part.masks):
+                inserts = row_set.inserts(pages, number)
+            hits = hidden(pages, part.masks, keys, inserts, versioned=part.info.versioned)
+            if hits is not None:
+                gone = hits if gone is None else gone.or_(hits)
+        return gone if gone is not None and gone.count else None
 
 
 def _between(rows: core.Rows, lo: int, n: int, of: int) -> core.Rows:
