@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.storage.seam import arm
 
 
 def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -289,3 +290,46 @@ def test_a_reader_sees_all_of_an_update_or_nothing(client: txnkv.Client, process
         if n % 3 == 0:
             client.instance.engine.flush()
     assert reader.finish() <= set(range(13))
+
+
+@pytest.mark.parametrize("size", ["small", "bulk"])
+def test_a_commit_that_is_not_durable_yet_is_a_conflict(
+    client: txnkv.Client, table: txnkv.Table, process: Any, size: str
+) -> None:
+    """It can be seen in status.db while its writer waits for the disk; no snapshot has it yet,
+    but who commits the same key comes after it.
+    """
+    client.new_session().write(table, pa.table({"id": [1, 2]}))
+    txn = client.new_transaction()
+    if size == "bulk":
+        txn.serialize()
+    txn.write(table, pa.table({"id": [2], "v": ["lost"]}), "update")
+    other = process(
+        """
+        from txnkv.storage.seam import arm
+        def meet():
+            say("unsynced")
+            wait()
+        with client.transaction() as txn:
+            txn.update("t", {"id": 2, "v": "first"})
+            txn.flush()
+            say("ready")
+            wait()
+            arm("status.unsynced", meet)
+        """
+    )
+    assert other.hear() == "ready"
+
+    def commit_the_other() -> None:
+        other.tell()
+        assert other.hear() == "unsynced"
+
+    if size == "bulk":
+        arm("commit.validated", commit_the_other)
+    else:
+        commit_the_other()
+    with pytest.raises(txnkv.TransactionConflictError, match="key 2"):
+        txn.commit()
+    other.tell()
+    other.finish()
+    assert table.get(2) == {"id": 2, "v": "first"}

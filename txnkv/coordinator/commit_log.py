@@ -203,6 +203,17 @@ class CommitLog:
         if upto > self._applied:
             self._look()
 
+    def catch_up(self, cur: apsw.Cursor) -> Timestamp:
+        """Take in all that committed before the write transaction of this cursor, durable or not.
+
+        Returns:
+            The latest commit timestamp: above what `latest` answers, if that one is on its way to
+            the disk.
+        """
+        with self.lock:
+            self._catch_up(cur)
+            return self._applied
+
     def _look(self) -> Timestamp:
         with self.lock:
             number = self._status.change_number()

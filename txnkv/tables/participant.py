@@ -147,7 +147,7 @@ class TabletParticipants:
                     f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
                     "was aborted. Run it again when that has ended"
                 )
-        upto = self._engine.log.latest()
+        upto = self._engine.log.catch_up(cur)
         if upto == validated:
             return True
         written = self._written(row, ids, cur)
