@@ -81,13 +81,14 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
 
 def pin_latest(coordinator: Coordinator) -> Timestamp:
     """The latest snapshot, pinned until `runtime.unpin`."""
-    runtime = coordinator.store.runtime
-    guess = coordinator.log.applied
+    runtime, log = coordinator.store.runtime, coordinator.log
+    guess = log.applied
     while True:
         runtime.pin_snapshot(guess)
-        # Taken after the pin, so the floor is not above it; else it is pinned anew.
-        latest = coordinator.latest()
-        if latest == guess:
+        # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
+        # commit that is not on the disk yet.
+        latest = log.latest()
+        if latest == guess and latest >= log.history_floor:
             return latest
         runtime.unpin(guess)
         guess = latest

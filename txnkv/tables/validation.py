@@ -89,13 +89,15 @@ class Validation:
                 catalog.require_live(cur, tablet.table)
         if log.locked:
             _refuse_locked(cur, row if self._transactional else None, list(self._tablets))
-        if latest > row.snapshot_ts:
+        since = row.snapshot_ts
+        if latest > since:
+            # Memory has all up to `latest`; to ask for it would make the log look once more.
             for tablet, keys in self._written():
-                key = changes.changed(tablet, keys, row.snapshot_ts, latest)
+                key = changes.changed(tablet, keys, since, since)
                 if key is not None:
                     raise _conflict(tablet, key)
             if self._reads is not None:
-                changes.validate_reads(self._engine, self._reads, row.snapshot_ts, latest)
+                changes.validate_reads(self._engine, self._reads, since, since)
 
 
 def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:
