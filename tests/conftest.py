@@ -211,9 +211,10 @@ def elsewhere(process: Callable[..., Process]) -> Callable[..., Any]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write is staged at once, as one that is too large for the small path."""
+    """Every write is staged at once, as one that is too large for the small path; in children too."""
     monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
     monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+    monkeypatch.setenv("TXNKV_TEST_STAGE_ALL", "1")  # of `tools.children`
 
 
 @pytest.fixture(params=["small", "large"])

@@ -6,7 +6,8 @@
         child.tell()
         assert child.finish() == ["done"]
 
-The code runs with `say`, `wait`, `stop`, `os`, `sys`, `txnkv`, `pa` and everything of
+In the environment of `STAGE_ALL` their transactions are large ones from the first row on. The code
+runs with `say`, `wait`, `stop`, `os`, `sys`, `txnkv`, `pa` and everything of
 `tools.crash_scenarios` imported; its arguments are `args`, as texts.
 """
 
@@ -22,6 +23,7 @@ from typing import Final
 
 from txnkv.closing import Closing
 
+STAGE_ALL: Final = "TXNKV_TEST_STAGE_ALL"
 ROOT: Final = Path(__file__).parent.parent
 PATIENCE: Final = 120.0
 """Seconds after which a child that does not end is taken to hang."""
@@ -34,6 +36,8 @@ from txnkv import instance
 from txnkv.storage import arm
 from tools.crash_scenarios import *
 args = sys.argv[1:]
+if "{stage_all}" in os.environ:
+    stage_all()
 def wait():
     return sys.stdin.readline().strip()
 def stop():
@@ -45,7 +49,7 @@ def stop():
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     for turn in held:
         turn.release()
-"""
+""".replace("{stage_all}", STAGE_ALL)
 
 
 class ChildEndedError(Exception):

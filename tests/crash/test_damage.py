@@ -47,7 +47,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path, cut: None) -> Path:
+def path(tmp_path: Path, cut: None, large: None) -> Path:
     path = tmp_path / "store"
     make(path)
     return path
@@ -238,7 +238,7 @@ def change_format(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"version": "1"}, "'1'"),
         ({"features": ["time machine"]}, "time machine"),
         ({"format": "other"}, "other"),
@@ -301,6 +301,7 @@ def test_missing_status_database_loses_nothing_silently(path: Path) -> None:
         txnkv.connect(path, create=False)
 
 
+@pytest.mark.usefixtures("large")
 def test_store_opens_without_its_runtime_folder(store: Path, connect: Connect) -> None:
     client = connect()
     open_ = client.new_transaction()

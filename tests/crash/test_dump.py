@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import txnkv
 from tools.crash import Nursery
 from tools.crash_scenarios import BEFORE, rows
 from tools.dump import dump
+
+pytestmark = pytest.mark.usefixtures("large")
 
 
 def test_dump_names_transactions_row_sets_and_blocks(

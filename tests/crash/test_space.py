@@ -14,6 +14,8 @@ from tools.crash import Nursery, later, leftovers, settle
 from tools.crash_scenarios import BEFORE
 from txnkv.tables import row_set_format
 
+pytestmark = pytest.mark.usefixtures("large")
+
 Connect = Callable[..., txnkv.Client]
 
 

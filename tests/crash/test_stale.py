@@ -20,6 +20,8 @@ from tools.crash import Nursery, later, leftovers, settle
 from tools.crash_scenarios import BEFORE, ROWS, rows
 from txnkv import TxnState
 
+pytestmark = pytest.mark.usefixtures("large")
+
 Connect = Callable[..., txnkv.Client]
 
 JOIN = """
@@ -66,14 +68,14 @@ def test_stale_worker_stages_nothing(
 
 
 CHECK_OWN_KEYS = """
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.row_set import RowSet
 txn.write("left", rows(1200, 10))
-common = Tablet.common
-def stopping(self, infos, keys):
-    Tablet.common = common
+common = RowSet.common
+def stopping(self, *rest):
+    RowSet.common = common
     stop()
-    return common(self, infos, keys)
-Tablet.common = stopping
+    return common(self, *rest)
+RowSet.common = stopping
 """
 
 READ_OWN_ROWS = """

@@ -14,6 +14,8 @@ from tools.crash import Nursery, leftovers
 from tools.crash_scenarios import BEFORE, ROWS, rows
 from txnkv import TxnState
 
+pytestmark = pytest.mark.usefixtures("large")
+
 Connect = Callable[..., txnkv.Client]
 
 DEATHS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -262,32 +262,6 @@ class Tablet:
     def forget(self, row_set_ids: Iterable[int]) -> None:
         for id in row_set_ids:
             self._row_sets.pop(id, None)
-
-    def common(
-        self, infos: Sequence[RowSetInfo], keys: core.Keys, snapshot: Timestamp
-    ) -> list[tuple[RowSetInfo, pa.UInt32Array]]:
-        """For each row set where `snapshot` sees some of `keys` (strictly ascending): which
-        positions.
-        """
-        if keys.n == 0:
-            return []
-        low, high = keys.key(0), keys.key(keys.n - 1)
-        found = []
-        candidates = [info for info in infos if info.overlaps(low, high)]
-        if not candidates:
-            return []
-        large = sum(info.rows for info in candidates) * len(low) > LARGE_CHECK
-        for info in candidates:
-            with self.read(once=large) as pages:
-                positions = self.row_set(info).common(pages, keys, snapshot)
-            if len(positions):
-                found.append((info, positions))
-        return found
-
-    def keys_of(self, keys: Sequence[bytes]) -> core.Keys:
-        """Encoded keys as the core takes them."""
-        width = self.codec.width
-        return core.Keys.fixed(b"".join(keys), width) if width and keys else core.Keys.of(keys)
 
     def filler(self, name: str, n: int) -> pa.Array:
         """A column that a row set does not have: its default, or nulls."""
