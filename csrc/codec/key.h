@@ -68,7 +68,13 @@ status_t key_decode_fixed(const keys_t *keys, const key_type_t *types, uint32_t 
                           uint32_t column, uint32_t lo, uint32_t n, uint8_t *out,
                           size_t out_len);
 
-/* The same for KEY_BYTES: first the n + 1 offsets from 0, then that many bytes. */
+/* The same without gone[0 .. gone_n), which are strictly ascending and among [lo, lo + n); not
+ * for KEY_BOOL. RANGE: they are not. */
+status_t key_decode_but(const keys_t *keys, const key_type_t *types, uint32_t n_types,
+                        uint32_t column, uint32_t lo, uint32_t n, const uint32_t *gone,
+                        uint32_t gone_n, uint8_t *out, size_t out_len);
+
+/* key_decode_fixed for KEY_BYTES: first the n + 1 offsets from 0, then that many bytes. */
 status_t key_decode_offsets(const keys_t *keys, const key_type_t *types, uint32_t n_types,
                             uint32_t column, uint32_t lo, uint32_t n, uint32_t *out_offsets,
                             uint64_t *out_size);

@@ -31,6 +31,13 @@ status_t keys_gather_size(const keys_t *keys, const uint32_t *rows, uint32_t m,
 status_t keys_gather(const keys_t *keys, const uint32_t *rows, uint32_t m, uint8_t *out,
                      size_t out_len, uint32_t *out_offsets);
 
+/* Copies keys [lo, lo + n) but for gone[0 .. gone_n), strictly ascending: their size, then as
+ * keys_gather. RANGE: they are not all there. */
+status_t keys_but_size(const keys_t *keys, uint32_t lo, uint32_t n, const uint32_t *gone,
+                       uint32_t gone_n, uint64_t *out_size);
+status_t keys_but(const keys_t *keys, uint32_t lo, uint32_t n, const uint32_t *gone,
+                  uint32_t gone_n, uint8_t *out, size_t out_len, uint32_t *out_offsets);
+
 /* The bytes of all keys, and a copy of them to `out`. Variable keys write offsets
  * [1 .. n] that begin at `base`, as where `out` stands in a longer array. */
 uint64_t keys_data_len(const keys_t *keys);

@@ -35,6 +35,18 @@ static inline void bits_store(uint8_t *bits, uint64_t at, uint64_t word, unsigne
     memcpy(bits + (at >> 3), &word, (count + 7) / 8);
 }
 
+/* Sets `count` <= 64 bits from bit `at` on, where all bits are 0 yet. */
+static inline void bits_append(uint8_t *bits, uint64_t at, uint64_t word, unsigned count) {
+    uint8_t *p = bits + (at >> 3);
+    const unsigned shift = (unsigned)(at & 7), bytes = (shift + count + 7) / 8;
+    uint64_t low = 0;
+    if (count == 0) return;
+    memcpy(&low, p, bytes < 8 ? bytes : 8);
+    low |= word << shift;
+    memcpy(p, &low, bytes < 8 ? bytes : 8);
+    if (bytes > 8) p[8] = (uint8_t)(word >> (64 - shift));
+}
+
 /* Copies n bits from bit `from_at` of `from` to bit 0 of `to`; the last byte is filled up
  * with zeros. Returns how many of them are set. */
 static inline uint64_t bits_copy(const uint8_t *from, uint64_t from_at, uint8_t *to, uint64_t n) {

@@ -116,6 +116,14 @@ status_t block_decode(const block_t *block, block_rows_t rows, uint8_t *out_vali
                       uint32_t *out_offsets, uint8_t *out_values, size_t out_len,
                       uint32_t *out_null_count);
 
+/* Rows [lo, lo + n) but for gone[0 .. gone_n), strictly ascending, copied in runs: otherwise as
+ * block_decode_size and block_decode. out_validity is written when the block has nulls. */
+status_t block_decode_but_size(const block_t *block, uint32_t lo, uint32_t n,
+                               const uint32_t *gone, uint32_t gone_n, uint64_t *out_size);
+status_t block_decode_but(const block_t *block, uint32_t lo, uint32_t n, const uint32_t *gone,
+                          uint32_t gone_n, uint8_t *out_validity, uint32_t *out_offsets,
+                          uint8_t *out_values, size_t out_len, uint32_t *out_null_count);
+
 /* Row `row` of a block that is to be of this kind and width (CORRUPT when it is not), for
  * reads of single rows. RANGE: the row is not in the block. */
 status_t block_value(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,

@@ -7,43 +7,10 @@
 
 #include <stdbool.h>
 
-enum { NEAR = 8, TOGETHER = 16 };
-
-/* Number keys often are evenly spread, as counters are: then a guess by their range is close,
- * and spares the steps of a binary search that reach memory. A bad guess costs NEAR of them. */
-static uint32_t search_guess(const uint8_t *data, uint32_t width, uint64_t key, uint32_t n) {
-    const uint64_t first = keys_number(data, width, 0), last = keys_number(data, width, n - 1);
-    if (key <= first) return 0;
-    if (key > last) return n;
-    const double share = (double)(key - first) / (double)(last - first);
-    uint32_t at = (uint32_t)(share * (double)(n - 1)), lo = 0, hi = n - 1, step = 1;
-    if (at > n - 1) at = n - 1;
-    const bool up = keys_number(data, width, at) < key;
-    for (uint32_t i = 0; i < NEAR; i++, step *= 2) {
-        if (up) {
-            lo = at + 1;
-            if (hi - lo < step) break;
-            at = lo + step - 1;
-            if (keys_number(data, width, at) >= key) {
-                hi = at;
-                break;
-            }
-        } else {
-            hi = at;
-            if (hi - lo < step) break;
-            at = hi - step;
-            if (keys_number(data, width, at) < key) {
-                lo = at + 1;
-                break;
-            }
-        }
-    }
-    return search_range_number(data, width, key, lo, hi);
-}
+enum { TOGETHER = 16 };
 
 static int64_t find_number(const keys_t *keys, uint64_t key, uint32_t width) {
-    if (keys->n == 0) return POINT_ABSENT;
-    const uint32_t at = search_guess(keys->data, width, key, keys->n);
+    const uint32_t at = search_guess_number(keys->data, width, key, 0, keys->n);
     const bool found = at < keys->n && keys_number(keys->data, width, at) == key;
     return found ? (int64_t)at : POINT_ABSENT;
 }

@@ -5,6 +5,8 @@
 
 #include <stdbool.h>
 
+enum { FEW = 16 }; /* one probe for this many keys, or fewer */
+
 uint32_t search_lower_bound(const keys_t *keys, const uint8_t *key, size_t key_len) {
     const slice_t probe = {key, key_len};
     if (keys->width == 8 && key_len == 8) {
@@ -37,16 +39,22 @@ static inline bool numbers_ascending(const keys_t *probes, uint32_t width) {
     return falls == 0;
 }
 
-/* `width` is a constant at each call. One probe is searched for directly: a gallop from the
- * front would be longer. */
+/* `width` is a constant at each call. Few probes are guessed, from the one before on: a gallop
+ * to them would be longer. */
 static inline void batch_numbers(const keys_t *keys, const keys_t *probes, uint32_t width,
                                  int32_t *out) {
     const bool ascending = probes->n > 1 && numbers_ascending(probes, width);
+    const bool few = probes->n < keys->n / FEW;
     uint32_t at = 0;
     for (size_t i = 0; i < probes->n; i++) {
         const uint64_t probe = keys_number(probes->data, width, i);
-        at = ascending ? search_gallop_number(keys->data, width, probe, at, keys->n)
-                       : search_range_number(keys->data, width, probe, 0, keys->n);
+        if (few) {
+            at = search_guess_number(keys->data, width, probe, ascending ? at : 0, keys->n);
+        } else if (ascending) {
+            at = search_gallop_number(keys->data, width, probe, at, keys->n);
+        } else {
+            at = search_range_number(keys->data, width, probe, 0, keys->n);
+        }
         const bool found = at < keys->n && keys_number(keys->data, width, at) == probe;
         out[i] = found ? (int32_t)at : -1;
     }

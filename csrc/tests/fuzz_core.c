@@ -28,6 +28,23 @@ static void decode(const block_t *block, block_rows_t rows) {
     free(offsets);
 }
 
+static void decode_but(const block_t *block) {
+    uint64_t size;
+    uint32_t nulls;
+    const uint32_t gone[] = {block->rows / 2};
+    if (block->rows == 0) return;
+    const uint32_t n = block->rows, left = n - 1;
+    if (block_decode_but_size(block, 0, n, gone, 1, &size) != STATUS_OK) return;
+    uint8_t *values = malloc(size + 1), *validity = malloc(bits_bytes(left) + 1);
+    uint32_t *offsets = malloc(4 * ((size_t)left + 1));
+    if (values != NULL && validity != NULL && offsets != NULL) {
+        block_decode_but(block, 0, n, gone, 1, validity, offsets, values, size, &nulls);
+    }
+    free(values);
+    free(validity);
+    free(offsets);
+}
+
 static void decode_key_column(const keys_t *keys, const key_type_t *types, uint32_t n_types,
                               uint32_t column) {
     uint64_t size;
@@ -109,6 +126,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
         decode(&block, half);
         decode(&block, some);
         decode(&block, outside);
+        decode_but(&block);
         for (int type = KEY_BOOL; type <= KEY_BYTES; type++) {
             zone_compute(&block, (key_type_t)type, &zone);
         }

@@ -126,6 +126,7 @@ int main(void) {
     RUN(test_delta);
     RUN(test_block);
     RUN(test_zone);
+    RUN(test_but);
     RUN(test_point);
     RUN(test_row);
     RUN(test_memory);

@@ -53,6 +53,7 @@ void test_visible(void);
 void test_delta(void);
 void test_block(void);
 void test_zone(void);
+void test_but(void);
 void test_point(void);
 void test_row(void);
 void test_memory(void);

@@ -6,7 +6,14 @@ released while the core works, and all functions may be called from any thread; 
 belongs to one thread at a time unless it is only read.
 """
 
-from txnkv.core.block import block_rows, decode_block, encode_block, gather_block, verify_block
+from txnkv.core.block import (
+    block_rows,
+    decode_block,
+    decode_block_without,
+    encode_block,
+    gather_block,
+    verify_block,
+)
 from txnkv.core.blocks import BlockList, BlockTable, find_in_blocks, gather_blocks
 from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
@@ -63,6 +70,7 @@ __all__ = [
     "bloom_probe",
     "crc32c",
     "decode_block",
+    "decode_block_without",
     "encode_block",
     "find",
     "find_in_blocks",

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
-from txnkv.core.rows import NULL_ROW, Rows, rows_pointer
+from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
 
 # -- writing -----------------------------------------------------------------------
 
@@ -120,6 +120,41 @@ def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = No
     return _read(view, memory, type_, (ffi.NULL, lo, n), n)
 
 
+def decode_block_without(
+    block: Any, type_: pa.DataType, gone: Rows, lo: int = 0, n: int | None = None
+) -> pa.Array:
+    """Rows [lo, lo + n) of a block but for some, copied in the runs between these.
+
+    Args:
+        block: verified, any buffer object.
+        type_: what it was encoded from.
+        gone: rows of the block to leave out, strictly ascending, all in [lo, lo + n).
+        lo: the first row.
+        n: how many, with those that are left out; None for all from `lo` on.
+
+    Raises:
+        CoreError: the block is damaged, or not of this type.
+        IndexError: the rows are not all in the block, or `gone` is not as it should be.
+    """
+    view, memory = _parse(block, type_)
+    n = _count(view.rows, None, lo, n)
+    left = n - gone.n
+    asked = (lo, n, rows_pointer(gone), gone.n)
+    if view.kind == lib.BLOCK_OPAQUE:
+        kept = Bitmap.of(view.rows, gone.to_arrow()).zeros().slice(lo, left)
+        return _opaque_array(view, type_).take(kept.to_arrow())
+    size = ffi.new("uint64_t *")
+    if status := lib.block_decode_but_size(view, *asked, size):
+        check(status, f"reading {left} of {n} rows of {type_} from a block")
+    values, validity = allocate(size[0]), allocate((left + 7) // 8)
+    offsets = allocate(4 * (left + 1)) if view.kind == lib.BLOCK_VARLEN else None
+    nulls = ffi.new("uint32_t *")
+    out = (pointer(validity), pointer(offsets, "uint32_t *"), pointer(values), values.size, nulls)
+    check(lib.block_decode_but(view, *asked, *out), "reading a block")
+    del memory
+    return _array(type_, left, validity, offsets, values, nulls[0])
+
+
 def gather_block(block: Any, type_: pa.DataType, rows: Rows) -> pa.Array:
     """The rows of a list, in its order, copied; `NULL_ROW` (2^32 - 1) gives a null.
 
@@ -177,10 +212,21 @@ def _read(view: Any, memory: Any, type_: pa.DataType, picked: Any, n: int) -> pa
     out = (pointer(validity), ends, pointer(values), values.size, nulls)
     check(lib.block_decode(view, picked, *out), "reading a block")
     del memory
-    buffers = [validity if nulls[0] else None, values]
+    return _array(type_, n, validity, offsets, values, nulls[0])
+
+
+def _array(
+    type_: pa.DataType,
+    n: int,
+    validity: pa.Buffer,
+    offsets: pa.Buffer | None,
+    values: pa.Buffer,
+    nulls: int,
+) -> pa.Array:
+    buffers = [validity if nulls else None, values]
     if offsets is not None:
         buffers.insert(1, offsets)
-    return pa.Array.from_buffers(type_, n, buffers, nulls[0])
+    return pa.Array.from_buffers(type_, n, buffers, nulls)
 
 
 def _opaque_array(view: Any, type_: pa.DataType) -> pa.Array:

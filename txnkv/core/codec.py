@@ -13,7 +13,10 @@ import pyarrow as pa
 from txnkv.core.codec_one import ValueCodec, key_encoder, value_codec
 from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
+from txnkv.core.rows import Rows, rows_pointer
 from txnkv.core.types import key_type
+
+_VARYING = {lib.KEY_BYTES, lib.KEY_BOOL}
 
 
 class KeyCodec:
@@ -116,6 +119,36 @@ class KeyCodec:
         values = allocate((n * type_.bit_width + 7) // 8)
         check(lib.key_decode_fixed(*where, pointer(values), values.size), what)
         return pa.Array.from_buffers(type_, n, [None, values], 0)
+
+    def decode_without(
+        self, keys: Keys, column: int, gone: Rows, lo: int = 0, n: int | None = None
+    ) -> pa.Array:
+        """As `decode`, without some of the keys.
+
+        Args:
+            keys: what this codec encoded.
+            column: its number.
+            gone: the keys to leave out, strictly ascending, all in [lo, lo + n).
+            lo: the first key.
+            n: how many, with those that are left out; None for all from `lo` on.
+
+        Raises:
+            CoreError: the keys are not of this codec.
+            IndexError: column or keys are not there, or `gone` is not as it should be.
+        """
+        n = keys.n - lo if n is None else n
+        if not 0 <= column < len(self.types) or self._kinds[column] in _VARYING:
+            return self.decode(keys.without(gone, lo, n), column)
+        if lo < 0 or n < 0 or keys.width != self.width:
+            return self.decode(keys, column, lo, n)  # which refuses them
+        type_, left = self.types[column], n - gone.n
+        values = allocate(max(left, 0) * type_.bit_width // 8)
+        where = (keys.c, self._kinds, len(self._kinds), column, lo, n)
+        status = lib.key_decode_but(
+            *where, rows_pointer(gone), gone.n, pointer(values), values.size
+        )
+        check(status, f"decoding {n} keys but {gone.n}")
+        return pa.Array.from_buffers(type_, left, [None, values], 0)
 
     def _demand_columns(self, columns: Sequence[pa.Array]) -> int:
         if len(columns) != len(self.types):

@@ -191,6 +191,30 @@ class Keys:
         check(status, "gathering keys")
         return Keys.adopt(data, offsets, self.width, rows.n)
 
+    def without(self, gone: Rows, lo: int = 0, n: int | None = None) -> Keys:
+        """Keys [lo, lo + n) but for some, copied in the runs between these.
+
+        Args:
+            gone: the keys to leave out, strictly ascending, all in [lo, lo + n).
+            lo: the first key.
+            n: how many, with those that are left out; None for all from `lo` on.
+
+        Raises:
+            IndexError: the keys are not all there, or `gone` is not as it should be.
+        """
+        n = self.n - lo if n is None else n
+        if lo < 0 or n < 0:
+            raise IndexError(f"keys [{lo}, {lo + n}) of {self.n}")
+        asked = (self.c, lo, n, rows_pointer(gone), gone.n)
+        size = ffi.new("uint64_t *")
+        if status := lib.keys_but_size(*asked, size):
+            check(status, f"taking {n} of {self.n} keys but {gone.n}")
+        data = allocate(size[0])
+        offsets = None if self.c.offsets == ffi.NULL else allocate(4 * (n - gone.n + 1))
+        ends = pointer(offsets, "uint32_t *")
+        check(lib.keys_but(*asked, pointer(data), data.size, ends), "taking keys")
+        return Keys.adopt(data, offsets, self.width, n - gone.n)
+
     def to_block(self, seed: int, lo: int = 0, n: int | None = None) -> pa.Buffer:
         """Keys [lo, lo + n) as a block.
 
