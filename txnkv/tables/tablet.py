@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -262,6 +262,11 @@ class Tablet:
     def forget(self, row_set_ids: Iterable[int]) -> None:
         for id in row_set_ids:
             self._row_sets.pop(id, None)
+
+    def keys_of(self, keys: Sequence[bytes]) -> core.Keys:
+        """Encoded keys as the core takes them."""
+        width = self.codec.width
+        return core.Keys.fixed(b"".join(keys), width) if width and keys else core.Keys.of(keys)
 
     def filler(self, name: str, n: int) -> pa.Array:
         """A column that a row set does not have: its default, or nulls."""
