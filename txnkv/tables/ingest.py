@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
@@ -288,45 +287,6 @@ def _from_mapping(schema: Schema, row: Mapping[str, Any], op: str) -> tuple[Any,
     return tuple(values)
 
 
-def rows_to_batches(
-    schema: Schema, rows: Iterable[tuple[Any, ...]], op: str = "insert"
-) -> Iterator[pa.RecordBatch]:
-    """Rows of `row_values`, in their order: those next to each other that name the same columns
-    are one batch.
-
-    Raises:
-        SchemaError: a value does not fit its column.
-    """
-    if op in INSERTS:
-        yield rows_to_batch(schema, rows)
-        return
-    if op in DELETES:
-        yield _to_batch(schema, schema.primary_key, rows)
-        return
-    for missing, some in groupby(rows, lambda row: tuple(value is MISSING for value in row)):
-        names = [name for name, gone in zip(schema.names, missing, strict=True) if not gone]
-        kept = [i for i, gone in enumerate(missing) if not gone]
-        yield _to_batch(schema, names, [tuple(row[i] for i in kept) for row in some])
-
-
-def rows_to_batch(schema: Schema, rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows that have all columns, as one batch.
-
-    Raises:
-        SchemaError: a value does not fit its column.
-    """
-    return _to_batch(schema, schema.names, rows)
-
-
-def _to_batch(
-    schema: Schema, names: Sequence[str], rows: Iterable[tuple[Any, ...]]
-) -> pa.RecordBatch:
-    columns = []
-    for values, name in zip(zip(*rows, strict=True), names, strict=True):
-        columns.append(column_array(name, schema.columns[name].type, values))
-    return pa.record_batch(columns, schema=pa.schema([schema.arrow.field(name) for name in names]))
-
-
 def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     """Python values as a column, when they fit without loss.
 
@@ -355,56 +315,3 @@ def _silently_converted(kind: pa.DataType) -> Callable[[Any], bool] | None:
     if pa.types.is_date(kind):
         return lambda value: isinstance(value, datetime)
     return None
-
-
-def _exact_types(kind: pa.DataType) -> tuple[type, ...]:
-    if pa.types.is_integer(kind):
-        return (int,)
-    if pa.types.is_floating(kind):
-        return (float,)
-    if pa.types.is_string(kind):
-        return (str,)
-    if pa.types.is_binary(kind):
-        return (bytes,)
-    if pa.types.is_boolean(kind):
-        return (bool,)
-    return ()
-
-
-class RowChecker:
-    """Checks single rows at the call, so that a wrong value is refused where it was given."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
-        self._columns = [
-            (name, column.type, _exact_types(column.type), _bounds(column.type))
-            for name, column in schema.columns.items()
-        ]
-        by_name = {column[0]: column for column in self._columns}
-        self._keys = [by_name[name] for name in schema.primary_key]
-
-    def row(self, row: Any, op: str = "insert") -> tuple[Any, ...]:
-        """The values that `row_values` finds.
-
-        Raises:
-            SchemaError: a column is unknown or missing, or a value does not fit.
-            TypeError: `row` is no row.
-        """
-        values = row_values(self._schema, row, op)
-        columns = self._keys if op in DELETES else self._columns
-        for value, (name, kind, exact, bounds) in zip(values, columns, strict=True):
-            if value is None or value is MISSING:
-                continue
-            if type(value) in exact and (bounds is None or bounds[0] <= value <= bounds[1]):
-                continue
-            column_array(name, kind, [value])
-        return values
-
-
-def _bounds(kind: pa.DataType) -> tuple[int, int] | None:
-    if not pa.types.is_integer(kind):
-        return None
-    bits = kind.bit_width
-    if pa.types.is_unsigned_integer(kind):
-        return 0, (1 << bits) - 1
-    return -(1 << (bits - 1)), (1 << (bits - 1)) - 1

@@ -10,14 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.errors import SchemaError
 from txnkv.tables import point
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.ingest import column_array
+from txnkv.tables.ingest import column_array, key_values
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.masks import RowSetMask
 from txnkv.tables.point import find, present
-from txnkv.tables.point_blocks import Values
 from txnkv.tables.point_many import chains_of, find_some
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
@@ -41,23 +39,6 @@ __all__ = [
     "present_many",
     "search",
 ]
-
-
-def key_values(schema: Schema, key: Any) -> Values:
-    """A key as a tuple of its columns' values: a scalar stands for a one-column key.
-
-    Raises:
-        SchemaError: it has too many or too few values, or a null.
-    """
-    values = tuple(key) if isinstance(key, (tuple, list)) else (key,)
-    if len(values) != len(schema.primary_key):
-        raise SchemaError(
-            f"the primary key is ({', '.join(schema.primary_key)}): "
-            f"{len(schema.primary_key)} values, not {len(values)} as in {key!r}"
-        )
-    if any(value is None for value in values):
-        raise SchemaError(f"a key has no nulls: {key!r}")
-    return values
 
 
 def get(engine: TableEngine, table: TableInfo, view: ReadView, key: Any) -> dict[str, Any] | None:
