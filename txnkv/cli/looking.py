@@ -164,7 +164,7 @@ def check(store: str, as_json: bool) -> None:
 @store_argument
 @json_option
 def compact(store: str, as_json: bool) -> None:
-    """Merge what lies scattered, leave out what nobody can see any more, give back space.
+    """Merge row sets, leave out what nobody can see any more, give space back.
 
     Others may read and write meanwhile. Files get shorter where no other process has them open.
     """
