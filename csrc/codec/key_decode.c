@@ -3,6 +3,7 @@
 #include "codec/keys_inline.h"
 #include "common/bits.h"
 #include "common/check.h"
+#include "common/rows.h"
 
 /* Where an escaped string that begins at `from` ends: the place behind its 00 01, or 0
  * (no end mark can leave 0 behind it) when there is none or an escape is unknown. *zeros
@@ -146,6 +147,25 @@ status_t key_decode_fixed(const keys_t *keys, const key_type_t *types, uint32_t 
         const slice_t rest = walk_to(&walk, lo + i);
         if (rest.data == NULL || rest.len < width) return STATUS_CORRUPT;
         read_value(type, rest.data, out + i * width);
+    }
+    return STATUS_OK;
+}
+
+status_t key_decode_but(const keys_t *keys, const key_type_t *types, uint32_t n_types,
+                        uint32_t column, uint32_t lo, uint32_t n, const uint32_t *gone,
+                        uint32_t gone_n, uint8_t *out, size_t out_len) {
+    const rows_but_t rows = {gone, gone_n, lo, n};
+    const size_t width = key_type_width(types[column]);
+    CHECK(types[column] != KEY_BOOL && width != 0);
+    if (!rows_but_sane(rows, keys->n)) return STATUS_RANGE;
+    CHECK((n - gone_n) * width <= out_len);
+    for (uint32_t i = 0; i <= gone_n; i++) {
+        const rows_run_t run = rows_run(rows, i);
+        if (run.n == 0) continue;
+        const status_t status = key_decode_fixed(keys, types, n_types, column, run.lo, run.n, out,
+                                                 run.n * width);
+        if (status != STATUS_OK) return status;
+        out += run.n * width;
     }
     return STATUS_OK;
 }
