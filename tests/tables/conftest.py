@@ -19,7 +19,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def put(client: txnkv.Client) -> Callable[..., Any]:
+def put(client: txnkv.Client, large: None) -> Callable[..., Any]:
     """Commits data into a table, each time as a row set of its own; answers the timestamp."""
 
     def run(table: txnkv.Table, data: Any) -> Any:

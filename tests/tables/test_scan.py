@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import txnkv
+from txnkv.tables import small
 
 SCHEMA = txnkv.Schema(
     {"k": "int64", "s": "string?", "v": "float64?", "l": "list<int32>?"}, primary_key=["k"]
@@ -42,16 +43,41 @@ def same(found: pa.Table, *keys: int) -> bool:
 
 
 @pytest.fixture(
-    params=[None, txnkv.hash_partition("k", 3), txnkv.range_partition("k", [30, 60])],
-    ids=["one tablet", "hash", "range"],
+    params=[
+        (None, "row sets"),
+        (txnkv.hash_partition("k", 3), "row sets"),
+        (txnkv.range_partition("k", [30, 60]), "row sets"),
+        (txnkv.hash_partition("k", 2), "memory"),
+        (None, "flushed"),
+    ],
+    ids=["one tablet", "hash", "range", "hash, memory", "one tablet, flushed"],
 )
 def many(
-    request: pytest.FixtureRequest, client: txnkv.Client, put: Any, small_blocks: None
+    request: pytest.FixtureRequest,
+    client: txnkv.Client,
+    put: Any,
+    small_blocks: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> txnkv.Table:
-    """100 rows in four overlapping commits, and the blocks of many row sets."""
-    table = client.create_table("many", SCHEMA, request.param)
+    """100 rows in four overlapping commits, and the blocks of many row sets; or in memory, or
+    half in memory over blocks with deletes.
+    """
+    partitioning, where = request.param
+    table = client.create_table("many", SCHEMA, partitioning)
     keys = list(range(100))
     random.Random(3).shuffle(keys)
+    if where != "row sets":
+        monkeypatch.setattr(small, "MAX_ROWS", 10_000)
+    if where == "flushed":
+        put(table, rows(*range(90)))
+        client.instance.engine.flush()
+        gone = {"k": pa.array(range(0, 90, 3), pa.int64())}
+        with client.transaction() as txn:
+            txn.write(table, pa.table(gone), "delete")
+        client.instance.engine.flush()
+        with client.transaction() as txn:
+            txn.write(table, rows(*range(0, 100, 2)), "upsert")
+        keys = [k for k in range(0, 100) if k % 2 and (k % 3 == 0 or k >= 90)]
     for part in range(4):
         put(table, rows(*keys[part::4]))
     return table
