@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import numpy as np
@@ -192,11 +192,17 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
-        self._start.wait()
+        if kind is None:
+            self._start.wait()
+        else:
+            self._start.abort()
+            self._end.abort()
         for process in self._processes:
             process.join()
+        if kind is None and any(process.exitcode for process in self._processes):
+            raise RuntimeError(f"a process of {self.name} failed; see above")
 
 
 def _process(
@@ -204,18 +210,21 @@ def _process(
     path: Path,
     number: int,
     count: int,
-    stop: threading.Event,
+    stop: Event,
     start: Barrier,
     end: Barrier,
 ) -> None:
-    version = 0
-    with kind(path) as store:
-        while True:
-            work = _own_rows(number, count, version)
-            start.wait()
-            if stop.is_set():
-                return
-            for row in work:
-                store.put(row)
-            end.wait()
-            version += 1
+    try:
+        with kind(path) as store:
+            for version in itertools.count():
+                work = _own_rows(number, count, version)
+                start.wait()
+                if stop.is_set():
+                    return
+                for row in work:
+                    store.put(row)
+                end.wait()
+    except BaseException:
+        start.abort()
+        end.abort()
+        raise
