@@ -20,6 +20,7 @@ Names. Two models, for file systems differ:
 `strict`   A new, changed or removed name is durable when its folder was synced, and not before;
            the other names may be as after any of the changes to them, each for itself. That is
            what POSIX lets a file system do, and what f2fs, btrfs and ext4 without a journal do.
+           A rename is atomic; from one folder to another, the sync of the latter counts.
 `ordered`  ext4 with its defaults, and XFS: changes of names go through one journal in order, and
            a sync commits all of it if it finds anything to commit for its file (a new file, a
            new length; for fsync any write). What is there is a prefix of the changes.
@@ -96,7 +97,7 @@ Node = File | Folder
 
 @dataclass(eq=False)
 class Change:
-    """One change of names: of one name, or of two at once by a rename."""
+    """One change of names: of one name, or of two at once by a rename, the new one last."""
 
     begin: int
     end: int
@@ -223,12 +224,10 @@ class Disk:
         commits = _FirstSync(self._journal.commits)
         for change in self.changes:
             change.ordered = commits.after(change.end)
-            for folder, _, _ in change.names:
-                if id(folder) not in firsts:
-                    firsts[id(folder)] = _FirstSync(folder.syncs)
-            change.strict = max(
-                firsts[id(folder)].after(change.end) for folder, _, _ in change.names
-            )
+            folder = change.names[-1][0]
+            if id(folder) not in firsts:
+                firsts[id(folder)] = _FirstSync(folder.syncs)
+            change.strict = firsts[id(folder)].after(change.end)
 
     # -- finding -----------------------------------------------------------------------
 

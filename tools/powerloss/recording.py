@@ -66,6 +66,7 @@ class Recording:
         result = subprocess.run(
             [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *map(str, args)],
             env={**os.environ, **self._environment()},
+            cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
             timeout=_PATIENCE,

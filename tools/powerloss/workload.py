@@ -29,6 +29,7 @@ import pyarrow as pa
 import txnkv
 from tools.crash_scenarios import cut_small
 from tools.powerloss.recording import mark
+from txnkv import compacting
 
 TABLES: Final = ("left", "right")
 BRIEF: Final = "brief"
@@ -165,7 +166,7 @@ def _after(rows: Rows, transaction: Transaction) -> Rows:
 
 def run(store: Path, workload: Workload) -> None:
     """The whole run; marks say what was acknowledged."""
-    cut_small()
+    _cut_small()
     with txnkv.connect(store, history=workload.history) as client:
         mark("store")
         for table, tablets in zip(TABLES, (2, 1), strict=True):
@@ -186,8 +187,15 @@ def run(store: Path, workload: Workload) -> None:
         keep_up(client)
 
 
+def _cut_small() -> None:
+    """Make little data do what much data does: several chunks and blocks, files that shrink."""
+    cut_small()
+    compacting.LEAST_BYTES = 0  # type: ignore[misc]
+
+
 def recover(state: Path, root: Path, store: Path, workload: Workload) -> None:
     """Another run: a state that a power loss left is put into the root, opened and tidied up."""
+    _cut_small()
     copy_durably(state, root)
     mark("put")
     with txnkv.connect(store, history=workload.history) as client:
@@ -281,12 +289,12 @@ def _batch(op: str, writes: list[Write]) -> pa.Table:
 
 
 def keep_up(client: txnkv.Client) -> None:
-    """What the leader does now and then: rounds, flush, checkpoint, compaction, collection."""
+    """What the leader does now and then: rounds, flush, checkpoints, compaction, collection."""
     instance = client.instance
     instance.coordinator.maintenance.round(resume_all=True)
     instance.engine.flush()
-    instance.store.status.checkpoint()
-    instance.engine.compactor.compact_all()
+    instance.store.status.checkpoint(cut=False)
+    client.compact()
     instance.store.status.checkpoint()
 
 
@@ -313,7 +321,7 @@ def _processes(store: Path, workload: Workload) -> None:
 
 def process(store: str, workload: str, writer: str) -> None:
     """What a further process does; arguments as texts."""
-    cut_small()
+    _cut_small()
     does = from_text(workload)
     with txnkv.connect(store, create=False, history=does.history) as client:
         write(client, does, int(writer))
