@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from txnkv.row_operations import RowOperations
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import PARTIAL, require_operation
-from txnkv.tables.row_checker import Check, Shape, Values, shape_of
+from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
 from txnkv.tables.row_writer import RowWriter
 from txnkv.write_result import ErrorBuffer, WriteResult
 
@@ -34,6 +34,9 @@ _BUFFERS: Final = 4
 """So many times `_BACKGROUND_ROWS` may wait; who adds more waits for the thread that flushes."""
 _TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
+
+
+def _nothing(row: object) -> None: ...
 
 
 class _Run:
@@ -79,23 +82,21 @@ class Session(RowOperations, Closing):
         # The run that rows are added to without ado, while table and operation stay the same.
         self._table: str | Table | None = None
         self._op = ""
-        self._check: Check = tuple
-        self._append: Callable[[Values], object] = lambda values: None
+        self._take: Adder = _nothing
 
     # -- rows --------------------------------------------------------------------------
 
     def insert(self, table: str | Table, row: Any) -> None:
         """A new row; refused when its key is there already."""
         if table is self._table and self._op == "insert":
-            self._append(self._check(row))
+            self._take(row)
         else:
             self._add(table, "insert", row)
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         self._require_open(op)
         writer = self._client.writer(table)
-        check = writer.checker.of(op)
-        values = check(row)
+        values = writer.checker.of(op)(row)
         with self._lock:
             run = self._run_for(writer, op, shape_of(values) if op in PARTIAL else None)
             run.rows.append(values)
@@ -105,7 +106,8 @@ class Session(RowOperations, Closing):
             self._flush_soon()
         else:
             self._table, self._op = table, op
-            self._check, self._append = check, run.rows.append
+            if op == "insert":
+                self._take = writer.checker.adder(op, run.rows.append)
 
     def _run_for(self, writer: RowWriter, op: str, shape: Shape) -> _Run:
         if self._runs:

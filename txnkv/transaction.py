@@ -331,7 +331,7 @@ class Transaction(RowOperations, Closing):
 
     def insert(self, table: str | Table, row: Any) -> None:
         """A new row; refused when its key is there already."""
-        (self._own_session or self._session()).insert(table, row)
+        self._session().insert(table, row)
 
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         (self._own_session or self._session())._add(table, op, row)
@@ -341,6 +341,8 @@ class Transaction(RowOperations, Closing):
             found = self._own_session
             if found is None:
                 found = self._own_session = self._new_session("manual")
+                # Rows by the thousand go straight there.
+                self.__dict__["insert"] = found.insert
             return found
 
     def _new_session(self, flush_mode: str) -> Session:

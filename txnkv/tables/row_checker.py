@@ -18,6 +18,8 @@ each table the checks are written out as one expression and compiled once. For
                 return row
         return slow(row)
 
+Where many rows are added to one list, `adder` gives the same with the list's `append` in it.
+
 What it does not know at sight goes the slow way, which refuses or accepts it and turns it into
 what the column's type gives back, so that those behind meet only such values.
 """
@@ -38,6 +40,7 @@ from txnkv.tables.schema import Schema
 
 Values = tuple[Any, ...]
 Check = Callable[[Any], Values]
+Adder = Callable[[Any], None]
 
 _FLOAT32_MAX: Final = 3.4028234663852886e38
 
@@ -48,6 +51,7 @@ class RowChecker:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._checks: dict[str, Check] = {}
+        self._adders: dict[str, Callable[[Callable[[Values], object]], Adder]] = {}
 
     def of(self, op: str) -> Check:
         """The function that takes a row and gives its values in schema order.
@@ -61,6 +65,37 @@ class RowChecker:
         if check is None:
             check = self._checks[op] = self._make(op)
         return check
+
+    def adder(self, op: str, append: Callable[[Values], object]) -> Adder:
+        """A function that checks a row, as `of(op)` does, and appends it."""
+        made = self._adders.get(op)
+        if made is None:
+            space = {"check": self.of(op), **self._space}
+            exec(compile(self._source_of_adder(op), "<row adder>", "exec"), space)
+            made = self._adders[op] = space["adder"]
+        return made(append)
+
+    def _source_of_adder(self, op: str) -> str:
+        schema = self._schema
+        if op in DELETES:
+            return _PLAIN_ADDER
+        conditions = [_condition(schema, name, f"v{i}") for i, name in enumerate(schema.names)]
+        variables = "".join(f"v{i}, " for i in range(len(conditions)))
+        return (
+            "def adder(append):\n"
+            "    def add(row):\n"
+            f"        if type(row) is tuple and len(row) == {len(conditions)}:\n"
+            f"            {variables}= row\n"
+            f"            if {' and '.join(conditions)}:\n"
+            "                append(row)\n"
+            "                return\n"
+            "        append(check(row))\n"
+            "    return add\n"
+        )
+
+    @property
+    def _space(self) -> dict[str, Any]:
+        return {"sound": _sound, **_NAMES}
 
     def _make(self, op: str) -> Check:
         schema = self._schema
@@ -77,7 +112,7 @@ class RowChecker:
             )
 
         source = _source_of_key(conditions) if key else _source_of_row(names, conditions)
-        space: dict[str, Any] = {"slow": slow, "sound": _sound, **_NAMES}
+        space: dict[str, Any] = {"slow": slow, **self._space}
         exec(compile(source, "<row checker>", "exec"), space)
         made: Check = space["check"]
         return made
@@ -145,6 +180,7 @@ def _sound(text: str) -> bool:
 
 # -- the source ------------------------------------------------------------------------
 
+_PLAIN_ADDER: Final = "def adder(append):\n    return lambda row: append(check(row))\n"
 _NAMES: Final[dict[str, Any]] = {"date": date, "datetime": datetime, "UTC": UTC}
 
 
