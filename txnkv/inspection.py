@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from txnkv.coordinator import payload
 from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -106,9 +107,11 @@ class CheckReport(Counted):
     """What `check` found.
 
     Attributes:
+        commits: in the commit log.
         problems: one line each; empty when the store is whole.
     """
 
+    commits: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -139,6 +142,7 @@ def _check(
     engine, store = instance.engine, instance.store
     with store.status.read() as cur:
         _check_status(cur, report)
+        _check_log(cur, report)
         # The files of a dropped table go before its rows do.
         ids = [
             id
@@ -214,6 +218,15 @@ def _check_status(cur: Any, report: CheckReport) -> None:
     for what, question in questions.items():
         for (id,) in cur.execute(question):
             report.problems.append(f"status.db: {what}: {id}")
+
+
+def _check_log(cur: Any, report: CheckReport) -> None:
+    for stamp, data in cur.execute("SELECT commit_ts, payload FROM commit_log"):
+        report.commits += 1
+        try:
+            payload.unpack(data, stamp)
+        except payload.PayloadError as error:
+            report.problems.append(f"status.db, commit log, commit {stamp}: {error}")
 
 
 def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:

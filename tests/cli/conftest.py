@@ -111,8 +111,8 @@ def file(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
 
 
 @pytest.fixture
-def orders(store: Path, file: Any, run: Any) -> Path:
-    """The store with a table `orders` of four rows."""
+def orders(store: Path, file: Any, run: Any, large: None) -> Path:
+    """The store with a table `orders` of four rows, loaded as if they were many."""
     rows = "id,region,total,day\n1,eu,9.5,2026-01-31\n2,us,,2026-02-01\n3,eu,2,2026-02-02\n4,,7,\n"
     run("load", store, "orders", file("orders.csv", rows), "--key", "id")
     return store

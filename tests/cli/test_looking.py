@@ -75,7 +75,7 @@ def test_check_is_content(orders, run):
     assert found["problems"] == []
 
 
-def test_check_finds_a_flipped_byte(tmp_path, file, run, invoke):
+def test_check_finds_a_flipped_byte(tmp_path, file, run, invoke, large):
     path = tmp_path / "damaged"
     run("load", path, "t", file("a.csv", "id\n1\n2\n"), "--key", "id")
     flip_a_byte(path)
@@ -148,3 +148,28 @@ def test_txn_abort(transactions, run, fail, misuse):
     assert "is COMMITTED" in fail("txn", "abort", store, committed)
     assert "999999" in fail("txn", "abort", store, 999999)
     assert "not a valid integer" in misuse("txn", "abort", store, "x")
+
+
+def test_compact(orders, run):
+    out = run("compact", orders).out
+    assert out.startswith("merged ")
+    assert run("check", orders).out.startswith("ok: ")
+    found = run("compact", orders, "--json").json
+    assert (found["row_sets_before"], found["in_use"]) == (0, 0)
+    assert run("tables", orders, "--json").json[0]["rows"] == 4
+
+
+def test_compact_makes_no_store(tmp_path, fail):
+    fail("compact", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_check_and_stats_of_what_is_in_the_log(tmp_path, file, run):
+    path = tmp_path / "small"
+    run("load", path, "t", file("a.csv", "id\n1\n2\n"), "--key", "id")
+    assert run("check", path).out == "ok: 0 rows, 0 blocks, 0 row sets, 1 commit in the log\n"
+    assert run("stats", path, "--json").json["log_commits"] == 1
+    assert "in the log alone" in run("stats", path).out
+    run("compact", path)
+    assert run("check", path).out.startswith("ok: 2 rows, ")
+    assert run("stats", path, "--json").json["log_commits"] == 0

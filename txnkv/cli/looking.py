@@ -103,6 +103,8 @@ def stats(store: str, as_json: bool) -> None:
             ("latest snapshot", f"{found['snapshot']} ({when:%Y-%m-%d %H:%M:%S} UTC)"),
             ("transactions", transactions or "none"),
             ("staged, undecided", _staged(found)),
+            ("in the log alone", _logged(found)),
+            ("history", _since(found["history_floor"])),
             ("leader", f"process {leader}" if leader is not None else "none at the moment"),
         ]
     )
@@ -122,6 +124,18 @@ def stats(store: str, as_json: bool) -> None:
             ],
             right=["rows", "size", "tablets", "row sets"],
         )
+
+
+def _logged(found: dict[str, Any]) -> str:
+    if not found["log_commits"]:
+        return "nothing"
+    return f"{plural(found['log_commits'], 'commit')}, {size(found['log_bytes'])}"
+
+
+def _since(floor: int) -> str:
+    if not floor:
+        return "all"
+    return f"back to {txnkv.Timestamp(floor).datetime:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _staged(found: dict[str, Any]) -> str:
@@ -147,7 +161,7 @@ def check(store: str, as_json: bool) -> None:
         report = client.check(step)
     counted = (
         f"{plural(report.rows, 'row')}, {plural(report.blocks, 'block')}, "
-        f"{plural(report.row_sets, 'row set')}"
+        f"{plural(report.row_sets, 'row set')}, {plural(report.commits, 'commit')} in the log"
     )
     if as_json:
         print_json({"ok": report.ok, **dataclasses.asdict(report)})

@@ -1,0 +1,161 @@
+"""client.compact(): what it merges, what it gives back, and who may use the store meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+ROWS = 120_000
+
+
+def data(first: int, value: str) -> pa.Table:
+    ids = range(first, first + ROWS)
+    return pa.table({"id": ids, "v": [f"{value} {i}" for i in ids]})
+
+
+def file_bytes(path: Path) -> int:
+    return sum((each / "data.mdb").stat().st_size for each in (path / "tablets").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def quiet(by_hand: Callable[[txnkv.Client], None]) -> None:
+    """No background rounds in this process."""
+
+
+@pytest.fixture
+def client(connect: Callable[..., txnkv.Client]) -> txnkv.Client:
+    return connect(history=0.0)
+
+
+def fill(client: txnkv.Client) -> None:
+    for value in ("one", "two", "three"):
+        with client.transaction() as txn:
+            txn.write("t", data(0, value), op="upsert")
+    with client.transaction() as txn:
+        txn.write("t", data(ROWS // 2, "").select(["id"]), op="delete_ignore")
+
+
+def test_space_comes_back(client: txnkv.Client, table: txnkv.Table, store_path: Path) -> None:
+    fill(client)
+    before = file_bytes(store_path)
+    done: list[tuple[int, int]] = []
+    report = client.compact(lambda *at: done.append(at))
+    assert report.rows_after == ROWS // 2
+    assert report.row_sets_after == 1
+    assert report.collected == report.row_sets_before + 1 == 4  # one of deleted keys
+    assert report.in_use == 0
+    assert file_bytes(store_path) < before / 3
+    assert report.files_after < report.files_before / 3
+    assert done[0][0] == 0
+    assert done[-1] == (report.rows_before, report.rows_before)
+    assert table.count() == ROWS // 2
+    assert table.get(7) == {"id": 7, "v": "three 7"}
+    assert table.get(ROWS - 1) is None
+    assert client.check().problems == []
+    again = client.compact()
+    assert (again.row_sets_before, again.files_after) == (0, report.files_after)
+
+
+def test_writes_go_on_after_the_file_was_replaced(
+    client: txnkv.Client, table: txnkv.Table, connect: Callable[..., txnkv.Client]
+) -> None:
+    fill(client)
+    scan = iter(table.scan().to_batches())
+    rows = next(scan).num_rows
+    client.compact()
+    rows += sum(batch.num_rows for batch in scan)
+    assert rows == ROWS // 2
+    with client.transaction() as txn:
+        txn.write("t", data(0, "four"), op="upsert")
+    assert table.get(7) == {"id": 7, "v": "four 7"}
+    client.close()
+    assert connect().table("t").count() == ROWS
+
+
+def test_a_file_that_another_process_has_open_stays(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Any], store_path: Path
+) -> None:
+    fill(client)
+    other = process(
+        """
+        table = client.table("t")
+        say(table.count())
+        while wait():
+            say((table.count(), table.get(7)["v"]))
+        """
+    )
+    assert other.hear() == ROWS // 2
+    before = file_bytes(store_path)
+    report = client.compact()
+    assert report.in_use == 1
+    assert file_bytes(store_path) >= before
+    other.tell("look")
+    assert other.hear() == (ROWS // 2, "three 7")
+    other.kill()
+    with client.transaction() as txn:
+        txn.upsert("t", {"id": 7, "v": "seven"})
+    report = client.compact()
+    assert report.in_use == 0
+    assert file_bytes(store_path) < before / 3
+    assert table.get(7) == {"id": 7, "v": "seven"}
+
+
+def test_a_fork_while_a_compaction_runs(
+    client: txnkv.Client, table: txnkv.Table, store_path: Path
+) -> None:
+    """The lock of a compaction is not waited for by a fork, and a child does not free it."""
+    with client.transaction() as txn:
+        txn.upsert("t", {"id": 1, "v": "a"})
+    with client.instance.store.compaction():
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with client.transaction() as txn:
+                    txn.upsert("t", {"id": 2, "v": "b"})
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    assert client.compact().rows_after in (0, 2)
+    assert table.count() == 2
+
+
+def test_a_client_that_may_only_read_does_not_compact(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client]
+) -> None:
+    client.close()
+    with connect(read_only=True) as reader, pytest.raises(txnkv.NotSupportedError):
+        reader.compact()
+
+
+def test_metrics_count_what_was_done(client: txnkv.Client, table: txnkv.Table) -> None:
+    for value in "abc":
+        with client.transaction() as txn:
+            txn.upsert("t", {"id": 1, "v": value})
+    client.compact()
+    found = client.metrics()
+    assert found["flushes"] == 1
+    assert found["flushed_rows"] == 1
+    assert found["dropped_versions"] == 2
+    assert found["flush_seconds"]["count"] == 1
+    assert found["commit_groups"] >= 1
+
+
+def test_metrics_as_openmetrics_text(client: txnkv.Client, table: txnkv.Table) -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    with client.transaction() as txn:
+        txn.upsert("t", {"id": 1, "v": "a"})
+    client.instance.engine.flush()
+    text = client.metrics().openmetrics()
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    assert families["txnkv_flushes"].samples[0].value == 1
+    assert families["txnkv_flush_seconds"].type == "histogram"
+    assert {name.removeprefix("txnkv_") for name in families} == set(client.metrics())
