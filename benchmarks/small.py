@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import multiprocessing
 import os
 import random
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -150,43 +151,59 @@ def commit_processes(count: int, rounds: int, base: Path | None) -> list[Line]:
         rounds: counted rounds.
         base: where the stores are made.
     """
-    with opened([TxnkvRows, SqliteRows, LmdbRows], base) as stores, ExitStack() as stack:
-        crews = [stack.enter_context(Processes(store, count)) for store in stores]
-        ours, *peers = [Contestant(crew.name, crew.run) for crew in crews]
-        lines = race(
-            f"one-row transactions of {PROCESSES} processes",
-            ours,
-            peers,
-            rounds=rounds,
-            ratios={"sqlite": 1.0},
-            unit=EACH,
-        )
+    with opened([TxnkvRows, SqliteRows, LmdbRows], base) as stores:
+        with Processes(stores, count) as crew:
+            ours, *peers = [
+                Contestant(store.name, crew.run, functools.partial(crew.prepare, place))
+                for place, store in enumerate(stores)
+            ]
+            lines = race(
+                f"one-row transactions of {PROCESSES} processes",
+                ours,
+                peers,
+                rounds=rounds,
+                ratios={"sqlite": 1.0},
+                unit=EACH,
+            )
         require_equal(stores)
     return lines
 
 
 class Processes:
-    """Processes that wait to commit rows, round after round."""
+    """Processes that commit rows, to one store after the other, round after round.
 
-    def __init__(self, store: RowStore, count: int) -> None:
-        self.name, self._count = store.name, count
+    They and whoever runs them take each step together:
+
+        prepare   [a store is chosen]   they make the rows   [all have theirs]
+        run       [go]                  they commit          [all have done]
+    """
+
+    def __init__(self, stores: list[RowStore], count: int) -> None:
+        self._count = count
         spawn = multiprocessing.get_context("spawn")
-        self._stop = spawn.Event()
-        self._start, self._end = (spawn.Barrier(PROCESSES + 1, timeout=PATIENCE) for _ in range(2))
+        self._stop, self._turn = spawn.Event(), spawn.Value("i", 0)
+        self._step = spawn.Barrier(PROCESSES + 1, timeout=PATIENCE)
+        places = [(type(store), store.path) for store in stores]
         self._processes = [
             spawn.Process(
                 target=_process,
-                args=(type(store), store.path, n, count, self._stop, self._start, self._end),
+                args=(places, number, count, self._stop, self._turn, self._step),
             )
-            for n in range(PROCESSES)
+            for number in range(PROCESSES)
         ]
         for process in self._processes:
             process.start()
 
+    def prepare(self, place: int) -> None:
+        """Let them make the rows for one of the stores."""
+        self._turn.value = place
+        self._step.wait()
+        self._step.wait()
+
     def run(self) -> int:
         """One round of all."""
-        self._start.wait()
-        self._end.wait()
+        self._step.wait()
+        self._step.wait()
         return PROCESSES * self._count
 
     def __enter__(self) -> Processes:
@@ -195,36 +212,40 @@ class Processes:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         if kind is None:
-            self._start.wait()
+            self._step.wait()
         else:
-            self._start.abort()
-            self._end.abort()
+            self._step.abort()
         for process in self._processes:
             process.join()
         if kind is None and any(process.exitcode for process in self._processes):
-            raise RuntimeError(f"a process of {self.name} failed; see above")
+            raise RuntimeError("a process of the race failed; see above")
 
 
 def _process(
-    kind: type[RowStore],
-    path: Path,
+    places: list[tuple[type[RowStore], Path]],
     number: int,
     count: int,
     stop: Event,
-    start: Barrier,
-    end: Barrier,
+    turn: Any,
+    step: Barrier,
 ) -> None:
     try:
-        with kind(path) as store:
-            for version in itertools.count():
-                work = _own_rows(number, count, version)
-                start.wait()
+        with ExitStack() as stack:
+            stores = [stack.enter_context(kind(path)) for kind, path in places]
+            versions = [0] * len(stores)
+            while True:
+                step.wait()
                 if stop.is_set():
                     return
+                place = turn.value
+                work = _own_rows(number, count, versions[place])
+                versions[place] += 1
+                step.wait()
+                put = stores[place].put
+                step.wait()
                 for row in work:
-                    store.put(row)
-                end.wait()
+                    put(row)
+                step.wait()
     except BaseException:
-        start.abort()
-        end.abort()
+        step.abort()
         raise
