@@ -127,8 +127,8 @@ def hidden(
     inserts: pa.UInt64Array | None = None,
     *,
     versioned: bool = False,
-) -> core.Bitmap | None:
-    """Which of some keys (ascending) masks hide; None when none is.
+) -> core.Rows | None:
+    """Which of some keys (ascending) masks hide, ascending; None when none is.
 
     Args:
         pages: a read, for masks that lie on disk.
@@ -141,26 +141,30 @@ def hidden(
     if keys.n == 0:
         return None
     low, high = keys.key(0), keys.key(keys.n - 1)
-    gone: core.Bitmap | None = None
+    found: list[pa.Array] = []
     for mask in masks:
         for some in mask.between(pages, low, high):
             hits = _all_of(keys, some) if versioned else _common(keys, some)
-            if mask.before != EVERY_STAMP and hits is not None and inserts is not None:
-                older = pc.less(inserts, pa.scalar(mask.before, pa.uint64()))
-                hits = hits.and_(core.Bitmap.from_arrow(older))
-            if hits is not None and hits.count:
-                gone = hits if gone is None else gone.or_(hits)
-    return gone
+            if mask.before != EVERY_STAMP and inserts is not None:
+                older = pc.less(inserts.take(hits), pa.scalar(mask.before, pa.uint64()))
+                hits = hits.filter(older)
+            if len(hits):
+                found.append(hits)
+    if not found:
+        return None
+    if len(found) == 1:
+        return core.Rows.from_arrow(found[0])
+    return core.Bitmap.of(keys.n, pa.concat_arrays(found)).positions()
 
 
-def _common(keys: core.Keys, some: core.Keys) -> core.Bitmap | None:
+def _common(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
     if some.n * _FEW >= keys.n:
-        return core.mark_common(keys, some)
+        return core.mark_common(keys, some).positions().to_arrow()
     found = core.find(keys, some)
-    there = found.filter(pc.greater_equal(found, 0))
-    return core.Bitmap.of(keys.n, there.cast(pa.uint32())) if len(there) else None
+    return found.filter(pc.greater_equal(found, 0)).cast(pa.uint32())
 
 
-def _all_of(keys: core.Keys, some: core.Keys) -> core.Bitmap:
+def _all_of(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
     """As `_common`, where the same key may be there several times."""
-    return core.Bitmap.from_arrow(pc.greater_equal(core.find(some, keys), 0))
+    there = pc.greater_equal(core.find(some, keys), 0)
+    return core.Bitmap.from_arrow(there).positions().to_arrow()

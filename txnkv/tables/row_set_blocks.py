@@ -151,9 +151,18 @@ class RowSetBlocks:
         columns: Sequence[str],
         lo: int,
         n: int,
+        gone: core.Rows | None = None,
     ) -> list[pa.Array]:
-        """Rows [lo, lo + n) of a block, copied into memory that Arrow owns."""
-        schema = self._tablet.schema
+        """Rows [lo, lo + n) of a block, copied into memory that Arrow owns.
+
+        Args:
+            pages: a read.
+            block, number: of the row set.
+            columns: names.
+            lo, n: which rows,
+            gone: without these of them, ascending.
+        """
+        tablet, schema = self._tablet, self._tablet.schema
         keys: core.Keys | None = None
         arrays = []
         for name in columns:
@@ -161,12 +170,19 @@ class RowSetBlocks:
                 if keys is None:
                     keys = self.keys(pages, number)
                 position = schema.primary_key.index(name)
-                arrays.append(self._tablet.codec.decode(keys, position, lo, n))
+                if gone is None:
+                    arrays.append(tablet.codec.decode(keys, position, lo, n))
+                else:
+                    arrays.append(tablet.codec.decode_without(keys, position, gone, lo, n))
             elif schema.ids[name] in block.zones:
                 data = self.block(pages, COLUMNS + schema.ids[name], number)
-                arrays.append(core.decode_block(data, schema.columns[name].type, lo, n))
+                kind = schema.columns[name].type
+                if gone is None:
+                    arrays.append(core.decode_block(data, kind, lo, n))
+                else:
+                    arrays.append(core.decode_block_without(data, kind, gone, lo, n))
             else:
-                arrays.append(self._tablet.filler(name, n))
+                arrays.append(tablet.filler(name, n if gone is None else n - gone.n))
         return arrays
 
     def gather(

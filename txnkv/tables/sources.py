@@ -24,6 +24,8 @@ from txnkv.tables.tablet import Pages, Tablet
 from txnkv.tables.view import EVERY_STAMP, Sight
 
 BATCH_ROWS: Final = 1 << 16
+_SPARSE: Final = 8
+"""Up to one row in so many that is not seen, rows are copied in runs between those."""
 
 _NO_PAGES: Final = cast(Pages, None)
 
@@ -135,17 +137,23 @@ class _Block:
         lo, n = self._range(pages)
         if n == 0:
             return None
-        gone = self._gone(pages)
+        gone = self._gone(pages, lo, n)
+        block = row_set.header(pages).blocks[number]
         if gone is None:
-            block = row_set.header(pages).blocks[number]
             return Selection(
                 n,
                 lambda names: row_set.read(pages, block, number, names, lo, n),
                 lambda: core.Keys.concat([row_set.keys(pages, number).slice(lo, n)]),
             )
-        rows = _between(gone.zeros(), lo, n, gone.n)
-        if rows.n == 0:
+        if gone.n == n:
             return None
+        if gone.n * _SPARSE < n:
+            return Selection(
+                n - gone.n,
+                lambda names: row_set.read(pages, block, number, names, lo, n, gone),
+                lambda: row_set.keys(pages, number).without(gone, lo, n),
+            )
+        rows = _between(core.Bitmap.of(block.rows, gone.to_arrow()).zeros(), lo, n, block.rows)
         return Selection(
             rows.n,
             lambda names: row_set.gather(pages, number, names, rows),
@@ -155,10 +163,8 @@ class _Block:
     def count(self, pages: Pages) -> int:
         """How many rows are seen."""
         lo, n = self._range(pages)
-        gone = self._gone(pages) if n else None
-        if gone is None:
-            return n
-        return gone.n - gone.count if n == gone.n else _between(gone.zeros(), lo, n, gone.n).n
+        gone = self._gone(pages, lo, n) if n else None
+        return n if gone is None else n - gone.n
 
     def _range(self, pages: Pages) -> tuple[int, int]:
         """First row and number of rows of the block that are in the key range."""
@@ -173,22 +179,28 @@ class _Block:
         hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
         return lo, max(hi - lo, 0)
 
-    def _gone(self, pages: Pages) -> core.Bitmap | None:
-        """The rows of the block that are not seen; None for none."""
+    def _gone(self, pages: Pages, lo: int, n: int) -> core.Rows | None:
+        """Those of rows [lo, lo + n) that are not seen, ascending; None for none."""
         part, row_set, number = self.part, self.row_set, self.number
         # A transaction's own rows are seen, and go on to be when it commits beside the scan.
         own = part.info.stamp is None
         seen = None if own else row_set.seen(pages, number, part.sight.snapshot)
-        gone = None if seen is None else core.Bitmap.from_arrow(pc.invert(seen))
+        gone = None if seen is None else core.Bitmap.from_arrow(seen).zeros()
+        of = row_set.header(pages).blocks[number].rows
         if part.masks:
             keys = row_set.keys(pages, number)
             inserts = None
             if any(mask.before != EVERY_STAMP for mask in part.masks):
                 inserts = row_set.inserts(pages, number)
             hits = hidden(pages, part.masks, keys, inserts, versioned=part.info.versioned)
-            if hits is not None:
-                gone = hits if gone is None else gone.or_(hits)
-        return gone if gone is not None and gone.count else None
+            if gone is None or hits is None:
+                gone = hits if gone is None else gone
+            else:
+                both = pa.concat_arrays([gone.to_arrow(), hits.to_arrow()])
+                gone = core.Bitmap.of(of, both).positions()
+        if gone is not None:
+            gone = _between(gone, lo, n, of)
+        return gone if gone is not None and gone.n else None
 
 
 def _between(rows: core.Rows, lo: int, n: int, of: int) -> core.Rows:
@@ -265,9 +277,10 @@ class _Piece:
         entries = self.part.entries
         keys = entries.keys.slice(self.start, self.n)
         there = pc.equal(entries.kinds.slice(self.start, self.n), 1)
-        gone = hidden(pages, self.part.masks, keys, None)
+        gone = hidden(pages, self.part.masks, keys)
         if gone is not None:
-            there = pc.and_not(there, gone.to_arrow())
+            hits = core.Bitmap.of(keys.n, gone.to_arrow())
+            there = pc.and_not(there, hits.to_arrow())
         rows = core.Bitmap.from_arrow(there).positions().to_arrow()
         if self.start:
             rows = pc.add(rows, pa.scalar(self.start, pa.uint32()))
