@@ -161,8 +161,7 @@ class CommitLog:
         self._visible = Timestamp(0)
         self._current: int | None = None  # change number for which memory and clock are complete
         self._known: tuple[int, Timestamp] | None = None
-        self._committing = False
-        self._in_flight: int | None = None  # change number once this process's group is done
+        self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
         self._waiting_since = 0
         self._queue: deque[_Waiting] = deque()
         self._mutex = threading.Lock()
@@ -182,14 +181,10 @@ class CommitLog:
         """The latest snapshot. All small commits at or below it are in memory here."""
         known = self._known
         if known is not None:
-            number = self._status.change_number()
-            # The members of this process's own group, on its way to the disk, are not
-            # acknowledged; while it has the write lock nobody else's can be.
-            if (
-                number == known[0]
-                or (number is None and self._committing)
-                or (number is not None and number == self._in_flight)
-            ):
+            number = self._runtime.change_word()
+            # Nothing was acknowledged since then, if all that is on its way to the disk is this
+            # process's own group: its COMMIT makes the number odd, and then one higher.
+            if number == known[0] or number in self._in_flight:
                 return known[1]
         return self._look()
 
@@ -408,12 +403,12 @@ class CommitLog:
             fault_point("log.durable")
         except BaseException as error:
             with self.lock:
-                self._in_flight = None
+                self._in_flight = ()
                 self._known = None
             raise _unknown(error) from error
         self._runtime.raise_durable(last)
         with self.lock:
-            self._in_flight = None
+            self._in_flight = ()
             self._visible = max(self._visible, last)
             # Every write of status.db moves the number on by two; another's since shows.
             self._known = None if number is None else (number + 2, last)
@@ -436,25 +431,29 @@ class CommitLog:
                     applied = self._applied
                     last = self._write_group(cur, group, touched)
                     self._known = self._known_at(number)
-                    self._committing = self._known is not None
+                    if number is not None and self._known is not None:
+                        self._in_flight = (number + 1, number + 2)
                 fault_point("log.written")
         except BaseException as error:
             with self.lock:
-                self._committing = False
+                self._in_flight = ()
                 self._known = None
                 self._current = None
                 if applied is not None:
                     for kind, ids in touched.items():
                         self._members[kind].undo(ids, applied)
+                    # What others committed and was taken in meanwhile comes again.
+                    self._applied = min(self._applied, applied)
             if last is not None and not isinstance(error, StorageFullError):
                 raise _unknown(error) from error
             raise
         with self.lock:
-            self._committing = False
             self._current = None if number is None else number + 2
-            self._in_flight = self._current if last is not None else None
-            if last is not None:
-                self._applied = self._last_given = last
+            if last is None:
+                self._in_flight = ()
+            else:
+                self._applied = max(self._applied, last)
+                self._last_given = max(self._last_given, last)
         return number, last
 
     def _write_group(

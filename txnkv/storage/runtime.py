@@ -120,11 +120,15 @@ class Runtime:
 
         Whoever sees the same number again has missed nothing in between.
         """
+        number = self.change_word()
+        return None if number & 1 else number
+
+    def change_word(self) -> int:
+        """The number as it stands: odd while a change is under way, one above the last."""
         words = self._words
         if words is None:
             words = self._attached()
-        number = words[CHANGE]
-        return None if number & 1 else number
+        return words[CHANGE]
 
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
