@@ -251,8 +251,12 @@ class RowSetBlocks:
         """The LMDB transaction from which on reads have all deletes that `info` speaks of."""
         since = self._deltas_from
         if since is None:
+            told = self.info.delta_seq
             with self._tablet.read() as pages:
-                since = self._deltas_from = pages.txn.id()
+                since = pages.txn.id()
+            with self._lock:
+                if self.info.delta_seq == told:  # else it is too early for what came meanwhile
+                    self._deltas_from = since
         return since
 
     def seen(self, pages: Pages, number: int, snapshot: int) -> pa.BooleanArray | None:
