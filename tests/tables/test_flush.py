@@ -290,3 +290,23 @@ def test_flushed_rows_are_there_after_reopening(
     client.instance.engine.flush(at["gone"])
     client.close()
     check_states(connect(), at)
+
+
+def test_what_is_left_of_a_dropped_table_does_not_stay_in_the_log(
+    client: txnkv.Client, at: dict[str, Timestamp], elsewhere: Callable[..., Any]
+) -> None:
+    """Another process drops the table and removes its files; memory here still has its rows."""
+    elsewhere(
+        """
+        client.drop_table("t")
+        client.create_table("other", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        with client.transaction() as txn:
+            txn.insert("other", {"id": 1})
+        """
+    )
+    engine = client.instance.engine
+    latest = client.instance.coordinator.latest()
+    assert engine.flush() == latest > at["last"]
+    assert client.stats()["log_commits"] == 0
+    assert client.table("other").count() == 1
+    assert engine.flush() == latest

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, TxnkvError
-from txnkv.tables import compaction, history, manifest, picking, resolve
+from txnkv.tables import compaction, flush, history, manifest, picking, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSetRetired
@@ -137,6 +137,7 @@ class Compactor:
     def _marks(self) -> dict[int, tuple[int, ...]]:
         """What changes with the row sets of each tablet, and with their deletes."""
         with self._engine.store.status.read() as cur:
+            live = flush.live_tablets(cur)
             return {
                 id: tuple(mark)
                 for id, *mark in cur.execute(
@@ -144,6 +145,7 @@ class Compactor:
                     "WHERE state = ? GROUP BY tablet_id",
                     (manifest.COMMITTED,),
                 )
+                if id in live
             }
 
     # -- all at once -------------------------------------------------------------------
@@ -186,13 +188,7 @@ class Compactor:
     def tablets(self) -> list[Tablet]:
         """Those of all tables that were not dropped."""
         with self._engine.store.status.read() as cur:
-            ids = [
-                id
-                for (id,) in cur.execute(
-                    "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
-                    "WHERE dropped_ts IS NULL ORDER BY tablets.id"
-                )
-            ]
+            ids = sorted(flush.live_tablets(cur))
         return [tablet for tablet in map(self._engine.tablet, ids) if tablet is not None]
 
     # -- one ---------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import apsw
 import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -100,19 +101,43 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
         target = latest if upto is None else min(upto, latest)
         with engine.store.status.read() as cur:
             flushed = manifest.flushed(cur)
-        tablets = [t for t in map(engine.tablet, engine.memory.tablet_ids) if t is not None]
-        if target <= flushed or not tablets:
+            logged = _is_logged(cur, flushed, target)
+            live = live_tablets(cur)
+        if not logged:
             return flushed
-        resolve.settle(engine, [tablet.id for tablet in tablets], target)
+        ids = [id for id in engine.memory.tablet_ids if id in live]
+        tablets = [tablet for tablet in map(engine.tablet, ids) if tablet is not None]
+        resolve.settle(engine, ids, target)
         floor = history.floor(engine)
         found = [_load(tablet, target, floor) for tablet in tablets]
         loads = [load for load in found if load is not None]
-        if not loads:
-            return flushed
         _flush(engine, loads, target)
         engine.coordinator.latest()  # drops from memory what is in row sets now
         _count(engine, loads, clock.monotonic_micros() - began)
         return target
+
+
+def _is_logged(cur: apsw.Cursor, after: Timestamp, upto: Timestamp) -> bool:
+    return (
+        cur.execute(
+            "SELECT 1 FROM commit_log WHERE commit_ts > ? AND commit_ts <= ? LIMIT 1",
+            (after, upto),
+        ).fetchone()
+        is not None
+    )
+
+
+def live_tablets(cur: apsw.Cursor) -> set[int]:
+    """Ids of the tablets of tables that were not dropped: what others left in memory or in the
+    log has no reader any more.
+    """
+    return {
+        id
+        for (id,) in cur.execute(
+            "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
+            "WHERE dropped_ts IS NULL"
+        )
+    }
 
 
 def sweep(engine: TableEngine) -> None:

@@ -42,6 +42,9 @@ declare_fault_point("stage.blocks", "a batch of a row set's blocks is durable, o
 WRITE_BYTES: Final = 32 << 20
 """Bytes of blocks in one LMDB write transaction."""
 
+BUILD_BYTES: Final = 4 << 20
+"""The same where flush and compaction write: commits wait for the disk beside them."""
+
 Check = Callable[[lmdb.Transaction], None]
 Value = tuple[bytes, pa.Buffer | bytes]
 
@@ -183,7 +186,7 @@ class RowSetBuilder:
         for value in self._encoder.encode(part, step):
             self._values.append(value)
             self._waiting += _size(value)
-            if self._waiting >= WRITE_BYTES:
+            if self._waiting >= min(WRITE_BYTES, BUILD_BYTES):
                 self._write()
 
     def _write(self) -> None:
