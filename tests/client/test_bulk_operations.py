@@ -17,6 +17,8 @@ import txnkv
 from txnkv.job import Job
 from txnkv.tables import ingest, row_set_writer
 from txnkv.tables.operations import OPERATIONS
+from txnkv.tables.row_set import RowSet, RowSetRetired
+from txnkv.tables.tablet import Tablet, TabletState
 
 SCHEMA = txnkv.Schema(
     {"id": "int64", "s": "string?", "n": txnkv.Column("int32", default=7), "tags": "list<int64>?"},
@@ -271,6 +273,35 @@ def test_attempts_of_a_job(client: txnkv.Client, goods: txnkv.Table, begin: Any)
         model.apply("upsert", [{"id": i, "s": "0.1"} for i in range(30)])
         model.apply("update", [{"id": i, "n": 1} for i in range(20)])
         assert rows_of(txn.scan(goods).to_arrow()) == model.rows
+    assert rows_of(goods.scan().to_arrow()) == model.rows
+
+
+def test_row_sets_that_a_compaction_removes_meanwhile(
+    client: txnkv.Client, goods: txnkv.Table, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked for in what took their place; nothing is counted twice."""
+    model = Model()
+    with begin() as txn:
+        write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(30)], model)
+    real = RowSet.common
+    reloaded = []
+
+    def common(self: RowSet, *args: Any) -> pa.UInt32Array:
+        if not reloaded:
+            monkeypatch.setattr(Tablet, "reload", reload)
+            raise RowSetRetired
+        return real(self, *args)
+
+    old = Tablet.reload
+
+    def reload(self: Tablet) -> TabletState:
+        reloaded.append(self)
+        return old(self)
+
+    monkeypatch.setattr(RowSet, "common", common)
+    with begin() as txn:
+        write(txn, goods, "upsert", [{"id": i, "n": 1} for i in [*range(20, 40), 20]], model)
+    assert reloaded
     assert rows_of(goods.scan().to_arrow()) == model.rows
 
 

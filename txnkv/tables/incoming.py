@@ -225,7 +225,8 @@ def decide(
             if rows is not None and op in PARTIAL:
                 rows = _complete(part, rows, present, op)
         except RowSetRetired:
-            continue  # a compaction replaced it between the list and the look
+            part.tablet.reload()  # a compaction replaced it between the list and the look
+            continue
         break
     _count(part, present, op, outcome)
     if reads is not None and (rows is None or rows.keys.n < part.rows.keys.n):
