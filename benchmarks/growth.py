@@ -11,7 +11,7 @@ import numpy as np
 from . import rows
 from .harness import Line
 from .latency import Operation, race_each
-from .row_stores import RowStore, SqliteRows, TxnkvRows, opened, require_equal
+from .row_stores import RowStore, SqliteRows, TxnkvRows, opened, require_equal, warm
 from .svg import Series, chart
 
 FLAT = 1.5
@@ -51,6 +51,7 @@ def growth(
                 for first in range(there, size, _STEP):
                     store.load(np.arange(first, min(first + _STEP, size)))
             there = size
+            warm(stores, np.arange(there))
             for what, operations in (
                 ("transaction", [_puts(store, size, count) for store in stores]),
                 ("get", [_gets(store, size, count * 4) for store in stores]),

@@ -14,7 +14,7 @@ from . import rows
 from .harness import Contestant, Line, race
 from .latency import Operation, race_each
 from .rocks import rocksdict_kinds
-from .row_stores import LmdbRows, RowStore, SqliteRows, TxnkvRows, opened, require_equal
+from .row_stores import LmdbRows, RowStore, SqliteRows, TxnkvRows, opened, require_equal, warm
 
 MANY = 1000
 
@@ -29,8 +29,10 @@ def get(there: int, count: int, rounds: int, base: Path | None) -> list[Line]:
         base: where the stores are made.
     """
     with opened([TxnkvRows, SqliteRows, LmdbRows, *rocksdict_kinds()], base) as stores:
+        all_keys = np.arange(there) * 2
         for store in stores:
-            store.load(np.arange(there) * 2)
+            store.load(all_keys)
+        warm(stores, all_keys)
         _require_same_answers(stores, there)
         lines = race_each(
             f"get of {there:,} rows",

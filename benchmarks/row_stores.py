@@ -26,6 +26,9 @@ from .rows import Row
 CACHE_BYTES: Final = 1 << 30
 """For peers with a cache of their own: enough for all that is read."""
 
+_WARM_SHARE: Final = 20
+_WARM_MOST: Final = 1_000_000
+
 
 class RowStore(ABC):
     """Rows by key, in a directory.
@@ -199,6 +202,19 @@ def opened(kinds: list[type[RowStore]], base: Path | None) -> Iterator[list[RowS
             stack.callback(shutil.rmtree, path, ignore_errors=True)
             stores.append(stack.enter_context(kind(path)))
         yield stores
+
+
+def warm(stores: list[RowStore], keys: np.ndarray) -> None:
+    """Read many of `keys` from all, so that what is read later is in memory and mapped.
+
+    A page that is in memory but was never touched by this process still costs a page fault,
+    which is more than the read that meets it.
+    """
+    chance = np.random.default_rng(99)
+    some = chance.choice(keys, min(max(len(keys) // _WARM_SHARE, 100), _WARM_MOST)).tolist()
+    for store in stores:
+        for key in some:
+            store.get(key)
 
 
 def require_equal(stores: list[RowStore]) -> None:
