@@ -14,7 +14,8 @@ import pytest
 
 from tests.coordinator.conftest import World
 from txnkv.coordinator import commit_log
-from txnkv.coordinator.commit_log import CommitLog, SmallCommit
+from txnkv.coordinator.commit_log import CommitLog
+from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import PayloadError, Section, pack, unpack
 from txnkv.errors import (
@@ -164,7 +165,7 @@ def test_threads_that_wait_share_a_group(world: World, shelf: Shelf) -> None:
         with world.store.status.write():
             futures = [pool.submit(commit, number) for number in range(8)]
             started.wait(10)
-            while len(log._queue) < 8:
+            while len(log._queue._queue) < 8:
                 threading.Event().wait(0.001)
         stamps = [future.result(10) for future in futures]
     assert len(set(stamps)) == 8

@@ -14,7 +14,7 @@ import pytest
 import txnkv
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import InjectedFault, arm
-from txnkv.tables import compaction, flush, history, manifest, merging, picking, row_set_writer
+from txnkv.tables import compaction, flush, history, merging, picking, replacing, row_set_writer
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.picking import pick
 from txnkv.tables.row_set import RowSetRetired
@@ -243,7 +243,7 @@ def test_a_compaction_that_failed_leaves_nothing(
     arm(point, lambda: None)
     assert infos(model.client) == before
     with model.client.instance.store.status.read() as cur:
-        assert manifest.unfinished(cur, compaction.WHO) == {}
+        assert replacing.unfinished(cur, compaction.WHO) == {}
     assert model.client.check().problems == []
     model.client.compact()
     assert len(infos(model.client)) == 1

@@ -11,7 +11,7 @@ import pytest
 import txnkv
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import InjectedFault, arm
-from txnkv.tables import flush, manifest, upkeep
+from txnkv.tables import flush, replacing, upkeep
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
 
@@ -203,7 +203,7 @@ def test_a_flush_that_failed_is_done_again(
     engine.flush()
     check_states(client, at)
     with engine.store.status.read() as cur:
-        assert manifest.unfinished(cur, flush.WHO) == {}
+        assert replacing.unfinished(cur, flush.WHO) == {}
 
 
 def test_deletes_of_a_flush_that_died_are_counted(

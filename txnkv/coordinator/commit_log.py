@@ -27,16 +27,15 @@ Lock order: the write lock of status.db, then `lock`; a reader takes `lock` alon
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Final, Protocol
 
 import apsw
 
 from txnkv.coordinator import payload as payloads
 from txnkv.coordinator.clock import following
+from txnkv.coordinator.commit_queue import CommitQueue, SmallCommit, Waiting
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import PayloadError, Section
 from txnkv.coordinator.query import one
@@ -45,7 +44,6 @@ from txnkv.errors import (
     CorruptionError,
     StorageFullError,
     TxnkvError,
-    UnavailableError,
 )
 from txnkv.metrics import Metrics
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
@@ -54,8 +52,6 @@ from txnkv.storage.store import Store
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
 declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")
 
-GROUP_MEMBERS: Final = 1024
-GROUP_BYTES: Final = 16 << 20
 _PATIENCE: Final = 10_000
 """Microseconds for which a commit of another process that is not durable is left out."""
 
@@ -74,54 +70,6 @@ class LogMember(Protocol):
 
     def reset(self) -> None:
         """Forget all; it comes again."""
-
-
-@dataclass(frozen=True)
-class SmallCommit:
-    """What is to be committed in one row of the log.
-
-    Attributes:
-        txn_id: local id of the transaction.
-        sections: what it changes, at least one.
-        validate: called with the cursor of the SQLite transaction and the latest commit
-            timestamp, when all that committed before is in memory; raises to refuse.
-    """
-
-    txn_id: int
-    sections: Sequence[Section]
-    validate: Callable[[apsw.Cursor, Timestamp], None]
-
-
-class _Waiting:
-    """A commit in the queue, and how its thread hears of the end."""
-
-    __slots__ = ("commit", "error", "future", "leads", "size", "stamp", "wake")
-
-    def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
-        self.commit = commit
-        self.future = future
-        self.size = sum(len(section.data) for section in commit.sections)
-        self.stamp: Timestamp | None = None
-        self.error: BaseException | None = None
-        self.leads = False
-        self.wake: threading.Lock | None = None
-        if future is None:
-            self.wake = threading.Lock()
-            self.wake.acquire()
-
-    @property
-    def ended(self) -> bool:
-        return self.stamp is not None or self.error is not None
-
-    def tell(self) -> None:
-        if self.wake is not None:
-            self.wake.release()
-        elif self.future is not None:
-            if self.error is not None:
-                self.future.set_exception(self.error)
-            else:
-                assert self.stamp is not None
-                self.future.set_result(self.stamp)
 
 
 class CommitLog:
@@ -163,10 +111,7 @@ class CommitLog:
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
         self._waiting_since = 0
-        self._queue: deque[_Waiting] = deque()
-        self._mutex = threading.Lock()
-        self._leading = False
-        self._committer: ThreadPoolExecutor | None = None
+        self._queue = CommitQueue(self._commit_group)
         self.locked = True
         self.pending_bytes = 0
         self.pending_commits = 0
@@ -308,93 +253,13 @@ class CommitLog:
             StorageFullError: no room; nothing was committed.
             CommitOutcomeUnknownError: the disk failed at the commit point.
         """
-        waiting = _Waiting(commit, None)
-        if not self._join(waiting):
-            self._wait(waiting)
-        if not waiting.ended:
-            self._lead()
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.stamp is not None
-        return waiting.stamp
+        return self._queue.run(commit)
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
         """As `commit`, on the library's thread: any number may be on their way at once."""
-        future: Future[Timestamp] = Future()
-        future.set_running_or_notify_cancel()
-        if self._join(_Waiting(commit, future)):
-            self._hand_over()
-        return future
+        return self._queue.submit(commit)
 
-    def _join(self, waiting: _Waiting) -> bool:
-        """Queue up; True when the caller is to lead."""
-        with self._mutex:
-            self._queue.append(waiting)
-            waiting.leads, self._leading = not self._leading, True
-            return waiting.leads
-
-    def _wait(self, waiting: _Waiting) -> None:
-        """Until it has ended, or is to lead."""
-        assert waiting.wake is not None
-        try:
-            waiting.wake.acquire()
-        except BaseException:  # an interrupt of the waiting thread
-            with self._mutex:
-                if not waiting.leads and waiting in self._queue:
-                    self._queue.remove(waiting)
-                    raise
-            waiting.wake.acquire()
-            if not waiting.ended:
-                self._lead()
-            raise
-
-    def _hand_over(self) -> None:
-        if self._committer is None:
-            with self._mutex:
-                if self._committer is None:
-                    self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
-        self._committer.submit(self._lead)
-
-    def _lead(self) -> None:
-        """Commit one group, then pass the lead on to who came meanwhile."""
-        group: list[_Waiting] = []
-        try:
-            self._commit_group(group)
-        except BaseException as error:
-            if not group:  # it broke before the write lock was had: nobody else is concerned
-                self._take(group)
-            for waiting in group:
-                if waiting.error is None:
-                    waiting.error = _own(error, waiting)
-                    waiting.stamp = None
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._pass_on()
-            for waiting in group:
-                waiting.tell()
-
-    def _pass_on(self) -> None:
-        with self._mutex:
-            next_one = self._queue[0] if self._queue else None
-            self._leading = next_one is not None
-            if next_one is None:
-                return
-            next_one.leads = True
-        if next_one.wake is not None:
-            next_one.wake.release()
-        else:
-            self._hand_over()
-
-    def _take(self, group: list[_Waiting]) -> None:
-        size = 0
-        with self._mutex:
-            while self._queue and len(group) < GROUP_MEMBERS and size < GROUP_BYTES:
-                waiting = self._queue.popleft()
-                size += waiting.size
-                group.append(waiting)
-
-    def _commit_group(self, group: list[_Waiting]) -> None:
+    def _commit_group(self, group: list[Waiting]) -> None:
         number, last = self._commit_unsynced(group)
         if last is None:
             return
@@ -415,7 +280,7 @@ class CommitLog:
         self._metrics.commit_groups.add()
         self._on_commit()
 
-    def _commit_unsynced(self, group: list[_Waiting]) -> tuple[int | None, Timestamp | None]:
+    def _commit_unsynced(self, group: list[Waiting]) -> tuple[int | None, Timestamp | None]:
         """Commit all who wait. Answers the change number before, and the last stamp given."""
         touched: dict[int, set[int]] = {}
         applied: Timestamp | None = None
@@ -423,7 +288,7 @@ class CommitLog:
         number: int | None = None
         try:
             with self._status.write(sync=False) as cur:
-                self._take(group)
+                self._queue.take(group)
                 with self.lock:
                     number = self._status.change_number()
                     if number is None or self._current != number:
@@ -457,7 +322,7 @@ class CommitLog:
         return number, last
 
     def _write_group(
-        self, cur: apsw.Cursor, group: Sequence[_Waiting], touched: dict[int, set[int]]
+        self, cur: apsw.Cursor, group: Sequence[Waiting], touched: dict[int, set[int]]
     ) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
         stamp = following(self._last_given)
@@ -493,8 +358,7 @@ class CommitLog:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
-        if self._committer is not None:
-            self._committer.shutdown(wait=True)
+        self._queue.close()
 
     def after_fork_in_child(self) -> None:
         """Memory may have been inherited half written: everything is read again."""
@@ -515,12 +379,3 @@ def _unknown(error: BaseException) -> CommitOutcomeUnknownError:
         "the disk is well again, ask client.transaction_state(error.txn_id)",
         0,
     )
-
-
-def _own(error: BaseException, waiting: _Waiting) -> BaseException:
-    """An error of its own for each member: threads raise them at the same time."""
-    if isinstance(error, CommitOutcomeUnknownError):
-        return CommitOutcomeUnknownError(str(error), waiting.commit.txn_id)
-    if isinstance(error, TxnkvError):
-        return type(error)(str(error))
-    return UnavailableError(f"the commit broke off ({error!r}). Nothing was committed, try again")

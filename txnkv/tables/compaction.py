@@ -36,7 +36,7 @@ from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.tables import manifest
+from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes
 from txnkv.tables.flush import ROW_SET_ROWS, remove
 from txnkv.tables.manifest import RowSetInfo
@@ -127,7 +127,7 @@ def compact(
 def sweep(engine: TableEngine) -> None:
     """Remove row sets that a compaction claimed and did not publish. Under its lock."""
     with engine.store.status.read() as cur:
-        left = manifest.unfinished(cur, WHO)
+        left = replacing.unfinished(cur, WHO)
     remove(engine, left)
 
 
@@ -172,7 +172,7 @@ class _Compaction:
 
     def _begin(self) -> RowSetBuilder:
         with self._engine.store.status.write() as cur:
-            id = manifest.claim_maintenance(cur, self._tablet.id, WHO)
+            id = replacing.claim_maintenance(cur, self._tablet.id, WHO)
         self._claimed.append(id)
         fault_point("compact.claimed")
         stamp = self._stamp
@@ -205,9 +205,9 @@ class _Compaction:
                 with status.write() as cur:
                     if self._delta_numbers(cur) == before:
                         for info in self._results:
-                            manifest.publish(cur, info)
+                            replacing.publish(cur, info)
                         version = manifest.bump(cur)
-                        manifest.retire(cur, [info.id for info in self._infos], version)
+                        replacing.retire(cur, [info.id for info in self._infos], version)
                         break
         fault_point("compact.swapped")
 
@@ -288,7 +288,7 @@ class _Compaction:
     def discard(self) -> None:
         """Remove what was written for nothing; after a swap that came through, nothing."""
         with self._engine.store.status.read() as cur:
-            left = manifest.unfinished(cur, WHO)
+            left = replacing.unfinished(cur, WHO)
         mine = [id for id in left.get(self._tablet.id, []) if id in self._claimed]
         if mine:
             remove(self._engine, {self._tablet.id: mine})

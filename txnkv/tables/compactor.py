@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, TxnkvError
-from txnkv.tables import compaction, flush, history, manifest, picking, resolve
+from txnkv.tables import compaction, flush, history, manifest, picking, replacing, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSetRetired
@@ -105,7 +105,7 @@ class Compactor:
 
     def _left_over(self) -> bool:
         with self._engine.store.status.read() as cur:
-            return bool(manifest.unfinished(cur, compaction.WHO))
+            return bool(replacing.unfinished(cur, compaction.WHO))
 
     def _next(self) -> tuple[Tablet, tuple[RowSetInfo, ...], Timestamp] | None:
         """A compaction that is worth it. Tablets are looked at again when they have changed, or

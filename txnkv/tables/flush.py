@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.tables import history, manifest, resolve
+from txnkv.tables import history, manifest, replacing, resolve
 from txnkv.tables.deltas import put_deletes, stored_counts
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, delete_row_set
@@ -143,7 +143,7 @@ def live_tablets(cur: apsw.Cursor) -> set[int]:
 def sweep(engine: TableEngine) -> None:
     """Remove row sets that a flush claimed and did not publish. Under the maintenance lock."""
     with engine.store.status.read() as cur:
-        left = manifest.unfinished(cur, WHO)
+        left = replacing.unfinished(cur, WHO)
     remove(engine, left)
 
 
@@ -168,7 +168,9 @@ def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
 
 
 def _load(tablet: Tablet, upto: Timestamp, floor: Timestamp) -> _Load | None:
-    state = tablet.state(upto)
+    # What was finalized just now must be committed in the state: the row that an entry replaces
+    # may be among it, and its delete is noted with the row sets of the state.
+    state = tablet.reload()
     entries = state.memory.select(None, None, state.flushed, upto, versions=True)
     if entries.n == 0:
         return None
@@ -196,7 +198,7 @@ def _flush(engine: TableEngine, loads: Sequence[_Load], upto: Timestamp) -> None
     status = engine.store.status
     with status.write() as cur:
         claims = [
-            [manifest.claim_maintenance(cur, load.tablet.id, WHO) for _ in load.pieces]
+            [replacing.claim_maintenance(cur, load.tablet.id, WHO) for _ in load.pieces]
             for load in loads
         ]
     fault_point("flush.claimed")
@@ -209,9 +211,9 @@ def _flush(engine: TableEngine, loads: Sequence[_Load], upto: Timestamp) -> None
     counts = [counted for load in loads for counted in _kill(load)]
     with status.write() as cur:
         for info in written:
-            manifest.publish(cur, info)
+            replacing.publish(cur, info)
         for id, deleted, highest in counts:
-            if not manifest.set_deleted(cur, id, deleted, highest):
+            if not replacing.set_deleted(cur, id, deleted, highest):
                 raise RuntimeError(f"row set {id} was replaced under the maintenance lock")
         manifest.set_flushed(cur, upto)
         manifest.bump(cur)
@@ -260,8 +262,8 @@ def _kill(load: _Load) -> list[tuple[int, int, int]]:
     low, high = keys.key(0), keys.key(keys.n - 1)
     known = {
         info.id: (info.deleted, info.max_delete)
-        for info in state.settled
-        if info.overlaps(low, high)
+        for info in state.infos
+        if info.id in deletes or (info.resolved and info.overlaps(low, high))
     }
     stored = stored_counts(tablet, list(known)) if known else {}
     return [(id, *counted) for id, counted in stored.items() if counted != known[id]]

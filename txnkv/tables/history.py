@@ -28,7 +28,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.tables import manifest
+from txnkv.tables import manifest, replacing
 from txnkv.tables.row_set_writer import delete_row_set
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def collect(engine: TableEngine) -> int:
         # The pins are looked at after the version is known: who pins an older one later reads
         # its list of row sets later still, and finds the newer list.
         pinned = store.runtime.least_manifest_pin()
-        doomed = manifest.retired(cur, version if pinned is None else min(version, pinned))
+        doomed = replacing.retired(cur, version if pinned is None else min(version, pinned))
     for tablet_id, ids in doomed.items():
         tablet = engine.tablet(tablet_id)
         if tablet is None:

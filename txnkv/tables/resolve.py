@@ -35,7 +35,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.tables import manifest
+from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes
 from txnkv.tables.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo
 from txnkv.tables.overlap import keys_of, rows_of
@@ -154,7 +154,7 @@ class Resolution:
             if status_table.get(cur, self._row.txn_id).state is not TxnState.FINALIZE_IN_PROGRESS:
                 return  # another process has ended it
             for id, (deleted, last) in noted.items():
-                if not manifest.set_deleted(cur, id, deleted, last):
+                if not replacing.set_deleted(cur, id, deleted, last):
                     raise _Replaced
             tombstones = [
                 info.id
@@ -163,7 +163,7 @@ class Resolution:
                 if info.kind == TOMBSTONES
             ]
             if tombstones:
-                manifest.retire(cur, tombstones, manifest.bump(cur))
+                replacing.retire(cur, tombstones, manifest.bump(cur))
             manifest.finalize(cur, self._row.txn_id, self._commit_ts)
 
     def _resolve(self, tablet_ids: Sequence[int]) -> dict[int, tuple[int, int]]:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator import payload
-from txnkv.coordinator.commit_log import SmallCommit
+from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.storage.seam import clock
-from txnkv.tables import flush, history, manifest
+from txnkv.tables import flush, history, replacing
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
@@ -57,7 +57,7 @@ def _lag(engine: TableEngine) -> int:
 
 def _remove_leftovers(engine: TableEngine) -> None:
     with engine.store.status.read() as cur:
-        left = manifest.unfinished(cur, flush.WHO)
+        left = replacing.unfinished(cur, flush.WHO)
     if left:
         with engine.maintenance():
             flush.sweep(engine)
