@@ -98,7 +98,7 @@ class OpenLmdb:
             # that whoever finds the file longer, in this process or another, finds it durable.
             sync_directory(path)
             sync_directory(path.parent)
-        opened = cls(_open_env(path, options, map_size, writing), path, writing)
+        opened = cls(_opened_in_place(path, options, map_size, writing), path, writing)
         try:
             if not options.read_only:
                 opened._cover()
@@ -181,6 +181,20 @@ class OpenLmdb:
             self.handles = {
                 name: (self.env.open_db(name, txn=txn, create=False), 0) for name in names
             }
+
+
+def _opened_in_place(path: Path, options: EnvironmentOptions, map_size: int, writing: bool) -> Any:
+    """Opens LMDB on the file that has the name, also when `shrink` put it there meanwhile.
+
+    To read alone, LMDB opens the data file first and waits for its lock then: whoever holds the
+    lock may have replaced the file by that time.
+    """
+    while True:
+        before = os.stat(path / "data.mdb").st_ino
+        env = _open_env(path, options, map_size, writing)
+        if os.stat(path / "data.mdb").st_ino == before:
+            return env
+        env.close()
 
 
 def _open_env(path: Path, options: EnvironmentOptions, map_size: int, writing: bool) -> Any:
