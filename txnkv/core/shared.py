@@ -15,7 +15,7 @@ class SharedWords:
     They are on the way of every commit, so the address is asked for once.
     """
 
-    __slots__ = ("_memory", "_size")
+    __slots__ = ("_memory", "_size", "_words")
 
     def __init__(self, buf: Any) -> None:
         """Holds a writable buffer until `release`.
@@ -25,15 +25,20 @@ class SharedWords:
         """
         self._memory = writable(buf)
         self._size = len(self._memory)
+        self._words = self._size // 8
 
     def load(self, word: int) -> int:
         """The word of this number."""
-        number: int = lib.shared_load(self._memory, self._size, self._at(word))
-        return number
+        if 0 <= word < self._words:
+            number: int = lib.shared_load(self._memory, self._size, word * 8)
+            return number
+        raise self._outside(word)
 
     def store(self, word: int, value: int) -> None:
         """Sets a word."""
-        lib.shared_store(self._memory, self._size, self._at(word), value)
+        if not 0 <= word < self._words:
+            raise self._outside(word)
+        lib.shared_store(self._memory, self._size, word * 8, value)
 
     def add(self, word: int, delta: int) -> int:
         """Adds to a word, modulo 2^64; `delta` may be negative.
@@ -50,10 +55,12 @@ class SharedWords:
     def release(self) -> None:
         """Gives the buffer up; no use comes after."""
         ffi.release(self._memory)
-        self._size = 0
+        self._size = self._words = 0
 
     def _at(self, word: int) -> int:
-        at = word * 8
-        if word < 0 or at + 8 > self._size:
-            raise IndexError(f"word {word} of {self._size // 8}")
-        return at
+        if 0 <= word < self._words:
+            return word * 8
+        raise self._outside(word)
+
+    def _outside(self, word: int) -> IndexError:
+        return IndexError(f"word {word} of {self._words}")
