@@ -18,7 +18,7 @@ OLD = Path(__file__).parent.parent / "format/stores/store-v1.tar.xz"
 
 UPGRADE = """
 import txnkv
-from tools.powerloss.workload import copy_durably
+from tools.powerloss.run import copy_durably
 copy_durably(Path(args[0]), root)
 mark("put")
 txnkv.connect(root / "store").close()

@@ -29,10 +29,12 @@ class Promised:
     Attributes:
         words: all marks but those of transactions.
         done: of each writer: how many of its transactions; they are acknowledged in order.
+        seen: transactions that a reader saw, as writer and number.
     """
 
     words: set[str] = field(default_factory=set)
     done: dict[int, int] = field(default_factory=dict)
+    seen: set[tuple[int, int]] = field(default_factory=set)
 
     @classmethod
     def by(cls, marks: list[tuple[int, str]], cut: int) -> Promised:
@@ -44,6 +46,8 @@ class Promised:
             match line.split():
                 case ["done", writer, number]:
                     promised.done[int(writer)] = int(number) + 1
+                case ["saw", writer, number]:
+                    promised.seen.add((int(writer), int(number)))
                 case _:
                     promised.words.add(line)
         return promised
@@ -128,21 +132,30 @@ def _wrong_rows(found: Rows, workload: Workload, promised: Promised) -> Iterator
             continue
         transactions, states = history(workload, writer)
         done = promised.done.get(writer, 0)
+        seen = {number for by, number in promised.seen if by == writer}
         if workload.pipelined(writer):
-            possible = _with_flying(states[done], transactions[done : done + WINDOW], rows)
+            flying = transactions[done : done + WINDOW]
+            possible = _with_flying(states[done], flying, rows, seen)
         else:
-            possible = list(states[done : done + 2])
+            # A writer's next transaction begins when the one before is done.
+            least = max(done, *(number + 1 for number in seen), 0)
+            possible = list(states[least : done + 2])
         if rows not in possible:
-            wrong = _difference(rows, states[done])
-            yield f"writer {writer} was told that {done} transactions are done, but {wrong}"
+            wrong = _difference(rows, possible[0])
+            yield (
+                f"writer {writer} was told that {done} transactions are done, and of others "
+                f"{sorted(seen)} were seen, but {wrong}"
+            )
 
 
-def _with_flying(rows: Rows, flying: Sequence[Transaction], found: Rows) -> list[Rows]:
+def _with_flying(
+    rows: Rows, flying: Sequence[Transaction], found: Rows, seen: set[int]
+) -> list[Rows]:
     """The rows with those of the transactions in flight that show in the first row they insert."""
     rows = dict(rows)
     for transaction in flying:
         inserted = {(write.table, write.id): write.text or "" for write in transaction.writes}
-        if next(iter(inserted)) in found:
+        if transaction.number in seen or next(iter(inserted)) in found:
             rows |= inserted
     return [rows]
 

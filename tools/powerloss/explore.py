@@ -32,13 +32,15 @@ STORE: Final = Path("data") / "store"
 _AHEAD: Final = 4
 
 _RUN: Final = """
-from tools.powerloss.workload import from_text, run
+from tools.powerloss.run import run
+from tools.powerloss.workload import from_text
 run(root / "data" / "store", from_text(args[0]))
 """
 
 
 _RECOVERY: Final = """
-from tools.powerloss.workload import from_text, recover
+from tools.powerloss.run import recover
+from tools.powerloss.workload import from_text
 recover(Path(args[0]), root, root / "data" / "store", from_text(args[1]))
 """
 
