@@ -28,14 +28,17 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 _PRELUDE = """
-import base64, pickle, sys
+import base64, os, pickle, sys
 import txnkv
+from txnkv.tables import small
 _path, _options, _values = pickle.loads(base64.b64decode(sys.argv[1]))
 globals().update(_values)
 def say(value=None):
     print(base64.b64encode(pickle.dumps(value)).decode(), flush=True)
 def wait():
     return sys.stdin.readline().strip()
+if "TXNKV_TEST_STAGE_ALL" in os.environ:
+    small.MAX_ROWS = small.FEW_ROWS = -1
 client = txnkv.connect(_path, **_options)
 """
 
@@ -211,10 +214,10 @@ def elsewhere(process: Callable[..., Process]) -> Callable[..., Any]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write is staged at once, as one that is too large for the small path; in children too."""
+    """Every write is staged at once, as one too large for the small path; in children too."""
     monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
     monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
-    monkeypatch.setenv("TXNKV_TEST_STAGE_ALL", "1")  # of `tools.children`
+    monkeypatch.setenv("TXNKV_TEST_STAGE_ALL", "1")  # of children
 
 
 @pytest.fixture(params=["small", "large"])

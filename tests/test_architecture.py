@@ -21,7 +21,8 @@ LAYERS = [
     {
         "instance", "context", "closing", "client", "transaction", "session", "row_operations",
         "scan", "table", "token", "job", "inspection", "compacting",
-        "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info", "aio", "__init__",
+        "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
+        "aio", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip

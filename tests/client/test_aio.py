@@ -82,7 +82,7 @@ def test_tasks_commit_side_by_side(store_path: Path) -> None:
 
 def test_a_block_rolls_back_on_an_exception(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
-        with pytest.raises(LookupError):
+        with pytest.raises(LookupError):  # noqa: PT012 - the block is what is tested
             async with client.transaction() as txn:
                 await txn.insert(table, (1, None))
                 raise LookupError

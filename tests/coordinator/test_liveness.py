@@ -178,6 +178,7 @@ def test_the_log_says_who_was_aborted(
 # -- with real time and real threads ---------------------------------------------------
 
 
+@pytest.mark.usefixtures("large")
 def test_a_live_handle_keeps_its_transaction(connect: Any, until: Callable[..., Any]) -> None:
     """testKeepaliveBasic: alive for three keepalive times, then dropped."""
     client = connect(keepalive_time=0.6)
@@ -195,6 +196,7 @@ def test_a_live_handle_keeps_its_transaction(connect: Any, until: Callable[..., 
     assert table.count() == 1
 
 
+@pytest.mark.usefixtures("large")
 def test_a_killed_process_loses_its_transaction(
     connect: Any, process: Any, until: Callable[..., Any]
 ) -> None:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def connect(path: str | os.PathLike[str], **options: Any) -> Connecting:
-    """Open a store: `await connect(path)` or `async with connect(path) as client`.
+    """Open a store, to be awaited or entered with `async with`.
 
     Takes the options of `txnkv.connect`.
     """
