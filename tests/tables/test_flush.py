@@ -310,3 +310,32 @@ def test_what_is_left_of_a_dropped_table_does_not_stay_in_the_log(
     assert client.stats()["log_commits"] == 0
     assert client.table("other").count() == 1
     assert engine.flush() == latest
+
+
+def test_a_flush_replaces_rows_of_a_bulk_commit_whose_driver_is_gone(
+    client: txnkv.Client,
+    at: dict[str, Timestamp],
+    by_hand: Callable[[txnkv.Client], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bulk commit is decided and not finalized when a newer version of one of its rows is
+    flushed. The flush finalizes it first; its deletes must be noted with the row set that this
+    made, or the row lives on beside its newer version.
+    """
+    with monkeypatch.context() as patch:
+        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+        txn = client.new_transaction()
+        txn.write("t", pa.table({"id": [97, 98, 99], "v": ["x", "y", "z"]}), op="upsert")
+        arm("commit.decided", "error")
+        with pytest.raises(InjectedFault):
+            txn.commit()
+        arm("commit.decided", lambda: None)
+    upsert(client, a="newer")
+    assert rows(client) == {"a": "newer", "b": "y", "c": "z"}
+    client.instance.engine.flush()
+    assert rows(client) == {"a": "newer", "b": "y", "c": "z"}
+    by_hand(client)
+    assert rows(client) == {"a": "newer", "b": "y", "c": "z"}
+    assert client.table("t").count() == 3
+    check_states_before(client, at)
