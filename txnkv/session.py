@@ -186,11 +186,15 @@ class Session(RowOperations, Closing):
 
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        self._wait_for_background()
+        if self._background is not None:
+            self._wait_for_background()
         if self._runs:
             self._client.require_open()
-            self._errors.keep(self._flush_runs(counted=False))
-        self._errors.tell()
+            outcome = self._flush_runs(counted=False)
+            if outcome.refused:
+                self._errors.keep(outcome)
+        if self._errors.untold:
+            self._errors.tell()
 
     def discard(self) -> None:
         """Forget the rows that wait: the transaction is rolled back."""

@@ -35,6 +35,7 @@ from txnkv.tables import incoming, lookup
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Evaluated, Outcome
 from txnkv.tables.ingest import MISSING
+from txnkv.tables.operations import IGNORING
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_set_writer import SortedRows
@@ -156,26 +157,20 @@ class SmallWrites:
         """
         self._before = self._statements
         self._counted = counted
+        apply = _BY_ROW[op]
         try:
-            self._apply_rows(writer, op, rows, outcome)
+            for values in rows:
+                error = apply(self, writer, values, outcome)
+                if error is None:
+                    continue
+                if op in IGNORING:
+                    outcome.ignored += 1
+                    continue
+                refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
+                outcome.add(Outcome(errors=[refused], refused=1))
         except BaseException:
             self._undo(self._before)
             raise
-
-    def _apply_rows(
-        self, writer: RowWriter, op: str, rows: Iterable[Values], outcome: Outcome
-    ) -> None:
-        apply = _BY_ROW[op]
-        ignoring = op.endswith("_ignore")
-        for values in rows:
-            error = apply(self, writer, values, outcome)
-            if error is None:
-                continue
-            if ignoring:
-                outcome.ignored += 1
-                continue
-            refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
-            outcome.add(Outcome(errors=[refused], refused=1))
 
     def _insert(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
         given = writer.key_of(values)
@@ -287,6 +282,8 @@ class SmallWrites:
         return None if found is None else writer.row(values, found)
 
     def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
+        if not self._memory:
+            return None
         memory = self._memory.get(tablet.id)
         return None if memory is None else memory.get(key, 0, EVERY_STAMP)
 
