@@ -2,7 +2,7 @@
 
 `reader()`, `pushFilters()` and `partitions()` run once, in a planner process; `read()` runs
 in tasks, which get the reader as it was then, pickled. All they share is the tokens, which
-name the snapshot and the blocks.
+name the snapshot and ranges of keys.
 """
 
 from __future__ import annotations
