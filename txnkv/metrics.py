@@ -130,20 +130,16 @@ class Metrics:
         self.dropped_versions = Counter("Row versions left out because no snapshot sees them")
         self.collected_row_sets = Counter("Row sets removed after they were replaced")
         self.history_expired = Counter("Snapshots refused because their history is gone")
-        self.point_reads = Counter("Rows asked for by key")
-        self.row_set_retries = Counter("Reads begun again since a row set was replaced")
 
         self.log_bytes = Gauge("Bytes in the commit log that no flush has taken")
         self.log_commits = Gauge("Commits in the commit log that no flush has taken")
         self.memory_bytes = Gauge("Bytes of committed rows in memory")
         self.flush_lag_seconds = Gauge("Age of the oldest commit that no flush has taken")
 
-        self.commit_seconds = Histogram("Length of a commit, as its caller sees it")
+        self.commit_seconds = Histogram("Length of a small commit, as its caller sees it")
         self.group_size = Histogram("Members of a group of small commits", SIZES)
-        self.tail_seconds = Histogram("Length of a look at what others committed")
         self.flush_seconds = Histogram("Length of a flush")
         self.compaction_seconds = Histogram("Length of a compaction")
-        self.maintenance_round_seconds = Histogram("Length of a round of background work")
 
     def snapshot(self) -> MetricsSnapshot:
         """All numbers as they are now."""

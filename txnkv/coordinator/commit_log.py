@@ -253,7 +253,10 @@ class CommitLog:
             StorageFullError: no room; nothing was committed.
             CommitOutcomeUnknownError: the disk failed at the commit point.
         """
-        return self._queue.run(commit)
+        began = clock.monotonic_micros()
+        stamp = self._queue.run(commit)
+        self._metrics.commit_seconds.observe((clock.monotonic_micros() - began) / 1e6)
+        return stamp
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
         """As `commit`, on the library's thread: any number may be on their way at once."""

@@ -234,10 +234,14 @@ class TabletParticipants:
         """
         self._sweep(row.txn_id, everything=False)
         Resolution(self._engine, row, ids).finalize()
+        metrics = self._engine.coordinator.metrics
+        metrics.commits.add()
+        metrics.bulk_commits.add()
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove every row set of the transaction, and refuse its late writers."""
         self._sweep(row.txn_id, everything=True)
+        self._engine.coordinator.metrics.aborts.add()
 
     def _sweep(self, txn_id: int, *, everything: bool) -> None:
         with self._store.status.read() as cur:
