@@ -60,9 +60,7 @@ class Store:
             directory.mark_upgraded()
         self._environments = Environments(directory)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
-        self._compaction = MaintenanceLock(
-            directory.path / "compaction.lock", through_forks=True
-        )
+        self._compaction = MaintenanceLock(directory.path / "compaction.lock", through_forks=True)
 
     @classmethod
     def open(
