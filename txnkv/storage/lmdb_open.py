@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ MAX_READERS = 4096
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
+_TRIES = 10
 _NEW_MAP = 1 << 20
 _NEW_BYTES = 2 * mmap.PAGESIZE
 """A data file in which nothing was ever committed is no longer than this."""
@@ -210,6 +212,7 @@ def _open_env(path: Path, options: EnvironmentOptions, map_size: int, writing: b
 
 
 def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> Any:
+    tries = 0
     while True:
         try:
             return lmdb.open(
@@ -226,6 +229,13 @@ def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> An
                 max_spare_txns=_SPARE_TRANSACTIONS,
                 lock=lock,
             )
+        except lmdb.InvalidError:
+            # The first opener fills in the lock file while the others wait. Killed before it is
+            # done, it leaves it empty, which LMDB tells them as damage; the next to try is first.
+            tries += 1
+            if tries > _TRIES:
+                raise
+            time.sleep(0.001 * tries)
         except lmdb.Error as error:
             # Address space is short (a limit, or hundreds of environments). A smaller map will
             # grow when it must.
