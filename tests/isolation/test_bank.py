@@ -89,8 +89,14 @@ def audit(client: txnkv.Client, told: set[int], snapshot: txnkv.Snapshot) -> Non
 
 
 def run(
-    children: Children, client: txnkv.Client, folder: Path, isolation: str, seconds: float
+    children: Children,
+    client: txnkv.Client,
+    folder: Path,
+    isolation: str,
+    seconds: float,
+    longest: float = 1.2,
 ) -> None:
+    """For so many seconds; a teller is killed after `longest` at the latest, then the next."""
     chance = random.Random(7)
     open_bank(client)
     earlier = [int(client.snapshot().timestamp)]
@@ -109,11 +115,11 @@ def run(
             assert list(problems(then)) == []
         audits += 1
         if audits % 20 == 0:
-            client.instance.engine.flush()
+            client.compact()
         if time.monotonic() > next_kill:
             bank.kill_one(chance)
             kills += 1
-            next_kill = time.monotonic() + chance.uniform(0.4, 1.2)
+            next_kill = time.monotonic() + chance.uniform(0.4, longest)
     bank.end()
     told = bank.told()
     with client.snapshot() as snapshot:
@@ -141,4 +147,4 @@ def test_money_stays(
 def test_money_stays_for_minutes(
     children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
 ) -> None:
-    run(children, connect(), tmp_path, isolation, 120)
+    run(children, connect(), tmp_path, isolation, 120, longest=4.0)
