@@ -173,7 +173,8 @@ class Resolution:
         for id in tablet_ids:
             tablet = self._engine.tablet(id)
             if tablet is not None:  # else its table was dropped and purged
-                noted.update(self._put(tablet, tablet.state(self._commit_ts)))
+                tablet.state(self._commit_ts)  # all that committed before is known here
+                noted.update(self._put(tablet, tablet.reload()))
         fault_point("resolve.resolved")
         return noted
 
