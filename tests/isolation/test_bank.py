@@ -8,7 +8,9 @@ file survives the process.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,57 +18,69 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.children import Child, Children
+from tools.children import Children
 from tools.isolation.bank import open_bank, problems, transfer_ids
 
-TELLER = """
+NURSERY = """
+import traceback
+from pathlib import Path
 from random import Random
 from tools.isolation.bank import transfer
-path, file, number, isolation = args
-told = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-stop_asked = threading.Event()
-chance = Random(int(number))
-with txnkv.connect(path, create=False) as client:
-    say("ready")
-    threading.Thread(target=lambda: (wait(), stop_asked.set()), daemon=True).start()
-    id = int(number) * 1_000_000
-    while not stop_asked.is_set():
-        id += 1
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+path, folder, isolation = args[0], Path(args[1]), args[2]
+nursery = os.getpid()
+def work(number):
+    told = os.open(folder / f"told{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    chance = Random(number)
+    id = number * 1_000_000
+    with txnkv.connect(path, create=False) as client:
+        while not (folder / "closed").exists() and os.getppid() == nursery:
+            id += 1
+            try:
+                done = transfer(client, id, chance, isolation)
+            except (txnkv.TransactionConflictError, txnkv.TransactionLockedError):
+                continue
+            if done:
+                os.write(told, f"{id}\\n".encode())
+say("ready")
+while (number := wait()) != "closed":
+    pid = os.fork()
+    if pid == 0:
         try:
-            done = transfer(client, id, chance, isolation)
-        except (txnkv.TransactionConflictError, txnkv.TransactionLockedError):
-            continue
-        if done:
-            os.write(told, f"{id}\\n".encode())
+            work(int(number))
+        except BaseException:
+            (folder / f"failed{number}").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    say(pid)
+try:
+    os.wait()  # for all of them
+except ChildProcessError:
+    pass
 """
 
 
 class Bank:
-    """Four tellers at a time."""
+    """Four tellers at a time: processes forked by one that has imported all and opened nothing,
+    so that a new one is at work in no time.
+    """
 
     def __init__(self, children: Children, path: str, folder: Path, isolation: str) -> None:
-        self._children = children
-        self._path = path
         self._folder = folder
-        self._isolation = isolation
+        self._nursery = children.start(NURSERY, path, folder, isolation)
+        assert self._nursery.line() == "ready"
         self._number = 0
         self._tellers = [self._hire() for _ in range(4)]
 
-    def _hire(self) -> Child:
+    def _hire(self) -> int:
         self._number += 1
-        file = self._folder / f"told{self._number}"
-        return self._children.start(TELLER, self._path, file, self._number, self._isolation)
-
-    def wait_until_all_work(self) -> None:
-        for teller in self._tellers:
-            assert teller.line() == "ready"
+        self._nursery.tell(str(self._number))
+        return int(self._nursery.line())
 
     def kill_one(self, chance: random.Random) -> None:
         """SIGKILL, in whatever it does; another takes its place."""
         at = chance.randrange(len(self._tellers))
-        if self._tellers[at].popen.poll() is not None:
-            self._tellers[at].finish()  # says why it ended
-        self._tellers[at].kill()
+        os.kill(self._tellers[at], signal.SIGKILL)
         self._tellers[at] = self._hire()
 
     def told(self) -> set[int]:
@@ -74,11 +88,16 @@ class Bank:
         lines = (path.read_text().split("\n")[:-1] for path in self._folder.glob("told*"))
         return {int(line) for each in lines for line in each}
 
+    def look_after(self) -> None:
+        """Fail when a teller did."""
+        for path in self._folder.glob("failed*"):
+            pytest.fail(path.read_text())
+
     def end(self) -> None:
-        for teller in self._tellers:
-            teller.tell("stop")
-        for teller in self._tellers:
-            teller.finish()
+        (self._folder / "closed").touch()
+        self._nursery.tell("closed")
+        self._nursery.finish()
+        self.look_after()
 
 
 def audit(client: txnkv.Client, told: set[int], snapshot: txnkv.Snapshot) -> None:
@@ -94,19 +113,19 @@ def run(
     folder: Path,
     isolation: str,
     seconds: float,
-    longest: float = 1.2,
+    longest: float = 0.5,
 ) -> None:
     """For so many seconds; a teller is killed after `longest` at the latest, then the next."""
     chance = random.Random(7)
     open_bank(client)
     earlier = [int(client.snapshot().timestamp)]
     bank = Bank(children, client.path, folder, isolation)
-    bank.wait_until_all_work()
     begun = time.monotonic()
     next_kill = begun + 0.4
     audits = kills = 0
-    while time.monotonic() < begun + seconds or kills < 3 or len(bank.told()) < 50:
+    while time.monotonic() < begun + seconds or kills < 5 or len(bank.told()) < 50:
         assert time.monotonic() < begun + seconds + 60, "the tellers do next to nothing"
+        bank.look_after()
         told = bank.told()
         with client.snapshot() as snapshot:
             audit(client, told, snapshot)
@@ -119,7 +138,7 @@ def run(
         if time.monotonic() > next_kill:
             bank.kill_one(chance)
             kills += 1
-            next_kill = time.monotonic() + chance.uniform(0.4, longest)
+            next_kill = time.monotonic() + chance.uniform(0.05, longest)
     bank.end()
     told = bank.told()
     with client.snapshot() as snapshot:
@@ -147,4 +166,4 @@ def test_money_stays(
 def test_money_stays_for_minutes(
     children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
 ) -> None:
-    run(children, connect(), tmp_path, isolation, 120, longest=4.0)
+    run(children, connect(), tmp_path, isolation, 120, longest=2.0)
