@@ -220,7 +220,7 @@ def settle(client: txnkv.Client) -> None:
 def leftovers(client: txnkv.Client) -> list[str]:
     """What transactions that are over should not have left: one line each."""
     questions = {
-        "row set {} is not committed": "SELECT id FROM row_sets WHERE state < 2 AND txn_id NOT NULL",
+        "row set {} is not committed": "SELECT id FROM row_sets WHERE state < 2 AND txn_id > 0",
         "a lock on tablet {} is held": "SELECT id FROM locks",
         "transaction {} has not ended": "SELECT txn_id FROM transactions WHERE state NOT IN (2, 4)",
     }
