@@ -270,7 +270,7 @@ class TxnContext:
 
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
         """The row with this key, in the snapshot or the transaction's own writes."""
-        if self.stored:
+        if not self._may_be_small:
             return lookup.get(self.instance.engine, writer.table, self.view(), key)
         with self.lock:
             return self._own_writes().get(writer, key)

@@ -332,7 +332,7 @@ def test_wait_for_a_lock_ends_with_the_patience(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BeginTxnLockRetry: the older small one is told, stays open, and may commit later."""
-    monkeypatch.setattr("txnkv.context._LOCK_WAIT", 0.05)
+    monkeypatch.setattr("txnkv.small_commit._LOCK_WAIT", 0.05)
     older = client.new_transaction()
     older.insert(table, (1, "older"))
     younger = client.new_transaction(locking="partition")
