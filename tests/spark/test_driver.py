@@ -167,6 +167,7 @@ def test_a_keeper_aborts_when_what_it_watches_ends(
         txn.commit()
 
 
+@pytest.mark.usefixtures("large")
 def test_a_keeper_does_not_abort_what_is_committing(
     client: txnkv.Client, table: txnkv.Table, sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_keeper_that_cannot_join_says_why(client: txnkv.Client) -> None:
     assert popen.wait(20) == 1
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("reuse", [False, True])
 def test_the_planner_hands_its_transaction_over(
     connect: Callable[..., txnkv.Client],

@@ -102,6 +102,22 @@ def test_deleted_runtime_is_noticed(runtime: Runtime, folder: Path) -> None:
     assert not runtime.is_current()
 
 
+def test_close_beside_threads_that_use_it(folder: Path) -> None:
+    """A thread in the background killed the process: the memory went while it was at a word."""
+
+    def use(runtime: Runtime) -> None:
+        while True:
+            runtime.note_synced(runtime.committed())
+            runtime.change_word()
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            runtime = Runtime.open(folder)
+            using = [pool.submit(use, runtime) for _ in range(3)]
+            runtime.close()
+            assert all(isinstance(future.exception(), ClosedError) for future in using)
+
+
 def test_closed_runtime_says_so(folder: Path) -> None:
     runtime = Runtime.open(folder)
     runtime.close()

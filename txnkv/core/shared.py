@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from txnkv.core.native import ffi, lib, writable
+from txnkv.core.native import lib, writable
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -18,7 +18,7 @@ class SharedWords:
     __slots__ = ("_memory", "_size", "_words")
 
     def __init__(self, buf: Any) -> None:
-        """Holds a writable buffer until `release`.
+        """Holds a writable buffer as long as this object lives.
 
         Args:
             buf: its length in bytes is a multiple of 8.
@@ -51,11 +51,6 @@ class SharedWords:
     def swap(self, word: int, expected: int, desired: int) -> bool:
         """Sets a word to `desired` if it is `expected`; says whether it did."""
         return bool(lib.shared_cas(self._memory, self._size, self._at(word), expected, desired))
-
-    def release(self) -> None:
-        """Gives the buffer up; no use comes after."""
-        ffi.release(self._memory)
-        self._size = self._words = 0
 
     def _at(self, word: int) -> int:
         if 0 <= word < self._words:

@@ -53,7 +53,11 @@ def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -
             if not _is_open(txn):
                 return
             time.sleep(_POLL)
-        keeper = _start(txn, path)
+        try:
+            keeper = _start(txn, path)
+        except TxnkvError as error:  # it ended, or its store was closed, since it was last asked
+            _log.debug("no keeper for transaction %s: %s", txn.id, error)
+            return
         _await_beats(keeper, txn)
     keeper.wait()
 

@@ -351,24 +351,22 @@ class Runtime:
 
     def _attached(self) -> memoryview:
         words = self._words
-        if words is None:
-            self._attach()
-            words = self._words
-            assert words is not None
-        return words
+        return self._attach().words if words is None else words
 
     def _attached_file(self) -> RuntimeFile:
-        self._attached()
-        assert self._file is not None
-        return self._file
+        return self._file or self._attach()
 
-    def _attach(self) -> None:
+    def _attach(self) -> RuntimeFile:
         with GATE.use(), self._lock:
             if self._closed:
-                raise ClosedError(f"runtime {self._folder} is closed; open the store again")
-            if self._words is None:
+                raise self._is_closed()
+            if self._file is None:
                 self._file = self._open_file()
                 self._words = self._file.words
+            return self._file
+
+    def _is_closed(self) -> ClosedError:
+        return ClosedError(f"runtime {self._folder} is closed; open the store again")
 
     def _open_file(self) -> RuntimeFile:
         try:
@@ -381,7 +379,8 @@ class Runtime:
     def _take_slot(self) -> int:
         if self._slot is not None:
             return self._slot
-        assert self._file is not None
+        if self._file is None:
+            raise self._is_closed()
         if self._file.slots is None:
             self._fill_slot(0)
             return 0

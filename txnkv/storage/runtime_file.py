@@ -56,13 +56,11 @@ class RuntimeFile:
     """
 
     def __init__(self, memory: mmap.mmap, slots: SlotLocks | None, inode: int | None) -> None:
-        self._bytes = memoryview(memory)
-        self.words = self._bytes.cast("Q")
-        atomic = SharedWords(self._bytes)
+        self.words = memoryview(memory).cast("Q")
+        atomic = SharedWords(memory)
         self.load = atomic.load
         self.store = atomic.store
         self.swap = atomic.swap
-        self._atomic = atomic
         self.slots = slots
         self._inode = inode
 
@@ -104,10 +102,11 @@ class RuntimeFile:
             return False
 
     def detach(self) -> None:
-        """Gives up the mapping and all locks of this process."""
-        self._atomic.release()
-        self.words.release()
-        self._bytes.release()
+        """Gives up all locks of this process.
+
+        The mapping goes with the last reference to this object: a thread that is at a word while
+        another one closes the store would be killed by its sudden end.
+        """
         if self.slots is not None:
             self.slots.close()
 
