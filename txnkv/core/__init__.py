@@ -1,4 +1,4 @@
-"""The C core, bound to Arrow: keys, sorted sets, blocks, filters, visibility.
+"""The C core, bound to Arrow: keys, sorted sets, blocks, filters, visibility, record batches.
 
 Functions take any buffer object and give back memory that Arrow owns, so that nothing they
 return points into LMDB; the exceptions (`Keys.from_block`, `Keys.slice`) say so. The GIL is
@@ -20,6 +20,29 @@ from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
 from txnkv.core.delta import Delta, version_order
 from txnkv.core.keys import Keys
+from txnkv.core.log_batch import (
+    HEADER_BYTES,
+    MESSAGES,
+    Attributes,
+    BatchHeader,
+    Chunk,
+    CommittedFilter,
+    Control,
+    ControlType,
+    Spans,
+    all_data,
+    check_batch,
+    decode,
+    decode_headers,
+    encode_batch,
+    encode_control,
+    encode_headers,
+    place,
+    read_chunk,
+    read_control,
+    read_header,
+    walk,
+)
 from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.merger import Merger
 from txnkv.core.native import CoreError
@@ -42,14 +65,22 @@ from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
 from txnkv.core.zone import Zone, zone
 
 __all__ = [
+    "Attributes",
+    "BatchHeader",
     "Bitmap",
     "BlockList",
     "BlockTable",
+    "Chunk",
+    "CommittedFilter",
+    "Control",
+    "ControlType",
     "CoreError",
     "Delta",
     "Entries",
+    "HEADER_BYTES",
     "KeyCodec",
     "Keys",
+    "MESSAGES",
     "MemRowSet",
     "Merger",
     "NULL_ROW",
@@ -61,17 +92,25 @@ __all__ = [
     "STAMP_NEVER",
     "STAMP_UNDECIDED",
     "SharedWords",
+    "Spans",
     "ValueReader",
     "Zone",
     "address",
+    "all_data",
     "block_rows",
     "bloom_build",
     "bloom_may_contain",
     "bloom_probe",
+    "check_batch",
     "crc32c",
+    "decode",
     "decode_block",
     "decode_block_without",
+    "decode_headers",
+    "encode_batch",
     "encode_block",
+    "encode_control",
+    "encode_headers",
     "find",
     "find_in_blocks",
     "find_one",
@@ -82,8 +121,12 @@ __all__ = [
     "lower_bound",
     "mark_common",
     "mark_duplicates",
+    "place",
     "point_find",
     "range_partition",
+    "read_chunk",
+    "read_control",
+    "read_header",
     "release_pages",
     "scatter",
     "sort_keys",
@@ -91,5 +134,6 @@ __all__ = [
     "verify_block",
     "version_order",
     "visible",
+    "walk",
     "zone",
 ]

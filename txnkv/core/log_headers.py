@@ -1,0 +1,56 @@
+"""The headers of one message, as they stand in a batch: u16 n, then n names and values."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from txnkv.core.native import CoreError
+
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes]]) -> bytes:
+    """The headers of a message as bytes; none of them are none.
+
+    Raises:
+        TypeError: a name is no string, or a value no bytes.
+        ValueError: there are more than 65535, or a name is longer than that in UTF-8.
+    """
+    if not headers:
+        return b""
+    if len(headers) > 0xFFFF:
+        raise ValueError(f"{len(headers)} headers on a message; 65535 are the most")
+    parts = [_U16.pack(len(headers))]
+    for name, value in headers:
+        if not isinstance(name, str) or not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"header {name!r}: a str and bytes, not {type(value).__name__}")
+        utf8 = name.encode()
+        if len(utf8) > 0xFFFF:
+            raise ValueError(f"a header's name of {len(utf8)} bytes; 65535 are the most")
+        parts += [_U16.pack(len(utf8)), utf8, _U32.pack(len(value)), value]
+    return b"".join(parts)
+
+
+def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:
+    """What `encode_headers` was given; None and no bytes are no headers.
+
+    Raises:
+        CoreError: the bytes are damaged.
+    """
+    if not blob:
+        return []
+    headers, at = [], 2
+    try:
+        (n,) = _U16.unpack_from(blob)
+        for _ in range(n):
+            end = at + 2 + _U16.unpack_from(blob, at)[0]
+            name = str(blob[at + 2 : end], "utf-8")
+            at = end + 4 + _U32.unpack_from(blob, end)[0]
+            headers.append((name, bytes(blob[end + 4 : at])))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CoreError(f"the headers of a message are damaged: {error}") from error
+    if at != len(blob):
+        raise CoreError(f"the headers of a message are damaged: {len(blob)} bytes, not {at}")
+    return headers
