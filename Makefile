@@ -22,7 +22,7 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 	@$(BIN)/txnkv demo --store $(DEMO_STORE) $(if $(INPUT),--input "$(INPUT)")
 
 test: lint ctest ## lint, the C core under sanitizers, and all tests but the slow ones
-	$(BIN)/pytest -m "not slow" -rs
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" -rs
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/pytest -m slow -rs

@@ -80,7 +80,7 @@ PLANTS = {
         from txnkv.storage.wal import WalFile
         sync = WalFile.sync
         def sync_late(wal):
-            time.sleep(0.05)  # a reader is to come in between
+            time.sleep(0.15)  # a reader is to come in between
             sync(wal)
         WalFile.sync = sync_late
         Runtime.all_synced = lambda runtime: True
