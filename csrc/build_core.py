@@ -38,10 +38,13 @@ HEADERS = [
     "memory/mem_row_set.h",
     "memory/mem_entries.h",
     "memory/mem_section.h",
+    "log/batch.h",
+    "log/messages.h",
+    "log/committed.h",
 ]
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("common", "codec", "rowset", "memory")
+    for folder in ("common", "codec", "rowset", "memory", "log")
     for path in (CSRC / folder).glob("*.c")
 )
 

@@ -13,62 +13,106 @@ is in the middle of, and none for an open one, however long it is.
 
 from __future__ import annotations
 
-import heapq
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from txnkv.core.log_header import Attributes, ControlType, read_control, walk
+from txnkv.core.log_header import count_batches
+from txnkv.core.native import check, ffi, lib, readable
+
+_SPANS = ffi.typeof("messages_span_t[]")
+_SHOWN = ffi.typeof("committed_shown_t *")
+_ABORTED = ffi.typeof("committed_aborted_t *")
 
 
 class Spans(Sequence[tuple[int, int]]):
     """The batches of a buffer that a reader is shown: (position, length), in offset order.
 
     Attributes:
-        rows: the messages of all of them.
-        attributes: the attributes of all of them, joined by or.
+        attributes: the attributes of all of them, joined by or; of a slice those of the whole.
         next_offset: where to read on: behind the last batch that was looked at, shown or not.
     """
 
-    __slots__ = ("_items", "attributes", "next_offset", "rows")
+    __slots__ = ("_c", "_n", "_whole", "attributes", "next_offset")
 
     def __init__(
-        self, items: list[tuple[int, int]], rows: int, attributes: int, next_offset: int
+        self, c: Any, n: int, attributes: int, next_offset: int, whole: Any = None
     ) -> None:
-        """Made by `CommittedFilter.keep` and `all_data`."""
-        self._items = items
-        self.rows = rows
+        """Made by `CommittedFilter.keep` and `all_data`; `whole` holds the memory of a part."""
+        self._c = c
+        self._n = n
+        self._whole = whole
         self.attributes = attributes
         self.next_offset = next_offset
 
     @property
+    def c(self) -> Any:
+        """The `messages_span_t *` of the core; this object must outlive its use."""
+        return self._c
+
+    @property
+    def rows(self) -> int:
+        """The messages of all of them, those below the reader's offset included."""
+        return sum(self._c[i].rows for i in range(self._n))
+
+    @property
     def has_chunks(self) -> bool:
         """Whether there are pieces of large messages among them."""
-        return bool(self.attributes & Attributes.CHUNK)
+        return bool(self.attributes & lib.BATCH_CHUNK)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._n
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Spans(self._items[index], self.rows, self.attributes, self.next_offset)
-        return self._items[index]
+            lo, hi, step = index.indices(self._n)
+            if step != 1:
+                raise ValueError(f"a slice of spans by {step}; they stand in offset order")
+            whole = self._c if self._whole is None else self._whole
+            n = max(hi - lo, 0)
+            return Spans(self._c + lo, n, self.attributes, self.next_offset, whole)
+        at = index + self._n if index < 0 else index
+        if not 0 <= at < self._n:
+            raise IndexError(f"span {index} of {self._n}")
+        return self._c[at].position, self._c[at].length
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._items)
+        return (self[i] for i in range(self._n))
+
+    def __repr__(self) -> str:
+        return f"Spans({self._n}, next_offset={self.next_offset})"
 
 
 class CommittedFilter:
-    """The state of one READ_COMMITTED reader in one partition; it lives on over fetches."""
+    """The state of one READ_COMMITTED reader in one partition; it lives on over fetches.
+
+    It belongs to one thread at a time.
+    """
+
+    __slots__ = ("_c",)
 
     def __init__(self) -> None:
-        """Begins without aborted transactions."""
-        self._heap: list[tuple[int, int]] = []
-        self._aborted: dict[int, int] = {}
+        """Begins without aborted transactions.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        c = lib.committed_create()
+        if c == ffi.NULL:
+            raise MemoryError("making a filter: no memory")
+        self._c = ffi.gc(c, lib.committed_destroy)
 
     def reset(self) -> None:
         """Forgets all: the reader goes elsewhere."""
-        self._heap.clear()
-        self._aborted.clear()
+        lib.committed_reset(self._c)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many aborted transactions lie ahead, and how many the reader is inside of."""
+        waiting, inside = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        lib.committed_held(self._c, waiting, inside)
+        return waiting[0], inside[0]
 
     def keep(
         self, buf: Any, aborted: Sequence[tuple[int, int]], from_offset: int, upto: int
@@ -84,30 +128,15 @@ class CommittedFilter:
         Raises:
             CoreError: the bytes are damaged. The state is as before.
         """
-        for txn_id, first in set(aborted):
-            heapq.heappush(self._heap, (first, txn_id))
-        items, rows, attributes = [], 0, 0
-        following = from_offset
-        for at, header in walk(buf):
-            if header.next_offset > upto:
-                break
-            following = max(following, header.next_offset)
-            while self._heap and self._heap[0][0] <= header.last_offset:
-                first, txn_id = heapq.heappop(self._heap)
-                self._aborted[txn_id] = min(first, self._aborted.get(txn_id, first))
-            if header.is_control:
-                if header.txn_id and read_control(buf, at).type == ControlType.ABORT:
-                    self._aborted.pop(header.txn_id, None)
-                continue
-            first = self._aborted.get(header.txn_id, upto) if header.is_transactional else upto
-            if header.base_offset + header.rows <= from_offset:
-                continue
-            if first <= header.base_offset and not header.is_decided:
-                continue
-            items.append((at, header.length))
-            rows += header.rows
-            attributes |= header.attributes
-        return Spans(items, rows, attributes, following)
+        memory = readable(buf)
+        pairs = array("Q", chain.from_iterable(aborted))
+        entries = ffi.cast(_ABORTED, ffi.from_buffer(pairs))
+        n = count_batches(memory)
+        spans, shown = ffi.new(_SPANS, n), ffi.new(_SHOWN)
+        listed = (entries, len(pairs) // 2)
+        asked = (memory, len(memory), *listed, from_offset, upto, spans, n, shown)
+        check(lib.committed_keep(self._c, *asked), "filtering a fetch")
+        return Spans(spans, shown.n, shown.attributes, shown.next_offset)
 
 
 def all_data(buf: Any, from_offset: int, upto: int) -> Spans:
@@ -116,14 +145,9 @@ def all_data(buf: Any, from_offset: int, upto: int) -> Spans:
     Raises:
         CoreError: the bytes are damaged.
     """
-    items, rows, attributes = [], 0, 0
-    following = from_offset
-    for at, header in walk(buf):
-        if header.next_offset > upto:
-            break
-        following = max(following, header.next_offset)
-        if not header.is_control and header.base_offset + header.rows > from_offset:
-            items.append((at, header.length))
-            rows += header.rows
-            attributes |= header.attributes
-    return Spans(items, rows, attributes, following)
+    memory = readable(buf)
+    n = count_batches(memory)
+    spans, shown = ffi.new(_SPANS, n), ffi.new(_SHOWN)
+    asked = (memory, len(memory), from_offset, upto, spans, n, shown)
+    check(lib.committed_all(*asked), "walking through a fetch")
+    return Spans(spans, shown.n, shown.attributes, shown.next_offset)

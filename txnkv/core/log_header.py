@@ -13,15 +13,16 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
-from txnkv.core.checksum import crc32c
-from txnkv.core.native import CoreError
+from txnkv.core.native import CoreError, check, ffi, lib, readable
 
 HEADER_BYTES = 80
-MAGIC = 1
+CHUNK_BYTES = 24
 CODECS: tuple[str | None, ...] = (None, "lz4", "zstd")
 
-HEADER = struct.Struct("<QQIIHHIQqqQiHHII")
-_PLACE = struct.Struct("<QQ")
+_HEADER = struct.Struct("<QQ4xI2xHIQqqQiH2xII")
+_CONTROL = struct.Struct("<HHIQQ")
+_CHUNK = struct.Struct("<QIIQ")
+_C_HEADER = ffi.typeof("batch_header_t *")
 
 
 class Attributes(IntFlag):
@@ -124,34 +125,20 @@ def read_header(buf: Any, at: int = 0) -> BatchHeader:
     Raises:
         CoreError: this is no batch, or it is cut off.
     """
-    view = memoryview(buf).cast("B")
-    if at < 0 or len(view) - at < HEADER_BYTES:
-        raise CoreError(f"reading a batch at {at} of {len(view)} bytes: too few for a header")
-    fields = HEADER.unpack_from(view, at)
-    base, ts, _, length, magic, attributes, count, txn = fields[:8]
-    reserved, rows, raw = fields[13:]
-    codec = attributes & 7
-    control = bool(attributes & 16)
-    good = (
-        magic == MAGIC
-        and reserved == 0
-        and HEADER_BYTES <= length <= len(view) - at
-        and attributes < 2048
-        and codec < len(CODECS)
-        and 1 <= count <= 0x7FFFFFFF
-        and rows <= count
-        and base <= (1 << 63) - 1 - count
-        and (txn != 0) == bool(attributes & 8)
-        and not (attributes & 32 and not attributes & 8)
-        and not (control and (rows or codec or attributes & ~0x38 or length < HEADER_BYTES + 24))
-        and (codec or raw == length - HEADER_BYTES - (24 if attributes & 1024 else 0))
-    )
-    if not good:
+    memory = readable(buf)
+    if not 0 <= at <= len(memory):
+        raise CoreError(f"reading a batch at {at} of {len(memory)} bytes. Check the position.")
+    if lib.batch_parse(memory + at, len(memory) - at, ffi.new(_C_HEADER)):
         raise CoreError(
-            f"reading a batch at {at} of {len(view)} bytes: the header makes no sense. "
-            "Check the store that it came from."
+            f"reading a batch at {at} of {len(memory)} bytes: the header makes no sense, or the "
+            "batch is cut off. Check the store that it came from."
         )
-    return BatchHeader(base, ts, length, attributes, count, txn, *fields[8:13], rows, raw)
+    return _unpack(buf, at)
+
+
+def _unpack(buf: Any, at: int) -> BatchHeader:
+    base, commit_ts, length, *rest = _HEADER.unpack_from(buf, at)
+    return BatchHeader(base, commit_ts, length, *rest)
 
 
 def check_batch(buf: Any, at: int = 0) -> None:
@@ -161,8 +148,8 @@ def check_batch(buf: Any, at: int = 0) -> None:
         CoreError: it is not.
     """
     header = read_header(buf, at)
-    view = memoryview(buf).cast("B")
-    if crc32c(view[at + 20 : at + header.length]) != HEADER.unpack_from(view, at)[2]:
+    memory = readable(buf)
+    if lib.batch_check(memory + at, len(memory) - at):
         raise CoreError(
             f"the batch at offset {header.base_offset} is damaged: its checksum differs. "
             "Check the store that it came from."
@@ -178,13 +165,24 @@ def walk(buf: Any, start: int = 0) -> list[tuple[int, BatchHeader]]:
     Raises:
         CoreError: there is something else between them, or the last one is cut off.
     """
-    found = []
-    size = memoryview(buf).nbytes
-    while start < size:
-        header = read_header(buf, start)
-        found.append((start, header))
-        start += header.length
-    return found
+    memory = readable(buf)
+    if not 0 <= start <= len(memory):
+        raise CoreError(f"reading batches at {start} of {len(memory)} bytes. Check the position.")
+    n = count_batches(memory, start)
+    positions = ffi.new("uint64_t[]", n)
+    check(lib.batch_walk(memory + start, len(memory) - start, positions, n), "reading batches")
+    return [(start + at, _unpack(buf, start + at)) for at in positions]
+
+
+def count_batches(memory: Any, start: int = 0) -> int:
+    """How many batches fill what `readable` gave, from byte `start` on.
+
+    Raises:
+        CoreError: there is something else.
+    """
+    n = ffi.new("uint32_t *")
+    check(lib.batch_count(memory + start, len(memory) - start, n), "reading batches")
+    return int(n[0])
 
 
 def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:
@@ -198,11 +196,21 @@ def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:
     Raises:
         CoreError: these are no batches, or the offsets pass 2^63.
     """
-    out = bytearray(buf)
-    for at, header in walk(out):
-        _PLACE.pack_into(out, at, base_offset, commit_ts or header.commit_ts)
-        base_offset += header.count
-    return bytes(out)
+    out = bytes(memoryview(buf))
+    # Nobody else has the new object yet, so it may still be written.
+    status = lib.batch_place(writable_bytes(out), len(out), base_offset, commit_ts)
+    if status == lib.STATUS_LIMIT:
+        raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
+    check(status, "placing batches")
+    return out
+
+
+def writable_bytes(fresh: bytes) -> Any:
+    """The `uint8_t *` of a bytes object that was just made and that nobody else has seen.
+
+    Batches travel as `bytes`; made any other way, each would be copied once more.
+    """
+    return ffi.cast("uint8_t *", ffi.from_buffer(fresh))
 
 
 def read_control(buf: Any, at: int = 0) -> Control:
@@ -212,17 +220,17 @@ def read_control(buf: Any, at: int = 0) -> Control:
         CoreError: it is damaged, or no control batch.
     """
     check_batch(buf, at)
-    header = read_header(buf, at)
+    header = _unpack(buf, at)
     if not header.is_control:
         raise CoreError(f"the batch at offset {header.base_offset} holds messages, no control")
-    view = memoryview(buf).cast("B")
-    version, kind, zero, low, first = struct.unpack_from("<HHIQQ", view, at + HEADER_BYTES)
-    if version or zero or kind > 3:
+    body = bytes(memoryview(buf)[at + HEADER_BYTES : at + header.length])
+    version, kind, zero, low, first = _CONTROL.unpack_from(body)
+    if version or zero or kind > ControlType.SIDE_LIST:
         raise CoreError(
             f"the control batch at offset {header.base_offset} is version {version}, type {kind}, "
             "which this version does not know"
         )
-    return Control(ControlType(kind), low, first, bytes(view[at + 104 : at + header.length]))
+    return Control(ControlType(kind), low, first, body[_CONTROL.size :])
 
 
 def read_chunk(buf: Any, at: int = 0) -> Chunk | None:
@@ -232,6 +240,4 @@ def read_chunk(buf: Any, at: int = 0) -> Chunk | None:
         CoreError: this is no batch.
     """
     header = read_header(buf, at)
-    if not header.is_chunk:
-        return None
-    return Chunk(*struct.unpack_from("<QIIQ", memoryview(buf).cast("B"), at + HEADER_BYTES))
+    return Chunk(*_CHUNK.unpack_from(buf, at + HEADER_BYTES)) if header.is_chunk else None
