@@ -1,0 +1,158 @@
+"""Chunks: the LMDB values of a log. One or more whole batches, under the offset of the first.
+
+    key    u64 big-endian, the base offset of the first batch
+    value  batches one behind the other, without a gap in their offsets
+
+Batches that are small are gathered, so that a chunk fills its pages; a large one is a chunk by
+itself. No chunk goes over from one segment into the next. A SIDE_LIST marker is always alone in
+its chunk, so that a reader need not look into others for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import lmdb
+
+from txnkv.core import HEADER_BYTES
+from txnkv.errors import CorruptionError
+
+CHUNK_BYTES: Final = (64 << 10) - 16
+"""What LMDB stores in 16 pages: a header of 16 bytes stands before the value."""
+
+KEY: Final = struct.Struct(">Q")
+_PLACE: Final = struct.Struct("<Q12xI4xI")  # base offset, length, count
+_ATTRIBUTES: Final = struct.Struct("<H")
+_CONTROL: Final = struct.Struct("<HH")
+
+
+def position_of(chunk: Any, offset: int) -> int:
+    """Where in a chunk the batch begins that takes an offset; its length, when it is behind all.
+
+    Raises:
+        CorruptionError: there are no batches.
+    """
+    at, size = 0, len(chunk)
+    while at < size:
+        base, length, count = _batch(chunk, at)
+        if base + count > offset:
+            return at
+        at += length
+    return size
+
+
+def position_within(chunk: Any, room: int) -> int:
+    """The end of the last batch of a chunk that lies in its first `room` bytes.
+
+    Raises:
+        CorruptionError: there are no batches.
+    """
+    at, size = 0, len(chunk)
+    while at < size:
+        length = _batch(chunk, at)[1]
+        if at + length > room:
+            return at
+        at += length
+    return at
+
+
+def first_length(chunk: Any, at: int = 0) -> int:
+    """Bytes of the batch at byte `at`.
+
+    Raises:
+        CorruptionError: there is no batch.
+    """
+    return _batch(chunk, at)[1]
+
+
+def base_at(chunk: Any, at: int) -> int:
+    """The base offset of the batch at byte `at`.
+
+    Raises:
+        CorruptionError: there is no batch.
+    """
+    return _batch(chunk, at)[0]
+
+
+def next_offset(chunk: Any) -> int:
+    """The offset behind the last batch of a chunk.
+
+    Raises:
+        CorruptionError: there are no batches.
+    """
+    at = end = 0
+    while at < len(chunk):
+        base, length, count = _batch(chunk, at)
+        at, end = at + length, base + count
+    return end
+
+
+def is_side_list(chunk: Any) -> bool:
+    """Whether a chunk is a SIDE_LIST marker."""
+    if len(chunk) < HEADER_BYTES + 4 or not _ATTRIBUTES.unpack_from(chunk, 26)[0] & 16:
+        return False
+    return _CONTROL.unpack_from(chunk, HEADER_BYTES) == (0, 3)
+
+
+def _batch(chunk: Any, at: int) -> tuple[int, int, int]:
+    if len(chunk) - at >= HEADER_BYTES:
+        base, length, count = _PLACE.unpack_from(chunk, at)
+        if HEADER_BYTES <= length <= len(chunk) - at:
+            return base, length, count
+    raise CorruptionError(
+        f"log: the batch at byte {at} of a chunk of {len(chunk)} bytes makes no sense. "
+        "Check the store, or restore it from a backup"
+    )
+
+
+class ChunkReader:
+    """Chunks from the one that holds an offset on, as they lie in the map.
+
+    Args:
+        txn: an LMDB transaction.
+        db: the database of the chunks.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+        self._cursor = txn.cursor(db=db)
+
+    def at(self, offset: int) -> tuple[int, memoryview] | None:
+        """The base offset and the bytes of the chunk that holds an offset, or ends below it."""
+        cursor = self._cursor
+        if not seek_at_or_below(cursor, KEY.pack(offset)):
+            return None
+        return KEY.unpack(cursor.key())[0], cursor.value()  # type: ignore[return-value]
+
+    def next(self) -> tuple[int, memoryview] | None:
+        """The chunk behind that one."""
+        cursor = self._cursor
+        if not cursor.next():
+            return None
+        return KEY.unpack(cursor.key())[0], cursor.value()  # type: ignore[return-value]
+
+    def between(self, offset: int, upto: int) -> Iterator[tuple[int, memoryview]]:
+        """Chunks with batches in [offset, upto); the first and the last may hold others too."""
+        found = self.at(offset)
+        while found is not None and found[0] < upto:
+            yield found
+            found = self.next()
+
+
+def seek_at_or_below(cursor: lmdb.Cursor, key: bytes) -> bool:
+    """Move to an LMDB key, or to the greatest below it; false when there is neither."""
+    if not cursor.set_range(key):
+        return cursor.last()
+    return True if bytes(cursor.key()) == key else cursor.prev()
+
+
+def delete_range(txn: lmdb.Transaction, db: Any, low: bytes, high: bytes | None) -> int:
+    """Delete the LMDB keys in [low, high), or from `low` on; how many they were."""
+    count = 0
+    with txn.cursor(db=db) as cursor:
+        found = cursor.set_range(low)
+        while found and (high is None or bytes(cursor.key()) < high):
+            found = cursor.delete()
+            count += 1
+    return count

@@ -1,0 +1,355 @@
+"""The log of a partition: batches in, batches out, and what they say of transactions.
+
+A log is dense: it holds every offset in [start, end). Everything about it lies in one LMDB
+environment and changes in one LMDB transaction, so that after a crash log, state and indexes
+are those of one moment: see `partition_state` for what they mean, `log_state` for where they
+lie. A `PartitionLog` holds nothing itself: each call takes the LMDB transaction that it is to
+be made in, of the environment that it was made with.
+
+    environment.write(lambda txn: log.put(txn, [batch]))
+    with environment.read() as txn:
+        records = b"".join(log.read(txn, 0, 1 << 20))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import lmdb
+
+from txnkv.core import all_data, decode
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.storage.environment import Environment
+from txnkv.topics.aborted_index import AbortedEntry, collect
+from txnkv.topics.log_chunks import (
+    ChunkReader,
+    first_length,
+    is_side_list,
+    next_offset,
+    position_of,
+    position_within,
+)
+from txnkv.topics.log_indexes import Aborted, Commits
+from txnkv.topics.log_state import (
+    ABORTED,
+    COMMITS,
+    DATABASES,
+    LOG,
+    OPEN,
+    SEGMENTS,
+    STATE,
+    LogState,
+    StoredOpenTxns,
+)
+from txnkv.topics.log_truncate import LogCutter, walked
+from txnkv.topics.log_writer import LogOptions, LogWriter
+from txnkv.topics.partition_state import CommitEntry, OpenTxn
+from txnkv.topics.segments import Segment, Segments
+
+Buffer: TypeAlias = Any
+"""Any object with the buffer protocol."""
+
+Expand: TypeAlias = Callable[[lmdb.Transaction, bytes, int, int], list[Buffer]]
+"""The data batches that a SIDE_LIST marker stands for, placed at its offsets.
+
+Takes the transaction, the marker, an offset in it and a number of bytes; answers batches from
+the one that holds the offset on, at least one, until so many bytes are passed."""
+
+_EMPTY = LogState()
+
+
+class PartitionLog:
+    """The log of a partition. Shared by threads; it holds no state of its own.
+
+    Args:
+        environment: where it lies.
+        options: how it is cut.
+        expand: of a log with a side log; readers get the batches in place of their marker.
+    """
+
+    def __init__(
+        self, environment: Environment, options: LogOptions, expand: Expand | None = None
+    ) -> None:
+        self.environment = environment
+        self.options = options
+        self._expand = expand
+
+    def prepare(self) -> None:
+        """Makes the databases. To be called once outside of any transaction of the environment."""
+        for name in DATABASES:
+            self.environment.db(name)
+
+    # -- writing -----------------------------------------------------------------------
+
+    def put(self, txn: lmdb.Transaction, batches: Iterable[Buffer]) -> None:
+        """Puts batches at the end of the log, each buffer one or more, one behind the other.
+
+        Raises:
+            ValueError: they do not begin at the end, or leave a gap between them.
+            CorruptionError: these are no batches.
+
+        After an error the LMDB transaction must not be committed: a part may be put.
+        """
+        writer = LogWriter(txn, self.environment, self.options)
+        for buffer in batches:
+            writer.add(buffer)
+        writer.finish()
+
+    def roll(self, txn: lmdb.Transaction) -> None:
+        """Begins another segment, unless the last one is empty."""
+        writer = LogWriter(txn, self.environment, self.options)
+        writer.roll()
+        writer.finish()
+
+    def truncate(self, txn: lmdb.Transaction, offset: int) -> int:
+        """Removes the batch that holds an offset and all behind it; the state goes back.
+
+        Returns:
+            The end of the log now: the offset, or where its batch began.
+
+        Raises:
+            ValueError: the offset is not in [start, end]; nothing was changed.
+        """
+        return LogCutter(txn, self.environment).truncate(offset)
+
+    def advance_start(self, txn: lmdb.Transaction, offset: int) -> None:
+        """Makes an offset the least that is readable; segments wholly below it are removed.
+
+        Behind the end of the log everything is removed, and the log goes on at the offset.
+
+        Raises:
+            ValueError: the offset is below the start; nothing was changed.
+        """
+        LogCutter(txn, self.environment).advance_start(offset)
+
+    def replace(self, txn: lmdb.Transaction, offset: int, batches: Sequence[Buffer]) -> None:
+        """Puts batches in the place of the SIDE_LIST marker at an offset: what it stands for.
+
+        Args:
+            txn: the write transaction.
+            offset: of the marker.
+            batches: placed, of the very same offsets; each becomes a chunk. They are decided, or
+                a SIDE_LIST marker of those that are left.
+
+        Raises:
+            ValueError: there is no such marker, or the offsets are others; nothing was changed.
+        """
+        LogCutter(txn, self.environment).replace(offset, batches)
+
+    # -- the state ---------------------------------------------------------------------
+
+    def start(self, txn: lmdb.Transaction) -> int:
+        """The least offset that is readable."""
+        return self._record(txn).start
+
+    def end(self, txn: lmdb.Transaction) -> int:
+        """The offset behind the last batch."""
+        return self._record(txn).end
+
+    def low_water_mark(self, txn: lmdb.Transaction) -> int:
+        """The highest that a control batch carried: transactions below it have ended."""
+        return self._record(txn).low_water_mark
+
+    def last_stable_offset(self, txn: lmdb.Transaction) -> int:
+        """The first offset of the first open transaction, else the end; not below the start."""
+        record = self._record(txn)
+        if record.end == record.start:
+            return record.end
+        first = StoredOpenTxns(txn, self._db(OPEN)).first()
+        return record.end if first is None else max(first, record.start)
+
+    def open_transactions(self, txn: lmdb.Transaction) -> list[OpenTxn]:
+        """Transactions with messages here and no end marker yet, by first offset."""
+        if self._record(txn) is _EMPTY:
+            return []
+        return StoredOpenTxns(txn, self._db(OPEN)).all()
+
+    def first_offset_of(self, txn: lmdb.Transaction, txn_id: int) -> int | None:
+        """The first offset of an open transaction; None when it has nothing open here."""
+        if self._record(txn) is _EMPTY:
+            return None
+        found = StoredOpenTxns(txn, self._db(OPEN)).get(txn_id)
+        return None if found is None else found.first_offset
+
+    # -- reading -----------------------------------------------------------------------
+
+    def read(
+        self,
+        txn: lmdb.Transaction,
+        offset: int,
+        max_bytes: int,
+        upto: int | None = None,
+        *,
+        raw: bool = False,
+    ) -> list[Buffer]:
+        """Whole batches, from the one that holds an offset on.
+
+        Args:
+            txn: a read or a write transaction; the views end with it.
+            offset: in [start, end].
+            max_bytes: of all together; one batch is given, however long it is.
+            upto: batches at or above this offset are left out; it is at a batch's edge.
+            raw: SIDE_LIST markers as they are, not the batches that they stand for.
+
+        Returns:
+            Views of LMDB's map, in offset order, each of one or more batches. Nothing when
+            there is no batch at the offset yet.
+
+        Raises:
+            OffsetOutOfRangeError: the log does not hold the offset.
+        """
+        record = self._record(txn)
+        if not record.start <= offset <= record.end:
+            raise OffsetOutOfRangeError(
+                f"read at offset {offset} of a log that holds [{record.start}, {record.end}): "
+                "begin at one of these"
+            )
+        end = record.end if upto is None or upto > record.end else upto
+        if offset >= end:
+            return []
+        found: list[Buffer] = []
+        for part in self._parts(txn, offset, end, max_bytes, raw):
+            if len(part) > max_bytes:
+                cut = position_within(part, max_bytes) or (0 if found else first_length(part))
+                if cut:
+                    found.append(part[:cut])
+                break
+            found.append(part)
+            max_bytes -= len(part)
+        return found
+
+    def _parts(
+        self, txn: lmdb.Transaction, offset: int, end: int, max_bytes: int, raw: bool
+    ) -> Iterator[memoryview]:
+        """Batches in [offset, end), in views as long as may be, for as long as they are taken."""
+        expand = None if raw else self._expand
+        chunks = ChunkReader(txn, self._db(LOG))
+        found = chunks.at(offset)
+        while found is not None and found[0] < end:
+            base, chunk = found
+            following = chunks.next()
+            if expand is not None and is_side_list(chunk):
+                yield from self._expanded(txn, chunk, max(base, offset), end, max_bytes)
+            else:
+                low = position_of(chunk, offset) if base < offset else 0
+                inside = end < self.end(txn) and (following is None or end < following[0])
+                high = position_of(chunk, end) if inside else len(chunk)
+                yield chunk[low:high] if low or inside else chunk
+            found = following
+
+    def _expanded(
+        self, txn: lmdb.Transaction, marker: memoryview, offset: int, end: int, max_bytes: int
+    ) -> Iterator[memoryview]:
+        assert self._expand is not None
+        whole = bytes(marker)
+        end = min(end, next_offset(whole))
+        while offset < end:
+            for batches in self._expand(txn, whole, offset, max_bytes):
+                part = memoryview(batches).cast("B")
+                high = position_of(part, end)
+                if not high:
+                    return
+                yield part[:high]
+                offset = next_offset(part)
+
+    # -- the indexes -------------------------------------------------------------------
+
+    def aborted(self, txn: lmdb.Transaction, offset: int, upto: int) -> list[AbortedEntry]:
+        """The aborted transactions that may have batches in [offset, upto).
+
+        More than those may be given, never less.
+        """
+        if self._record(txn) is _EMPTY:
+            return []
+        index = Aborted(txn, self._db(ABORTED))
+        return collect(index.from_offset(offset), offset, upto)[0]
+
+    def commits(self, txn: lmdb.Transaction, offset: int, limit: int) -> list[CommitEntry]:
+        """Where messages become visible, by position: at most so many, from an offset on.
+
+        COMMIT markers, SIDE_LIST markers, batches that were decided when they were written, and
+        batches outside of transactions (id 0); those that take an offset at or above `offset`.
+        """
+        if self._record(txn) is _EMPTY:
+            return []
+        return list(islice(Commits(txn, self._db(COMMITS)).from_offset(offset), limit))
+
+    def segments(self, txn: lmdb.Transaction) -> list[Segment]:
+        """All segments, oldest first."""
+        if self._record(txn) is _EMPTY:
+            return []
+        return Segments(txn, self._db(SEGMENTS)).all()
+
+    def aborted_index(self, txn: lmdb.Transaction, segment_base: int) -> bytes:
+        """The aborted index of the segment that begins at an offset: entries of 34 bytes."""
+        if self._record(txn) is _EMPTY:
+            return b""
+        following = Segments(txn, self._db(SEGMENTS)).after(segment_base)
+        high = self.end(txn) if following is None else following.base
+        return Aborted(txn, self._db(ABORTED)).between(segment_base, high)
+
+    def offset_for_time(self, txn: lmdb.Transaction, micros: int) -> int | None:
+        """The first readable message that is not older than a time; None when all are.
+
+        Args:
+            micros: microseconds since 1970.
+        """
+        record = self._record(txn)
+        for segment in self.segments(txn):
+            if segment.max_timestamp < micros:
+                continue
+            following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
+            low = max(segment.base, record.start)
+            high = record.end if following is None else following.base
+            found = self._first_not_older(txn, low, high, micros) if low < high else None
+            if found is not None:
+                return found
+        return None
+
+    def _first_not_older(
+        self, txn: lmdb.Transaction, low: int, high: int, micros: int
+    ) -> int | None:
+        for part in self._parts(txn, low, high, 1 << 20, raw=False):
+            for at, header in walked(part):
+                if header.max_timestamp < micros or header.is_control:
+                    continue
+                if header.base_timestamp >= micros:
+                    return max(header.base_offset, low)
+                batch = part[at : at + header.length]
+                found = _message_not_older(batch, low, micros)
+                if found is not None:
+                    return found
+        return None
+
+    # -- databases ---------------------------------------------------------------------
+
+    def _record(self, txn: lmdb.Transaction) -> LogState:
+        try:
+            db = self._db(STATE)
+        except KeyError:  # nothing was ever put, and the store may be open to read only
+            return _EMPTY
+        return LogState.load(txn, db) or _EMPTY
+
+    def _db(self, name: bytes) -> Any:
+        return self.environment.db(name)
+
+
+def _message_not_older(batch: Buffer, low: int, micros: int) -> int | None:
+    rows = decode(batch, all_data(batch, low, 1 << 63), low, None)
+    times = rows.column("timestamp").cast("int64").to_pylist()
+    offsets = rows.column("offset").to_pylist()
+    pairs = zip(offsets, times, strict=True)
+    return next((offset for offset, time in pairs if time >= micros), None)
+
+
+__all__ = [
+    "AbortedEntry",
+    "CommitEntry",
+    "Expand",
+    "LogOptions",
+    "OpenTxn",
+    "PartitionLog",
+    "Segment",
+]
