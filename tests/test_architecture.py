@@ -27,7 +27,7 @@ LAYERS = [
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip
 
-C_LAYERS = ["common", "codec", "rowset", "memory"]
+C_LAYERS = ["common", "codec", "rowset", "memory", "log"]
 
 
 def _layer(module: str) -> int:
