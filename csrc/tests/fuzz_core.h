@@ -6,5 +6,7 @@
 /* Decodes in every way; 1 when block_verify accepts it. */
 int fuzz_block(const uint8_t *data, size_t len, uint32_t seed);
 void fuzz_keys(const keys_t *keys);
+/* Reads batches in every way; 1 when they are sane to their end. */
+int fuzz_log(const uint8_t *data, size_t len);
 
 #endif

@@ -58,6 +58,9 @@ void test_point(void);
 void test_row(void);
 void test_memory(void);
 void test_memory_threads(void);
+void test_log_batch(void);
+void test_log_messages(void);
+void test_log_committed(void);
 void test_damage(void);
 
 #endif
