@@ -17,11 +17,13 @@ LAYERS = [
     {"core"},
     {"storage"},
     {"coordinator"},
-    {"tables"},
+    {"tables", "topics"},
     {
         "instance", "context", "closing", "client", "transaction", "session", "row_operations",
         "scan", "table", "token", "job", "inspection", "compacting",
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
+        "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
+        "message_operations", "sending", "small_parts",
         "aio", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
@@ -59,9 +61,15 @@ def test_imports_point_down(path: Path) -> None:
         assert _layer(other) <= _layer(own), f"{own} imports {other}, which stands above it"
 
 
-def test_coordinator_knows_no_tables() -> None:
+def test_coordinator_knows_no_tables_and_no_topics() -> None:
     for path in (PACKAGE / "coordinator").glob("*.py"):
-        assert "txnkv.tables" not in path.read_text(), path.name
+        assert not {"tables", "topics"} & _imported(path), path.name
+
+
+def test_tables_and_topics_know_nothing_of_each_other() -> None:
+    for own, other in (("tables", "topics"), ("topics", "tables")):
+        for path in (PACKAGE / own).glob("*.py"):
+            assert other not in _imported(path), path.name
 
 
 def test_c_includes_point_down() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import txnkv
+from txnkv.storage.directory import FORMAT_VERSION
 
 COLUMNS = {
     "k": "string",
@@ -76,6 +77,8 @@ def make(path: Path) -> dict[str, Any]:
                 for i in range(first, first + 40):
                     txn.insert(ranged, (i * 4, f"name {i}"))
             snapshots.append([int(client.snapshot().timestamp), table.count(), ranged.count()])
+            if first == 0:
+                client.instance.engine.flush()  # the rest stays in the commit log
         undone = client.new_transaction()
         undone.insert(table, rows(500, 1)[0])
         undone.flush()
@@ -89,11 +92,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         expected = make(store)
-        with tarfile.open(target / "store-v1.tar.xz", "w:xz") as archive:
+        name = f"store-v{FORMAT_VERSION}"
+        with tarfile.open(target / f"{name}.tar.xz", "w:xz") as archive:
             archive.add(
                 store, "store", filter=lambda info: None if "runtime/" in info.name else info
             )
-    (target / "store-v1.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (target / f"{name}.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all clients of one store share in a process: store, coordinator, tables."""
+"""What all clients of one store share in a process: store, coordinator, tables, topics."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from txnkv.errors import TxnkvError
 from txnkv.storage.store import Store
 from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
+from txnkv.topics import schema as topics_schema
+from txnkv.topics.engine import TopicEngine
 
 _log = logging.getLogger("txnkv")
 _lock = threading.RLock()
@@ -32,6 +34,7 @@ class Instance:
         self.read_only = read_only
         self.coordinator = Coordinator(store, history)
         self.engine = TableEngine(self.coordinator)
+        self.topics = TopicEngine(self.coordinator)
         self.clients = 0
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
@@ -66,6 +69,7 @@ class Instance:
         self._pool = None
         self.coordinator.after_fork_in_child()
         self.engine.after_fork_in_child()
+        self.topics.after_fork_in_child()
 
 
 def acquire(
@@ -80,9 +84,12 @@ def acquire(
                 path,
                 create=create,
                 read_only=read_only,
-                schema_sql=status_schema.SCHEMA + catalog_schema.SCHEMA,
+                schema_sql=status_schema.SCHEMA + catalog_schema.SCHEMA + topics_schema.SCHEMA,
                 initialise=coordination.initialise,
-                upgrades=[status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2],
+                upgrades=[
+                    status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2,
+                    topics_schema.UPGRADE_2_TO_3,
+                ],
             )
             found = _instances[key] = Instance(store, read_only, history)
         found.clients += 1

@@ -54,6 +54,11 @@ class Notebook:
             return False
         return True
 
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        self.calls.append(("write_commit", row.txn_id))
+
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         assert row.commit_ts is not None
         self.calls.append(("finalize_commit", row.txn_id))

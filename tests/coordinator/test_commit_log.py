@@ -44,6 +44,9 @@ class Shelf:
         for id in ids:
             self.held[id] = {stamp: data for stamp, data in self.held[id].items() if stamp <= upto}
 
+    def write_out(self, upto: Timestamp) -> None:
+        self.written_out = upto
+
     def flushed(self, upto: Timestamp) -> None:
         self.flushes.append(upto)
 

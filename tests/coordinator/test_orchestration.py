@@ -19,7 +19,7 @@ from txnkv.storage.seam import InjectedFault, arm, disarm
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
 COMMITTING, FINALIZING = TxnState.COMMIT_IN_PROGRESS, TxnState.FINALIZE_IN_PROGRESS
 ABORTING = TxnState.ABORT_IN_PROGRESS
-COMMIT_CALLS = ["check", "begin_commit", "validate", "finalize_commit"]
+COMMIT_CALLS = ["check", "begin_commit", "validate", "write_commit", "finalize_commit"]
 
 
 def test_successful_sequences(world: Any) -> None:
@@ -40,8 +40,8 @@ def test_successful_sequences(world: Any) -> None:
 DEATHS = [
     ("commit.started", COMMITTING, COMMIT_CALLS[1:], COMMITTED),
     ("commit.validated", COMMITTING, COMMIT_CALLS[1:], COMMITTED),
-    ("commit.decided", FINALIZING, COMMIT_CALLS[3:], COMMITTED),
-    ("commit.finalized", FINALIZING, COMMIT_CALLS[3:], COMMITTED),
+    ("commit.decided", FINALIZING, COMMIT_CALLS[4:], COMMITTED),
+    ("commit.finalized", FINALIZING, COMMIT_CALLS[4:], COMMITTED),
     ("commit.ended", COMMITTED, [], COMMITTED),
     ("abort.started", ABORTING, ["abort"], ABORTED),
     ("abort.swept", ABORTING, ["abort"], ABORTED),

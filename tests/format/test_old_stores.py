@@ -37,10 +37,10 @@ def test_an_upgrade_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     (store / "FORMAT").write_bytes(before)
     with txnkv.connect(store) as client:
         assert client.check().ok
-    assert json.loads((store / "FORMAT").read_bytes())["version"] == 2
+    assert json.loads((store / "FORMAT").read_bytes())["version"] == 3
 
 
-@pytest.mark.parametrize("version", ["v1"])
+@pytest.mark.parametrize("version", ["v1", "v2"])
 def test_opens(version: str, tmp_path: Path) -> None:
     expected = json.loads((STORES / f"store-{version}.json").read_text())
     with txnkv.connect(unpack(version, tmp_path), create=False) as client:

@@ -65,8 +65,11 @@ class LogMember(Protocol):
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop from these what has a stamp above `upto`: its COMMIT failed."""
 
+    def write_out(self, upto: Timestamp) -> None:
+        """See to it that what has a stamp at or below `upto` is durable outside of the log."""
+
     def flushed(self, upto: Timestamp) -> None:
-        """What has a stamp at or below `upto` is in row sets from now on."""
+        """What has a stamp at or below `upto` is found outside of the log from now on."""
 
     def reset(self) -> None:
         """Forget all; it comes again."""
@@ -219,6 +222,11 @@ class CommitLog:
             for member in self._members.values():
                 member.flushed(self._flushed)
 
+    def write_out(self, upto: Timestamp) -> None:
+        """Before a flush is published: what members write themselves is durable afterwards."""
+        for member in self._members.values():
+            member.write_out(upto)
+
     def raise_floor(self, floor: int) -> None:
         """Remember a history floor that status.db was seen to have."""
         if floor > self.history_floor:
@@ -338,10 +346,13 @@ class CommitLog:
             except TxnkvError as error:
                 waiting.error = error
                 continue
-            payload = payloads.pack(commit.sections, stamp)
-            for section in commit.sections:
+            sections = commit.sections
+            if commit.write is not None:
+                sections = [*sections, *commit.write(cur, stamp)]
+            payload = payloads.pack(sections, stamp)
+            for section in sections:
                 touched.setdefault(section.kind, set()).add(section.id)
-            self._apply(commit.sections, stamp)
+            self._apply(sections, stamp)
             self._count(len(payload))
             rows.append((stamp, commit.txn_id, payload))
             waiting.stamp = latest = stamp

@@ -31,14 +31,20 @@ class SmallCommit:
 
     Attributes:
         txn_id: local id of the transaction.
-        sections: what it changes, at least one.
+        sections: what it changes in memory.
         validate: called with the cursor of the SQLite transaction and the latest commit
             timestamp, when all that committed before is in memory; raises to refuse.
+        write: called with the same cursor and the commit's timestamp once `validate` has passed,
+            for what it changes in status.db; gives the sections that were not known before.
+            It refuses nothing: what it raises breaks the commit of all in the group.
+        size: bytes of the sections that `write` will give.
     """
 
     txn_id: int
     sections: Sequence[Section]
     validate: Callable[[apsw.Cursor, Timestamp], None]
+    write: Callable[[apsw.Cursor, Timestamp], Sequence[Section]] | None = None
+    size: int = 0
 
 
 class Waiting:
@@ -49,7 +55,7 @@ class Waiting:
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
         self.commit = commit
         self.future = future
-        self.size = sum(len(section.data) for section in commit.sections)
+        self.size = commit.size + sum(len(section.data) for section in commit.sections)
         self.stamp: Timestamp | None = None
         self.error: BaseException | None = None
         self.leads = False

@@ -32,6 +32,7 @@ from txnkv.coordinator.participant import ParticipantHandler
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
+    AckConflictError,
     InvalidTxnStateError,
     TransactionConflictError,
     TransactionLockedError,
@@ -53,7 +54,12 @@ declare_fault_point("abort.ended", "the state is ABORTED")
 
 _ERRORS: Mapping[str, type[TxnkvError]] = {
     error.__name__: error
-    for error in (TransactionConflictError, TransactionLockedError, TransactionTimedOutError)
+    for error in (
+        AckConflictError,
+        TransactionConflictError,
+        TransactionLockedError,
+        TransactionTimedOutError,
+    )
 }
 
 
@@ -193,6 +199,8 @@ class Orchestrator:
                     ):
                         continue
                     commit_ts = self._write_commit_point(cur, row, parts)
+                    for kind, ids in parts.items():
+                        self._handlers[kind].write_commit(cur, row, ids, commit_ts)
                     fault_point("commit.in_point")
                 self._store.runtime.raise_durable(commit_ts)
                 fault_point("commit.decided")

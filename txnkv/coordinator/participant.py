@@ -7,6 +7,7 @@ nothing else of them. Every call may come again after a crash, from another proc
     begin_commit     COMMIT_IN_...   may it commit? answers a timestamp above its operations
     validate         same            what came in since begin_commit, inside the transaction
                                      that writes the commit point
+    write_commit     same            what goes with the commit point in status.db
     finalize_commit  FINALIZE_IN_... staged data gets its plain timestamp
     abort            ABORT_IN_...    staged data goes
 """
@@ -55,6 +56,11 @@ class ParticipantHandler(Protocol):
         Raises:
             TransactionConflictError, TransactionLockedError: it must abort.
         """
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Change in status.db what changes with the commit. It cannot be refused any more."""
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Give the staged data its commit timestamp. `row.commit_ts` is set."""

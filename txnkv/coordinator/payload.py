@@ -20,6 +20,9 @@ from txnkv.core import crc32c
 TABLET: Final = 1
 """A section of rows of one tablet."""
 
+TOPIC: Final = 2
+"""A section of batches of one partition of a topic."""
+
 _VERSION: Final = 1
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<HHI")

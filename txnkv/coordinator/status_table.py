@@ -226,6 +226,14 @@ def register_participant(cur: apsw.Cursor, txn_id: int, kind: str, ids: Iterable
     )
 
 
+def takes_part(cur: apsw.Cursor, txn_id: int, kind: str, id: int) -> bool:
+    """Whether a participant is recorded."""
+    found = cur.execute(
+        "SELECT 1 FROM participants WHERE txn_id = ? AND kind = ? AND id = ?", (txn_id, kind, id)
+    ).fetchone()
+    return found is not None
+
+
 def participants(cur: apsw.Cursor, txn_id: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for kind, id in cur.execute(

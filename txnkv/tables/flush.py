@@ -9,6 +9,7 @@ All versions above the flushed timestamp F and at or below F' are written, newes
 dead from the stamp of the next. The oldest of a key kills what the row sets have of it. Versions
 that no snapshot sees any more are left out.
 
+    write out what others than tables hold in memory, durable: messages, into their logs
     claim     row sets in status.db, so that what a death leaves is known
     write     their blocks, durable
     delete    deltas beside the rows that they replace, durable; readers have newer entries of
@@ -111,6 +112,7 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
         floor = history.floor(engine)
         found = [_load(tablet, target, floor) for tablet in tablets]
         loads = [load for load in found if load is not None]
+        engine.log.write_out(target)
         _flush(engine, loads, target)
         engine.coordinator.latest()  # drops from memory what is in row sets now
         _count(engine, loads, clock.monotonic_micros() - began)

@@ -77,6 +77,9 @@ class CommittedMemory:
             if id in self._sets:
                 self._sets[id] = self._sets[id].copy(0, upto)
 
+    def write_out(self, upto: Timestamp) -> None:
+        """Nothing: the flush writes row sets itself."""
+
     def flushed(self, upto: Timestamp) -> None:
         """Let the tablets pair their memory with the new row sets."""
         for id in self.tablet_ids:

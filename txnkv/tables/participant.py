@@ -226,6 +226,11 @@ class TabletParticipants:
             )
         changes.validate_reads(self._engine, reads, since, upto)
 
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Nothing: what is staged is committed by the transaction's row."""
+
     # -- the end -----------------------------------------------------------------------
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:

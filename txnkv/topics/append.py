@@ -1,0 +1,146 @@
+"""Appending batches to a log directly: what is too large for the commit log.
+
+    LMDB's write lock
+      status.db: is the transaction OPEN? it takes part now; offsets [N, N + n) are taken
+                 -> durable
+      log:       what waited below N (tail, end markers, fillers), then the batches at N
+      LMDB's commit -> durable, the lock is free
+
+A death between the two commits leaves offsets without batches, which the next one who has the
+lock fills. One after another is the point: a transaction that ends takes the lock, too, so no
+batch of it comes into the log after its end marker. A writer that was stopped goes on, takes
+the lock and is refused, for its transaction is not OPEN.
+
+Into a side log go the batches of a transaction alone; they have no offsets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import apsw
+import lmdb
+
+from txnkv.coordinator import status_table
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.core import place, read_header
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics import catalog, completing
+from txnkv.topics.partition import Partition
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+KIND = "partition"
+"""Of the participants that are partitions of topics."""
+
+declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
+declare_fault_point("append.written", "the batches of an append are in the log, durable")
+declare_fault_point("append.side", "the batches of an append are in a side log, durable")
+
+
+def append(
+    engine: TopicEngine, row: TxnRow, partition: Partition, batches: Sequence[bytes]
+) -> list[int]:
+    """Append batches of a large transaction, whose OPEN row is stored.
+
+    Args:
+        engine: the topics.
+        row: of the transaction.
+        partition: where to.
+        batches: with the transaction's id, without offsets.
+
+    Returns:
+        The offset of each batch; nothing for a side log, where messages have none before the
+        commit.
+
+    Raises:
+        InvalidTxnStateError: the transaction is not OPEN; nothing was appended.
+        TopicNotFoundError: the topic was dropped; nothing was appended.
+        StorageFullError: the disk is full; nothing was appended.
+    """
+    if partition.side is not None:
+        _append_aside(engine, row, partition, batches)
+        return []
+
+    def take_part(cur: apsw.Cursor) -> None:
+        status_table.get_open(cur, row.txn_id, "send messages")
+        status_table.register_participant(cur, row.txn_id, KIND, [partition.id])
+
+    return _append(engine, partition, batches, take_part)
+
+
+def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+    """Append plain batches, outside of any transaction.
+
+    Returns:
+        The offset of each batch.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped; nothing was appended.
+        StorageFullError: the disk is full; nothing was appended.
+    """
+    return _append(engine, partition, batches, lambda _: None)
+
+
+def _append(
+    engine: TopicEngine,
+    partition: Partition,
+    batches: Sequence[bytes],
+    admit: Callable[[apsw.Cursor], None],
+) -> list[int]:
+    catalog.require_writable(partition.topic)
+    counts = [read_header(batch).count for batch in batches]
+    total = sum(counts)
+
+    def write(txn: lmdb.Transaction) -> int:
+        end = partition.log.end(txn)
+        with engine.store.status.write() as cur:
+            catalog.require_live(cur, partition.topic)
+            admit(cur)
+            # What came before is looked at first: these offsets are ours, and no hole.
+            waiting = completing.look(engine, cur, partition, end)
+            base = catalog.take_offsets(cur, partition.id, total)
+        fault_point("append.reserved")
+        completing.write(txn, partition, waiting)
+        partition.log.put(txn, _placed(batches, counts, base))
+        return base
+
+    base = partition.environment.write(write)
+    fault_point("append.written")
+    found = []
+    for count in counts:
+        found.append(base)
+        base += count
+    return found
+
+
+def _placed(batches: Sequence[bytes], counts: Sequence[int], base: int) -> list[bytes]:
+    placed = []
+    for batch, count in zip(batches, counts, strict=True):
+        placed.append(place(batch, base))
+        base += count
+    return placed
+
+
+def _append_aside(
+    engine: TopicEngine, row: TxnRow, partition: Partition, batches: Sequence[bytes]
+) -> None:
+    side = partition.side
+    assert side is not None
+    catalog.require_writable(partition.topic)
+
+    def write(txn: lmdb.Transaction) -> None:
+        with engine.store.status.read() as cur:
+            catalog.require_live(cur, partition.topic)
+            status_table.get_open(cur, row.txn_id, "send messages")
+            takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
+        if not takes_part:
+            with engine.store.status.write() as cur:
+                status_table.get_open(cur, row.txn_id, "send messages")
+                status_table.register_participant(cur, row.txn_id, KIND, [partition.id])
+        side.append(txn, row.txn_id, batches)
+
+    partition.environment.write(write)
+    fault_point("append.side")

@@ -1,0 +1,228 @@
+"""The catalog of topics in status.db. Changes take effect at once, outside of transactions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import apsw
+
+from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.query import one
+from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
+
+BUFFERS: Final = ("marker", "sidecar")
+CODECS: Final = ("lz4", "zstd")
+MAX_PARTITIONS: Final = 1024
+
+
+@dataclass(frozen=True)
+class TopicOptions:
+    """How a topic keeps what is sent to it.
+
+    Attributes:
+        compression: "lz4", "zstd" or None.
+        retention_seconds: messages older than this may go; None keeps them.
+        retention_bytes: of a partition; the oldest segments above it may go.
+        segment_bytes, segment_seconds: when a segment is full or old, the next one begins.
+        max_message_bytes: a larger message is sent in pieces.
+        replica_of: id of the store that this topic is copied from; nobody else writes to it.
+    """
+
+    compression: str | None = None
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
+    segment_bytes: int = 64 << 20
+    segment_seconds: float = 604800.0
+    max_message_bytes: int = 1 << 20
+    replica_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression not in (None, *CODECS):
+            raise ValueError(f"compression is None, 'lz4' or 'zstd', not {self.compression!r}")
+        for name in ("retention_seconds", "retention_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is None or at least 0, not {value!r}")
+        for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic as the catalog has it.
+
+    Attributes:
+        buffer: where batches of open transactions wait, "marker" or "sidecar".
+        partitions: ids by partition number.
+    """
+
+    id: int
+    name: str
+    buffer: str
+    options: TopicOptions
+    partitions: tuple[int, ...]
+
+
+def create(
+    cur: apsw.Cursor, name: str, partitions: int, buffer: str, options: TopicOptions
+) -> TopicInfo:
+    """Add a topic with its partitions.
+
+    Raises:
+        TopicExistsError: the name is taken.
+        ValueError: the number of partitions or the buffer makes no sense.
+    """
+    if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+        raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+    if buffer not in BUFFERS:
+        raise ValueError(f"buffer is 'marker' or 'sidecar', not {buffer!r}")
+    if find(cur, name) is not None:
+        raise TopicExistsError(
+            f"there is a topic {name!r} already: take another name, or pass exists_ok=True"
+        )
+    cur.execute(
+        "INSERT INTO topics (name, buffer, options) VALUES (?, ?, ?)",
+        (name, buffer, json.dumps(asdict(options))),
+    )
+    topic_id = cur.connection.last_insert_rowid()
+    bump(cur)
+    cur.executemany(
+        "INSERT INTO partitions (topic_id, number) VALUES (?, ?)",
+        [(topic_id, number) for number in range(partitions)],
+    )
+    return get(cur, name)
+
+
+def drop(cur: apsw.Cursor, topic: TopicInfo) -> None:
+    """Take a topic out of the catalog; its files are removed later."""
+    cur.execute("UPDATE topics SET dropped_ts = ? WHERE id = ?", (next_timestamp(cur), topic.id))
+    bump(cur)
+
+
+def bump(cur: apsw.Cursor) -> None:
+    """A new catalog version: what is remembered of the catalog is to be read again."""
+    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+
+
+def find(cur: apsw.Cursor, name: str) -> TopicInfo | None:
+    found = cur.execute(
+        "SELECT id, name, buffer, options FROM topics WHERE name = ? AND dropped_ts IS NULL",
+        (name,),
+    ).fetchone()
+    return None if found is None else _info(cur, *found)
+
+
+def by_partition(cur: apsw.Cursor, partition_id: int) -> TopicInfo | None:
+    """The topic of a partition, also when it is dropped but not yet purged."""
+    found = cur.execute(
+        "SELECT topics.id, name, buffer, options FROM topics JOIN partitions "
+        "ON topic_id = topics.id WHERE partitions.id = ?",
+        (partition_id,),
+    ).fetchone()
+    return None if found is None else _info(cur, *found)
+
+
+def _info(cur: apsw.Cursor, topic_id: int, name: str, buffer: str, options: str) -> TopicInfo:
+    partitions = tuple(
+        id
+        for (id,) in cur.execute(
+            "SELECT id FROM partitions WHERE topic_id = ? ORDER BY number", (topic_id,)
+        )
+    )
+    return TopicInfo(topic_id, name, buffer, TopicOptions(**json.loads(options)), partitions)
+
+
+def get(cur: apsw.Cursor, name: str) -> TopicInfo:
+    """The topic of this name.
+
+    Raises:
+        TopicNotFoundError: there is none.
+    """
+    found = find(cur, name)
+    if found is None:
+        others = ", ".join(names(cur)) or "none"
+        raise TopicNotFoundError(
+            f"there is no topic {name!r}; the topics are: {others}. "
+            "Make it with client.create_topic(...)"
+        )
+    return found
+
+
+def names(cur: apsw.Cursor) -> list[str]:
+    return [
+        name
+        for (name,) in cur.execute("SELECT name FROM topics WHERE dropped_ts IS NULL ORDER BY name")
+    ]
+
+
+def live_topics(cur: apsw.Cursor) -> frozenset[int]:
+    """Ids of the topics that are not dropped."""
+    return frozenset(id for (id,) in cur.execute("SELECT id FROM topics WHERE dropped_ts IS NULL"))
+
+
+def live_partitions(cur: apsw.Cursor) -> set[int]:
+    """Ids of the partitions of topics that are not dropped."""
+    return {
+        id
+        for (id,) in cur.execute(
+            "SELECT partitions.id FROM partitions JOIN topics ON topic_id = topics.id "
+            "WHERE dropped_ts IS NULL"
+        )
+    }
+
+
+def require_live(cur: apsw.Cursor, topic: TopicInfo) -> None:
+    """Refuse a topic that was dropped.
+
+    Raises:
+        TopicNotFoundError: it was.
+    """
+    found = cur.execute(
+        "SELECT 1 FROM topics WHERE id = ? AND dropped_ts IS NULL", (topic.id,)
+    ).fetchone()
+    if found is None:
+        raise dropped(topic)
+
+
+def require_writable(topic: TopicInfo) -> None:
+    """Refuse a topic that is a copy.
+
+    Raises:
+        NotSupportedError: it is copied from another store.
+    """
+    if topic.options.replica_of is not None:
+        raise NotSupportedError(
+            f"send to topic {topic.name!r}: it is a copy of a topic of store "
+            f"{topic.options.replica_of}, and only what is sent there comes to it"
+        )
+
+
+def dropped(topic: TopicInfo) -> TopicNotFoundError:
+    return TopicNotFoundError(
+        f"topic {topic.name!r} was dropped: this handle is of no use any more. If the name was "
+        "given again, ask client.topic(...) for a new handle"
+    )
+
+
+# -- offsets ---------------------------------------------------------------------------
+
+
+def take_offsets(cur: apsw.Cursor, partition_id: int, count: int) -> int:
+    """The first of `count` offsets of a partition that nobody else gets."""
+    (following,) = one(
+        cur,
+        "UPDATE partitions SET next_offset = next_offset + ? WHERE id = ? RETURNING next_offset",
+        (count, partition_id),
+    )
+    return int(following) - count
+
+
+def next_offset(cur: apsw.Cursor, partition_id: int) -> int:
+    """What the next one gets; 0 for a partition that is gone."""
+    found = cur.execute(
+        "SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)
+    ).fetchone()
+    return 0 if found is None else int(found[0])

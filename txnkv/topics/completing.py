@@ -1,0 +1,246 @@
+"""Bringing a log up to the offsets that were given: by whoever has its write lock.
+
+Offsets are given in status.db, the log is written later. What lies between its end and the next
+offset is one of three, and all processes see it alike:
+
+    status.db     next offset                                        58
+    LMDB          [ 0 ...... 40 )
+    tail                     [ 40-41 ]        [ 45-49 ]                   small commits
+    end markers                      [ 42 ]            [ 50 ]             decided, unmarked
+    nobody                               [ 43-44 ]          [ 51-57 ]     reserved by the dead
+
+Offsets for batches that go to LMDB directly are reserved under LMDB's write lock, and written
+before it is given back. So who holds that lock and finds offsets that are neither in the tail
+nor an end marker's knows that their owner died, or failed: a filler takes their place.
+
+All of it is durable in status.db before the log's commit is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
+import lmdb
+
+from txnkv.coordinator.ids import EPOCH, Timestamp
+from txnkv.coordinator.query import one
+from txnkv.core import ControlType, encode_control, place
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.store import Store
+from txnkv.topics import catalog
+from txnkv.topics.partition import Partition
+from txnkv.topics.tail import TailEntry
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+declare_fault_point("log.completed", "what waited for a log is in it, durable")
+
+_EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
+_MOST = (1 << 32) - 1
+"""Offsets that one filler may take."""
+
+
+class EndMarker(NamedTuple):
+    """A row of `end_markers`: how a transaction ends in one log."""
+
+    first_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    txn_id: int
+    type: int
+    commit_ts: int  # of an abort, when it was
+    low_water_mark: int
+    txn_first_offset: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + self.count
+
+
+_COLUMNS = "first_offset, count, txn_id, type, commit_ts, low_water_mark, txn_first_offset"
+
+
+def add_marker(cur: apsw.Cursor, partition_id: int, marker: EndMarker) -> None:
+    """Note an end marker whose offsets were just taken."""
+    cur.execute(
+        f"INSERT INTO end_markers (partition_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (partition_id, *marker),
+    )
+
+
+def markers(cur: apsw.Cursor, partition_id: int, offset: int, upto: int) -> list[EndMarker]:
+    """End markers at or above `offset` and below `upto`, ascending."""
+    return [
+        EndMarker(*row)
+        for row in cur.execute(
+            f"SELECT {_COLUMNS} FROM end_markers WHERE partition_id = ? AND first_offset >= ? "
+            "AND first_offset < ? ORDER BY first_offset",
+            (partition_id, offset, upto),
+        )
+    ]
+
+
+def partitions_of(cur: apsw.Cursor, txn_id: int | None = None) -> list[int]:
+    """Partitions that have end markers noted: of one transaction, or of any."""
+    found = cur.execute(
+        "SELECT DISTINCT partition_id FROM end_markers WHERE txn_id = coalesce(?, txn_id)",
+        (txn_id,),
+    )
+    return [id for (id,) in found]
+
+
+def marker_end(cur: apsw.Cursor, partition_id: int) -> tuple[bool, int]:
+    """Whether a partition has end markers noted, and where the last one ends."""
+    (end,) = one(
+        cur,
+        "SELECT max(first_offset + count) FROM end_markers WHERE partition_id = ?",
+        (partition_id,),
+    )
+    return end is not None, end or 0
+
+
+def forget_markers(store: Store, written: Sequence[tuple[int, int]]) -> None:
+    """Forget end markers that are in their logs.
+
+    Args:
+        store: the store.
+        written: the end of each log, and the partition's id.
+    """
+    # Not synced: one that comes back is below its log's end, and nobody minds it.
+    with store.status.write(sync=False) as cur:
+        cur.executemany(
+            "DELETE FROM end_markers WHERE first_offset < ? AND partition_id = ?", written
+        )
+
+
+class Waiting(NamedTuple):
+    """What a log lacks, as of one look at status.db under the log's write lock.
+
+    Attributes:
+        upto: the log ends there when all of it is written.
+        entries: of the tail.
+        markers: to be written.
+    """
+
+    upto: int
+    entries: list[TailEntry]
+    markers: list[EndMarker]
+
+
+def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) -> Waiting:
+    """What lies between `end`, where the log ends, and the next offset.
+
+    Args:
+        engine: of the topics.
+        cur: of a read or a write of status.db, begun under the log's write lock.
+        partition: the partition.
+        end: of its log.
+    """
+    # Also commits that are not durable yet are taken in: they are before this log's commit is.
+    latest = engine.log.catch_up(cur)
+    upto = catalog.next_offset(cur, partition.id)
+    entries = engine.tail.entries(partition.id, end, latest)
+    while entries and entries[-1].base_offset >= upto:  # memory may be ahead of this view
+        entries.pop()
+    return Waiting(upto, entries, markers(cur, partition.id, end, upto))
+
+
+def write(txn: lmdb.Transaction, partition: Partition, waiting: Waiting) -> None:
+    """Write what a log lacks. Inside its write transaction, the one that `end` was asked in."""
+    log = partition.log
+    plain: list[bytes] = []
+    for piece in _in_order(log.end(txn), waiting):
+        if isinstance(piece, bytes):
+            plain.append(piece)
+            continue
+        if piece.type != ControlType.SIDE_LIST:
+            plain.append(_end_marker(piece))
+            continue
+        if plain:
+            log.put(txn, plain)
+        plain = []
+        _write_side_list(txn, partition, piece)
+    if plain:
+        log.put(txn, plain)
+
+
+def complete(engine: TopicEngine, partition: Partition) -> int:
+    """Bring a log up to the next offset; any process may, at any time.
+
+    Not inside a transaction on the partition's environment.
+
+    Returns:
+        The end of the log.
+
+    Raises:
+        StorageFullError: the disk is full; nothing changed.
+    """
+    environment = partition.environment
+    if engine.store.directory.read_only:
+        with environment.read() as txn:
+            return partition.log.end(txn)
+
+    def bring_up(txn: lmdb.Transaction) -> int:
+        end = partition.log.end(txn)
+        with engine.store.status.read() as cur:  # what it sees is durable when it ends
+            waiting = look(engine, cur, partition, end)
+        write(txn, partition, waiting)
+        return max(waiting.upto, end)
+
+    reached = environment.write(bring_up)
+    fault_point("log.completed")
+    return reached
+
+
+def _in_order(end: int, waiting: Waiting) -> Iterator[bytes | EndMarker]:
+    """All pieces from `end` on, by offset, without a gap."""
+    pieces: list[TailEntry | EndMarker] = [*waiting.entries, *waiting.markers]
+    pieces.sort(key=_start)
+    at = end
+    for piece in pieces:
+        yield from _fillers(at, _start(piece))
+        at = piece.next_offset
+        yield piece.data if isinstance(piece, TailEntry) else piece
+    yield from _fillers(at, waiting.upto)
+
+
+def _start(piece: TailEntry | EndMarker) -> int:
+    return piece.base_offset if isinstance(piece, TailEntry) else piece.first_offset
+
+
+def _fillers(at: int, upto: int) -> Iterator[bytes]:
+    while at < upto:
+        count = min(upto - at, _MOST)
+        yield place(
+            encode_control(
+                ControlType.FILLER, count=count, timestamp=clock.now_micros() + _EPOCH_MICROS
+            ),
+            at,
+        )
+        at += count
+
+
+def _end_marker(marker: EndMarker, body: bytes = b"") -> bytes:
+    return place(
+        encode_control(
+            ControlType(marker.type),
+            txn_id=marker.txn_id,
+            count=marker.count,
+            timestamp=Timestamp(marker.commit_ts).micros + _EPOCH_MICROS,
+            low_water_mark=marker.low_water_mark,
+            first_offset=marker.txn_first_offset,
+            body=body,
+        ),
+        marker.first_offset,
+        0 if marker.type == ControlType.ABORT else marker.commit_ts,
+    )
+
+
+def _write_side_list(txn: lmdb.Transaction, partition: Partition, marker: EndMarker) -> None:
+    side = partition.side
+    assert side is not None, f"{partition.label} has no side log"
+    body = side.marker_body(txn, marker.txn_id)
+    partition.log.put(txn, [_end_marker(marker, body)])
+    side.committed(txn, marker.txn_id, marker.first_offset, Timestamp(marker.commit_ts))

@@ -1,0 +1,302 @@
+"""The topics of one store in this process: catalog, partitions, offsets, sweeps.
+
+How a message reaches the log, and who sees it when:
+
+    small commit     its messages ride in the commit's payload; their offsets are taken in its
+                     SQLite transaction; they are in every process's tail then, and in LMDB
+                     after the next flush                                          (tail)
+    large            batches go to LMDB as they come, before anybody knows how the
+                     transaction ends                                              (append)
+    commit, abort    an end marker takes its offset inside the commit point        (participant)
+                     and is written to the log by whoever comes first              (completing)
+
+Every log is dense and written in the order of its offsets, so what it has is a prefix of what
+was given, and whoever has LMDB's write lock can always bring it up to date.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import apsw
+
+from txnkv.coordinator import payload, status_table
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import InvalidTxnStateError
+from txnkv.topics import append, catalog, completing, purging
+from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.topics.participant import KIND, PartitionParticipants
+from txnkv.topics.partition import Partition
+from txnkv.topics.tail import TopicTail
+
+
+class Look(NamedTuple):
+    """What status.db has of a partition.
+
+    Attributes:
+        next_offset: given to the next message; the log ends at or below it.
+        markers: there are end markers that may not be in the log.
+        marker_end: the offset behind the last of them; 0 when there are none.
+    """
+
+    next_offset: int
+    markers: bool
+    marker_end: int
+
+
+@dataclass
+class _Catalog:
+    """What is remembered of one version of the catalog, or of a later one.
+
+    Attributes:
+        live: ids of the topics that are not dropped.
+        topics: by name, those that were asked for.
+    """
+
+    version: int
+    live: frozenset[int]
+    topics: dict[str, TopicInfo] = field(default_factory=dict)
+
+
+class TopicEngine:
+    """Topics over a store and its coordinator. Shared by threads.
+
+    Attributes:
+        tail: messages of small commits that are not flushed yet.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.store = coordinator.store
+        self.log = coordinator.log
+        self.tail = TopicTail(self._write_out)
+        self.log.add_member(payload.TOPIC, self.tail)
+        self._lock = threading.Lock()
+        self._partitions: dict[int, Partition] = {}
+        self._looks: dict[int, tuple[int, Look]] = {}
+        self._catalog: _Catalog | None = None
+        self._sweeps: list[Callable[[Lease], None]] = []
+        self._swept_term: int | None = None
+        coordinator.orchestrator.add_handler(PartitionParticipants(self))
+        coordinator.maintenance.add_sweep(self.sweep)
+
+    # -- catalog -----------------------------------------------------------------------
+
+    def create(self, name: str, partitions: int, buffer: str, options: TopicOptions) -> TopicInfo:
+        """Add a topic.
+
+        Raises:
+            TopicExistsError: the name is taken.
+            ValueError: an argument makes no sense.
+        """
+        with self.store.status.write() as cur:
+            return catalog.create(cur, name, partitions, buffer, options)
+
+    def find(self, name: str) -> TopicInfo | None:
+        """The topic of this name. No I/O while the catalog does not change."""
+        known = self._known().topics
+        if name not in known:
+            with self.store.status.read() as cur:
+                found = catalog.find(cur, name)
+            if found is None:
+                return None
+            known[name] = found
+        return known[name]
+
+    def get(self, name: str) -> TopicInfo:
+        """The topic of this name.
+
+        Raises:
+            TopicNotFoundError: there is none.
+        """
+        found = self.find(name)
+        if found is None:
+            with self.store.status.read() as cur:
+                return catalog.get(cur, name)
+        return found
+
+    def names(self) -> list[str]:
+        with self.store.status.read() as cur:
+            return catalog.names(cur)
+
+    def require_live(self, topic: TopicInfo) -> None:
+        """Refuse a topic that was dropped. No I/O while the catalog does not change.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+        """
+        if topic.id not in self._known().live:
+            raise catalog.dropped(topic)
+
+    def live_at(self, topic: TopicInfo) -> int:
+        """The version of the catalog in which the topic was seen not to be dropped, to send to it.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+            NotSupportedError: it is copied from another store.
+        """
+        catalog.require_writable(topic)
+        known = self._known()
+        if topic.id not in known.live:
+            raise catalog.dropped(topic)
+        return known.version
+
+    def refuse_dropped(
+        self, cur: apsw.Cursor, version: int | None, topics: Sequence[TopicInfo]
+    ) -> None:
+        """Inside a commit, where the catalog is not of the version of `live_at` any more.
+
+        Raises:
+            TopicNotFoundError: one of the topics was dropped.
+        """
+        if self.log.catalog_version != version:
+            for topic in topics:
+                catalog.require_live(cur, topic)
+
+    def _known(self) -> _Catalog:
+        self.log.latest()
+        version = self.log.catalog_version
+        known = self._catalog
+        if known is None or known.version != version:
+            with self.store.status.read() as cur:
+                known = _Catalog(version, catalog.live_topics(cur))
+            self._catalog = known
+        return known
+
+    def drop(self, name: str) -> bool:
+        """Drop a topic; open transactions that touched it are aborted.
+
+        Returns:
+            False when there is no such topic.
+        """
+        with self.store.status.write() as cur:
+            topic = catalog.find(cur, name)
+            if topic is None:
+                return False
+            catalog.drop(cur, topic)
+            touched = status_table.transactions_of(cur, KIND, topic.partitions)
+        orchestrator = self.coordinator.orchestrator
+        for txn_id in touched:
+            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
+                orchestrator.start_abort(txn_id, f"topic {name!r} was dropped")
+            orchestrator.finish(txn_id)
+        purging.purge(self)
+        return True
+
+    # -- partitions --------------------------------------------------------------------
+
+    def partitions(self, topic: TopicInfo) -> list[Partition]:
+        """The partitions of a topic, by number."""
+        with self._lock:
+            found = []
+            for number, id in enumerate(topic.partitions):
+                if id not in self._partitions:
+                    self._partitions[id] = Partition(self.store, topic, number)
+                found.append(self._partitions[id])
+            return found
+
+    def partition(self, id: int) -> Partition | None:
+        """A partition by its id; None when its topic was dropped and purged."""
+        known = self._partitions.get(id)
+        if known is not None:
+            return known
+        with self.store.status.read() as cur:
+            topic = catalog.by_partition(cur, id)
+        if topic is None:
+            return None
+        return next(each for each in self.partitions(topic) if each.id == id)
+
+    def forget(self, id: int) -> None:
+        """A partition is gone for good."""
+        self._partitions.pop(id, None)
+        self._looks.pop(id, None)
+
+    # -- offsets -----------------------------------------------------------------------
+
+    def take_offsets(self, cur: apsw.Cursor, partition_id: int, count: int) -> int:
+        """The first of `count` offsets for a small commit, inside its SQLite transaction."""
+        return catalog.take_offsets(cur, partition_id, count)
+
+    def look(self, partition_id: int) -> Look:
+        """What was given of a partition. No I/O while nothing is committed in the store."""
+        number = self.store.status.change_number()
+        known = self._looks.get(partition_id)
+        if known is not None and known[0] == number:
+            return known[1]
+        with self.store.status.read() as cur:
+            found = Look(
+                catalog.next_offset(cur, partition_id),
+                *completing.marker_end(cur, partition_id),
+            )
+        if number is not None:
+            self._looks[partition_id] = (number, found)
+        return found
+
+    def behind(self, partition_id: int, high_watermark: int) -> bool:
+        """Whether something that is decided lies at or above what a reader found: `complete`
+        brings it within reach.
+        """
+        if self.look(partition_id).marker_end > high_watermark:
+            return True
+        return bool(self.tail.entries(partition_id, high_watermark, self.log.latest()))
+
+    def complete(self, partition: Partition) -> int:
+        """Bring a log up to the next offset; see `txnkv.topics.completing`. Answers its end."""
+        return completing.complete(self, partition)
+
+    # -- writing -----------------------------------------------------------------------
+
+    def append(self, row: TxnRow, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+        """Append batches of a large transaction; see `txnkv.topics.append`."""
+        return append.append(self, row, partition, batches)
+
+    def append_alone(self, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+        """Append plain batches, outside of a transaction; see `txnkv.topics.append`."""
+        return append.append_alone(self, partition, batches)
+
+    def _write_out(self, partition_ids: list[int]) -> None:
+        with self.store.status.read() as cur:
+            live = catalog.live_partitions(cur)
+        for id in partition_ids:
+            partition = self.partition(id) if id in live else None
+            if partition is not None:
+                completing.complete(self, partition)
+
+    # -- background --------------------------------------------------------------------
+
+    def add_sweep(self, sweep: Callable[[Lease], None]) -> None:
+        """Add work on topics that the leader does in each round."""
+        self._sweeps.append(sweep)
+
+    def sweep(self, lease: Lease) -> None:
+        """The leader's work on topics: markers that nobody wrote, what was dropped."""
+        self.complete_marked()
+        if lease.term is not None and lease.term != self._swept_term:
+            purging.remove_strays(self)
+            self._swept_term = lease.term
+        purging.purge(self)
+        for sweep in self._sweeps:
+            sweep(lease)
+
+    def complete_marked(self, txn_id: int | None = None) -> None:
+        """Write end markers that are noted into their logs: of one transaction, or all."""
+        with self.store.status.read() as cur:
+            ids = completing.partitions_of(cur, txn_id)
+        written: list[tuple[int, int]] = []
+        for id in ids:
+            partition = self.partition(id)
+            if partition is not None:
+                written.append((completing.complete(self, partition), id))
+        if written:
+            completing.forget_markers(self.store, written)
+
+    def after_fork_in_child(self) -> None:
+        """New locks: a thread that is not in this process may have held the old ones."""
+        self._lock = threading.Lock()
+        self._looks = {}

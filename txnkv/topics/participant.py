@@ -1,0 +1,151 @@
+"""Partitions as participants of a transaction: end markers, in commit order.
+
+    begin_commit     LMDB's lock is taken once in each partition: an append that saw the
+                     transaction OPEN is over, and what it has there is final
+    write_commit     inside the commit point: each end marker takes its offset and is noted, so
+                     markers stand in the log as commits in time
+    finalize         markers go into the logs, unless somebody was faster, and are forgotten
+    abort            nothing has to be noted: under LMDB's lock the marker takes its offset and
+                     is written, if the transaction has anything there
+
+All of it may be done again, by any process: what is in the log says what is still to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import apsw
+import lmdb
+
+from txnkv.coordinator import id_ranges
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.core import ControlType
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.topics import catalog, completing
+from txnkv.topics.append import KIND
+from txnkv.topics.completing import EndMarker
+from txnkv.topics.partition import Partition
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+__all__ = ["KIND", "PartitionParticipants"]
+
+declare_fault_point("marker.aborting", "an abort marker has its offset, it is not in the log")
+declare_fault_point("marker.aborted", "an abort marker is in its log, durable")
+declare_fault_point("marker.written", "all end markers of a commit are in their logs")
+
+
+class PartitionParticipants:
+    """The coordinator's handler for partitions."""
+
+    kind = KIND
+
+    def __init__(self, engine: TopicEngine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        # By transaction and partition, as begin_commit saw it: final by then.
+        self._ends: dict[int, dict[int, EndMarker]] = {}
+
+    # -- OPEN --------------------------------------------------------------------------
+
+    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
+        """Messages have no errors that show late."""
+        return 0
+
+    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
+        """Nothing was checked."""
+        return True
+
+    # -- COMMIT_IN_PROGRESS ------------------------------------------------------------
+
+    def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
+        """Wait for appends that are under way; see what end markers there will be."""
+        ends = {}
+        for id in ids:
+            partition = self._engine.partition(id)
+            if partition is not None:
+                end = partition.environment.write(
+                    lambda txn, partition=partition: _end_of(txn, partition, row.txn_id)  # type: ignore[misc]
+                )
+                if end is not None:
+                    ends[id] = end
+        self._ends[row.txn_id] = ends
+        return self._engine.log.latest()
+
+    def validate(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
+    ) -> bool:
+        """Messages conflict with nothing."""
+        return True
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Give each end marker its offset."""
+        low = id_ranges.low_water_mark(cur)
+        for id, end in self._ends[row.txn_id].items():
+            first = catalog.take_offsets(cur, id, end.count)
+            # In a log with a side log nothing is ever open, and nothing comes late.
+            mark = low if end.type == ControlType.COMMIT else 0
+            marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
+            completing.add_marker(cur, id, marker)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """See to it that the end markers are in their logs."""
+        self._ends.pop(row.txn_id, None)
+        self._engine.complete_marked(row.txn_id)
+        fault_point("marker.written")
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Write abort markers where the transaction has sent anything."""
+        self._ends.pop(row.txn_id, None)
+        for id in ids:
+            partition = self._engine.partition(id)
+            if partition is not None:
+                _abort_in(self._engine, partition, row.txn_id)
+
+
+def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMarker | None:
+    """The end marker that a commit needs, without offset; None where nothing was sent."""
+    if partition.side is not None:
+        count = partition.side.count(txn, txn_id)
+        if count == 0:
+            return None
+        return EndMarker(0, count, txn_id, int(ControlType.SIDE_LIST), 0, 0, 0)
+    first = partition.log.first_offset_of(txn, txn_id)
+    if first is None:
+        return None
+    return EndMarker(0, 1, txn_id, int(ControlType.COMMIT), 0, 0, first)
+
+
+def _abort_in(engine: TopicEngine, partition: Partition, txn_id: int) -> None:
+    def write(txn: lmdb.Transaction) -> bool:
+        if partition.side is not None:
+            partition.side.abort(txn, txn_id)
+            return False
+        first = partition.log.first_offset_of(txn, txn_id)
+        if first is None:
+            return False
+        end = partition.log.end(txn)
+        with engine.store.status.write() as cur:
+            waiting = completing.look(engine, cur, partition, end)
+            offset = catalog.take_offsets(cur, partition.id, 1)
+            mark = id_ranges.low_water_mark(cur)
+        fault_point("marker.aborting")
+        now = Timestamp.from_micros(clock.now_micros())
+        marker = EndMarker(offset, 1, txn_id, int(ControlType.ABORT), now, mark, first)
+        completing.write(
+            txn,
+            partition,
+            waiting._replace(upto=offset + 1, markers=[*waiting.markers, marker]),
+        )
+        return True
+
+    if partition.environment.write(write):
+        fault_point("marker.aborted")

@@ -1,0 +1,85 @@
+"""A partition of a topic in this process: its LMDB environment, its log, its side logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txnkv.storage.environment import Environment
+from txnkv.storage.store import Store
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.partition_log import LogOptions, PartitionLog
+
+if TYPE_CHECKING:
+    from txnkv.topics.side_logs import SideLogs
+
+
+class _Opened(NamedTuple):
+    environment: Environment
+    log: PartitionLog
+    side: SideLogs | None
+
+
+class Partition:
+    """One partition. Shared by threads; nothing is opened before it is used.
+
+    Attributes:
+        id: by which status.db, the commit log and the folder know it.
+        topic: its topic.
+        number: in the topic, from 0.
+    """
+
+    def __init__(self, store: Store, topic: TopicInfo, number: int) -> None:
+        self.id = topic.partitions[number]
+        self.topic = topic
+        self.number = number
+        self._store = store
+        self._opened: _Opened | None = None
+
+    @property
+    def label(self) -> str:
+        """As messages to people name it."""
+        return f"topic {self.topic.name!r}, partition {self.number}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether its environment was made; only a store open to write makes it."""
+        return (self._store.directory.log_dir(self.id) / "data.mdb").exists()
+
+    @property
+    def environment(self) -> Environment:
+        """Where its log lies.
+
+        Raises:
+            StoreNotFoundError: it was never written to, and the store is open to read only.
+        """
+        return self._parts().environment
+
+    @property
+    def log(self) -> PartitionLog:
+        """What was written to it."""
+        return self._parts().log
+
+    @property
+    def side(self) -> SideLogs | None:
+        """Where batches of open transactions wait; None where that is the log itself."""
+        return self._parts().side
+
+    def _parts(self) -> _Opened:
+        opened = self._opened
+        if opened is None or opened.environment.is_retired:
+            opened = self._opened = self._open()
+        return opened
+
+    def _open(self) -> _Opened:
+        options = self.topic.options
+        environment = self._store.environments.get(f"logs/{self.id}")
+        limits = LogOptions(
+            segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
+        )
+        if self.topic.buffer == "marker":
+            log = PartitionLog(environment, limits)
+            return _Opened(environment, log, None)
+        from txnkv.topics.side_logs import SideLogs
+
+        side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
+        return _Opened(environment, PartitionLog(environment, limits, side.expand), side)

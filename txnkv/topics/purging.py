@@ -1,0 +1,51 @@
+"""Removing the files of topics that were dropped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txnkv.coordinator.query import one
+from txnkv.coordinator.states import TxnState
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+
+def purge(engine: TopicEngine) -> None:
+    """Remove the files of dropped topics that nobody reads any more."""
+    store = engine.store
+    pin = store.runtime.least_pin()
+    with store.status.read() as cur:
+        (floor,) = one(
+            cur,
+            "SELECT min(snapshot_ts) FROM transactions WHERE state = ?",
+            (int(TxnState.OPEN),),
+        )
+        least = min((ts for ts in (pin, floor) if ts is not None), default=None)
+        gone = cur.execute(
+            "SELECT topics.id, partitions.id FROM topics JOIN partitions ON topic_id = topics.id "
+            "WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
+            (least,),
+        ).fetchall()
+    if not gone:
+        return
+    for _, id in gone:
+        store.environments.drop(f"logs/{id}")
+        store.directory.remove_log_dir(id)
+        engine.forget(id)
+    with store.status.write() as cur:
+        cur.executemany("DELETE FROM topics WHERE id = ?", {(topic,) for topic, _ in gone})
+
+
+def remove_strays(engine: TopicEngine) -> None:
+    """Remove folders of partitions that are not in the catalog: a writer that was stopped while
+    its topic was dropped and purged makes one anew.
+    """
+    store = engine.store
+    folder = store.directory.log_dir(0).parent
+    there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
+    with store.status.read() as cur:
+        known = {id for (id,) in cur.execute("SELECT id FROM partitions")}
+    for id in there - known:
+        store.environments.drop(f"logs/{id}")
+        store.directory.remove_log_dir(id)

@@ -1,0 +1,146 @@
+"""The tail of each partition: messages of small commits that no flush has written to the log yet.
+
+    LMDB     [ 0 ............ 40 )
+    tail                     [ 40-41 | 42 | 43-50 )        commits at 812, 815 and 816
+    reader at snapshot 815   [ 40-41 | 42 )
+
+Their offsets were given inside the commits' SQLite transactions, so entries stand in the order
+of their commits, and their bytes are those that the log will hold. Filled by the commit log, in
+every process. Whoever has the log's write lock may write them into the log at any time; they
+stay here until a flush has told everybody, so a reader that takes the tail first and the log
+second misses nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.core import walk
+
+_EXTENT = struct.Struct("<Q12xI4xI")
+"""Of a batch header: base offset, length, offsets taken. One commit, one look: no call into C."""
+
+
+class TailEntry(NamedTuple):
+    """What one commit added to a partition.
+
+    Attributes:
+        base_offset: of its first batch.
+        count: offsets of all its batches.
+        data: the batches one behind the other, with their offsets and commit timestamp.
+        stamp: the commit timestamp.
+    """
+
+    base_offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    data: bytes
+    stamp: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.count
+
+
+class TopicTail:
+    """By partition id. Changed under the commit log's lock alone, read without one.
+
+    Args:
+        on_write_out: brings the logs of partitions up to their tails.
+    """
+
+    def __init__(self, on_write_out: Callable[[list[int]], None]) -> None:
+        # Lists grow at their end, or are replaced: who reads one goes on with it.
+        self._entries: dict[int, list[TailEntry]] = {}
+        self._on_write_out = on_write_out
+        self._nbytes = 0
+
+    @property
+    def partition_ids(self) -> list[int]:
+        """Partitions that have entries."""
+        return sorted(id for id, entries in list(self._entries.items()) if entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return self._nbytes
+
+    def entries(self, partition_id: int, offset: int, upto: Timestamp) -> list[TailEntry]:
+        """Entries that end above `offset`, committed at or before `upto`, ascending.
+
+        Those of later commits may not be durable yet.
+        """
+        entries = self._entries.get(partition_id)
+        if not entries or entries[-1].next_offset <= offset:
+            return []
+        first = max(bisect_right(entries, offset, key=_base_offset) - 1, 0)
+        found = entries[first:]
+        if found and found[0].next_offset <= offset:
+            del found[0]
+        while found and found[-1].stamp > upto:
+            found.pop()
+        return found
+
+    def end(self, partition_id: int) -> int:
+        """The offset behind the last entry; 0 when there is none."""
+        entries = self._entries.get(partition_id)
+        return entries[-1].next_offset if entries else 0
+
+    # -- as a member of the commit log -------------------------------------------------
+
+    def apply(self, id: int, data: bytes, stamp: int) -> None:
+        """Take in what one commit adds to a partition."""
+        base, count = _extent(data)
+        entries = self._entries.setdefault(id, [])
+        if entries and entries[-1].next_offset > base:
+            at = bisect_right(entries, base, key=_base_offset) - 1
+            if entries[at].base_offset == base and entries[at].stamp == stamp:
+                return
+            # What stands there had a COMMIT that failed, and is about to be undone.
+            kept = [entry for entry in entries if entry.next_offset <= base]
+            self._replace(id, kept)
+            entries = kept
+        entries.append(TailEntry(base, count, data, stamp))
+        self._nbytes += len(data)
+
+    def undo(self, ids: set[int], upto: int) -> None:
+        """Drop entries above `upto`."""
+        for id in ids:
+            self._replace(id, [e for e in self._entries.get(id, ()) if e.stamp <= upto])
+
+    def write_out(self, upto: Timestamp) -> None:
+        """Write entries at or below `upto` into the logs, durably."""
+        ids = [id for id in self.partition_ids if self._entries[id][0].stamp <= upto]
+        if ids:
+            self._on_write_out(ids)
+
+    def flushed(self, upto: Timestamp) -> None:
+        """Drop entries at or below `upto`: they are in the logs."""
+        for id in self.partition_ids:
+            self._replace(id, [entry for entry in self._entries[id] if entry.stamp > upto])
+
+    def reset(self) -> None:
+        """Forget all: in a forked child the log reads it again."""
+        self._entries = {}
+        self._nbytes = 0
+
+    def _replace(self, id: int, entries: list[TailEntry]) -> None:
+        self._nbytes += sum(len(entry.data) for entry in entries)
+        self._nbytes -= sum(len(entry.data) for entry in self._entries.get(id, ()))
+        self._entries[id] = entries
+
+
+def _base_offset(entry: TailEntry) -> int:
+    return entry.base_offset
+
+
+def _extent(data: bytes) -> tuple[int, int]:
+    """The first offset of placed batches, and how many they take."""
+    base, length, count = _EXTENT.unpack_from(data)
+    if length == len(data):  # one batch
+        return base, count
+    last = walk(data)[-1][1]
+    return base, last.next_offset - base
