@@ -297,8 +297,21 @@ class CommitLog:
         applied: Timestamp | None = None
         last: Timestamp | None = None
         number: int | None = None
+
+        def undo() -> None:
+            # Before the next writer's turn: what it takes in must not find this here.
+            with self.lock:
+                self._in_flight = ()
+                self._known = None
+                self._current = None
+                if applied is not None:
+                    for kind, ids in touched.items():
+                        self._members[kind].undo(ids, applied)
+                    # What others committed and was taken in meanwhile comes again.
+                    self._applied = min(self._applied, applied)
+
         try:
-            with self._status.write(sync=False) as cur:
+            with self._status.write(sync=False, undo=undo) as cur:
                 self._queue.take(group)
                 with self.lock:
                     number = self._status.change_number()
@@ -311,15 +324,6 @@ class CommitLog:
                         self._in_flight = (number + 1, number + 2)
                 fault_point("log.written")
         except BaseException as error:
-            with self.lock:
-                self._in_flight = ()
-                self._known = None
-                self._current = None
-                if applied is not None:
-                    for kind, ids in touched.items():
-                        self._members[kind].undo(ids, applied)
-                    # What others committed and was taken in meanwhile comes again.
-                    self._applied = min(self._applied, applied)
             if last is not None and not isinstance(error, StorageFullError):
                 raise _unknown(error) from error
             raise
@@ -349,22 +353,25 @@ class CommitLog:
             sections = commit.sections
             if commit.write is not None:
                 sections = [*sections, *commit.write(cur, stamp)]
-            payload = payloads.pack(sections, stamp)
-            for section in sections:
-                touched.setdefault(section.kind, set()).add(section.id)
-            self._apply(sections, stamp)
-            self._count(len(payload))
-            rows.append((stamp, commit.txn_id, payload))
             waiting.stamp = latest = stamp
             stamp = Timestamp(stamp + 1)
-        if not rows:
+            if not sections and commit.txn_id == 0:
+                continue  # nobody asks for it, and there is nothing to be told
+            payload = payloads.pack(sections, waiting.stamp)
+            for section in sections:
+                touched.setdefault(section.kind, set()).add(section.id)
+            self._apply(sections, waiting.stamp)
+            self._count(len(payload))
+            rows.append((waiting.stamp, commit.txn_id, payload))
+        if latest == self._applied:
             return None
         cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
         cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (latest, latest))
         size = sum(len(payload) for _, _, payload in rows)
-        self._metrics.group_size.observe(len(rows))
-        self._metrics.small_commits.add(len(rows))
-        self._metrics.commits.add(len(rows))
+        made = sum(waiting.stamp is not None for waiting in group)
+        self._metrics.group_size.observe(made)
+        self._metrics.small_commits.add(made)
+        self._metrics.commits.add(made)
         self._metrics.log_written_bytes.add(size)
         return latest
 

@@ -123,13 +123,16 @@ class StatusDatabase:
         """
         return ReadTransaction(self._readers, self.sync_what_was_seen if durable else None)
 
-    def write(self, *, sync: bool = True) -> WriteTransaction:
+    def write(
+        self, *, sync: bool = True, undo: Callable[[], None] | None = None
+    ) -> WriteTransaction:
         """`with db.write() as cursor:` commits at the end, durably; rolls back on an exception.
 
         When the block ends without an error, the commit is on the disk and visible to all.
 
         Args:
             sync: False for a caller that calls `sync` itself before it acknowledges anything.
+            undo: called when it was not committed, before the next writer's turn.
 
         Raises:
             RuntimeError: this thread is in a write already.
@@ -138,7 +141,7 @@ class StatusDatabase:
                 for its state afterwards.
             NotSupportedError: the store is open to read only.
         """
-        return WriteTransaction(self, sync)
+        return WriteTransaction(self, sync, undo)
 
     def sync(self) -> None:
         """Makes all commits durable that are done.
@@ -267,25 +270,36 @@ class StatusDatabase:
             GATE.leave()
             raise
 
-    def end_write(self, cursor: apsw.Cursor, error: BaseException | None, sync: bool) -> None:
+    def end_write(
+        self,
+        cursor: apsw.Cursor,
+        error: BaseException | None,
+        sync: bool,
+        undo: Callable[[], None] | None,
+    ) -> None:
         """Commits, or rolls back after an error; lets the next writer go on, and syncs."""
         if GATE.refused:
             if error is None:
                 GATE.check()
             return
-        full = False
+        full = committed = False
         try:
             try:
                 cursor.close(True)
                 if error is None:
                     self._commit()
+                    committed = True
                 else:
                     translated = translate(error, self.path, self._writer)
                     self._roll_back()
                     if translated is not None:
                         raise translated from error
             finally:
-                self._queue.release()
+                try:
+                    if undo is not None and not committed:
+                        undo()
+                finally:
+                    self._queue.release()
             if error is None and sync:
                 self.sync()
         except StorageFullError:
@@ -389,11 +403,14 @@ def _schema_version(cursor: apsw.Cursor) -> int:
 class WriteTransaction:
     """A write as a `with` block."""
 
-    __slots__ = ("_cursor", "_database", "_sync")
+    __slots__ = ("_cursor", "_database", "_sync", "_undo")
 
-    def __init__(self, database: StatusDatabase, sync: bool) -> None:
+    def __init__(
+        self, database: StatusDatabase, sync: bool, undo: Callable[[], None] | None
+    ) -> None:
         self._database = database
         self._sync = sync
+        self._undo = undo
 
     def __enter__(self) -> apsw.Cursor:
         self._cursor = self._database.begin_write()
@@ -402,4 +419,4 @@ class WriteTransaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._database.end_write(self._cursor, error, self._sync)
+        self._database.end_write(self._cursor, error, self._sync, self._undo)

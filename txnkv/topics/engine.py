@@ -31,6 +31,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
 from txnkv.topics import append, catalog, completing, purging
 from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.topics.looking_after import LookingAfter
 from txnkv.topics.participant import KIND, PartitionParticipants
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TopicTail
@@ -85,6 +86,7 @@ class TopicEngine:
         self._swept_term: int | None = None
         coordinator.orchestrator.add_handler(PartitionParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
+        self.add_sweep(LookingAfter(self).sweep)
 
     # -- catalog -----------------------------------------------------------------------
 

@@ -76,10 +76,12 @@ class Partition:
         limits = LogOptions(
             segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
         )
-        if self.topic.buffer == "marker":
-            log = PartitionLog(environment, limits)
-            return _Opened(environment, log, None)
-        from txnkv.topics.side_logs import SideLogs
+        side = None
+        if self.topic.buffer == "sidecar":
+            from txnkv.topics.side_logs import SideLogs
 
-        side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
-        return _Opened(environment, PartitionLog(environment, limits, side.expand), side)
+            side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
+        log = PartitionLog(environment, limits, None if side is None else side.expand)
+        if not self._store.directory.read_only:
+            log.prepare()
+        return _Opened(environment, log, side)

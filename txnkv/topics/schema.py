@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from txnkv.topics import catalog_schema, producers_schema
+from txnkv.topics import catalog_schema, producers_schema, subscriptions_schema
 
-SCHEMA = catalog_schema.SCHEMA + producers_schema.PRODUCERS_SCHEMA
+SCHEMA = catalog_schema.SCHEMA + producers_schema.PRODUCERS_SCHEMA + subscriptions_schema.SCHEMA
 
 UPGRADE_2_TO_3 = SCHEMA
