@@ -177,9 +177,14 @@ def taken_over(state: ProducerState | None, epoch: int, timestamp: int) -> Produ
     return ProducerState(epoch, batches, timestamp)
 
 
-def truncated(state: ProducerState, offset: int) -> ProducerState:
-    """The state when all batches that reach `offset` are gone from the log."""
-    return replace(state, batches=tuple(b for b in state.batches if b.last_offset < offset))
+def truncated(state: ProducerState, offset: int, upto: int | None = None) -> ProducerState:
+    """The state when all batches that reach `offset`, and begin below `upto`, are gone."""
+    kept = [
+        batch
+        for batch in state.batches
+        if batch.last_offset < offset or (upto is not None and batch.first_offset >= upto)
+    ]
+    return replace(state, batches=tuple(kept))
 
 
 def expired(last_timestamp: int, now: int, idle_seconds: float = IDLE_SECONDS) -> bool:

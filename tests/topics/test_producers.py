@@ -1,0 +1,688 @@
+"""Idempotent producers over a store: once, whatever happens on the way.
+
+What a dead process or a failed disk leaves open is closed by sending again: the store knows
+the sequence numbers, and answers what is there already with where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from tools.topic_contents import stored, values
+from txnkv.errors import (
+    ClosedError,
+    CommitOutcomeUnknownError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    StorageFullError,
+    TopicNotFoundError,
+    UnavailableError,
+)
+from txnkv.producer import Producer
+from txnkv.storage import arm, disarm
+from txnkv.topics import looking_after, producers
+from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.topics.message import MessageId
+from txnkv.topics.sending import Delivered, Sender
+
+TOPIC = "events"
+Make = Callable[..., Producer]
+
+
+@pytest.fixture
+def topic(client: txnkv.Client) -> TopicInfo:
+    return client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+
+
+@pytest.fixture
+def make(client: txnkv.Client, topic: TopicInfo) -> Iterator[Make]:
+    """Makes producers of the topic, closed at the end."""
+    made: list[Producer] = []
+
+    def make_one(name: str | None = "billing", **options: Any) -> Producer:
+        made.append(Producer(client, client.instance.topics.get(TOPIC), name, **options))
+        return made[-1]
+
+    yield make_one
+    disarm()
+    for producer in made:
+        try:
+            producer.close()
+        except ProducerFencedError:
+            assert producer is not made[-1]
+
+
+def sender(client: txnkv.Client, name: str | None = "billing", patience: float = 20.0) -> Sender:
+    return Sender(client.instance.topics, client.instance.topics.get(TOPIC), name, patience)
+
+
+def batch(*texts: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([text.encode() for text in texts], pa.binary())})
+
+
+def deliver(by: Sender, *texts: str, number: int = 0) -> Delivered:
+    return by.deliver([(number, batch(*texts))])[0]
+
+
+def sequences(by: Sender) -> dict[int, int]:
+    return dict(by._next)
+
+
+def back_to(by: Sender, numbers: dict[int, int]) -> None:
+    """As if the answer of what was sent since had been lost."""
+    by._next = dict(numbers)
+
+
+# -- what comes in, and where ------------------------------------------------------------
+
+
+def test_each_future_has_the_place_of_its_message(make: Make, client: txnkv.Client) -> None:
+    producer = make()
+    futures = [producer.send(f"m{i}") for i in range(100)]
+    producer.flush()
+    assert [future.result(0) for future in futures] == [MessageId(0, i) for i in range(100)]
+    assert values(client, TOPIC) == [b"m%d" % i for i in range(100)]
+    assert producer.sent == 100
+
+
+def test_what_waits_is_sent_without_a_flush(make: Make, client: txnkv.Client) -> None:
+    producer = make()
+    assert producer.send("a").result(20) == MessageId(0, 0)
+    assert producer.send("b").result(20) == MessageId(0, 1)
+    assert values(client, TOPIC) == [b"a", b"b"]
+
+
+def test_messages_that_come_together_are_one_batch(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=30.0)
+    for i in range(50):
+        producer.send(f"{i}")
+    producer.flush()
+    assert [len(each.values) for each in stored(client, TOPIC)] == [50]
+
+
+def test_batches_say_who_sent_them(make: Make, client: txnkv.Client) -> None:
+    for _ in range(2):
+        producer = make(linger=30.0)
+        producer.send("a")
+        producer.send("b")
+        producer.flush()
+        producer.send("c")
+        producer.flush()
+    headers = [each.header for each in stored(client, TOPIC)]
+    found = [(header.epoch, header.base_sequence, header.count) for header in headers]
+    assert found == [(0, 0, 2), (0, 2, 1), (1, 0, 2), (1, 2, 1)]
+    assert len({header.producer_id for header in headers}) == 1
+    assert {header.txn_id for header in headers} == {0}
+
+
+def test_keys_keep_their_partition_and_their_order(client: txnkv.Client) -> None:
+    info = client.instance.topics.create("keyed", 4, "marker", TopicOptions())
+    with Producer(client, info, "p", batch_bytes=500) as producer:
+        futures = [(i % 7, producer.send(f"{i}", key=f"k{i % 7}")) for i in range(300)]
+    by_key: dict[int, list[MessageId]] = {}
+    for key, future in futures:
+        by_key.setdefault(key, []).append(future.result(0))
+    assert {len({id.partition for id in ids}) for ids in by_key.values()} == {1}
+    assert all(ids == sorted(ids) for ids in by_key.values())
+    assert len({ids[0].partition for ids in by_key.values()}) > 1
+    for number in range(4):
+        there = values(client, "keyed", number)
+        for id, value in ((f.result(0), b"%d" % i) for i, (_, f) in enumerate(futures)):
+            if id.partition == number:
+                assert there[id.offset] == value
+
+
+def test_partition_headers_and_timestamp_are_taken(client: txnkv.Client) -> None:
+    info = client.instance.topics.create("full", 3, "marker", TopicOptions())
+    at = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+    with Producer(client, info, "p") as producer:
+        id = producer.send(b"v", b"k", partition=2, headers=[("h", b"1")], timestamp=at)
+        other = producer.send(None, partition=2)
+    assert (id.result(0), other.result(0)) == (MessageId(2, 0), MessageId(2, 1))
+    header = stored(client, "full", 2)[0].header
+    assert header.base_timestamp == int(at.timestamp() * 1e6)
+    assert values(client, "full", 2) == [b"v", None]
+    with pytest.raises(ValueError, match="no partition 3"):
+        Producer(client, info, "p").send("x", partition=3)
+
+
+def test_a_large_message_is_pieces_that_stand_together(client: txnkv.Client) -> None:
+    info = client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=1000))
+    with Producer(client, info, "p", linger=30.0) as producer:
+        ids = [producer.send(value) for value in (b"a", b"x" * 3500, b"b")]
+    assert [id.result(0).offset for id in ids] == [0, 1, 5]
+    batches = stored(client, "large")
+    assert [each.header.base_sequence for each in batches] == [0, 1, 2, 3, 4, 5]
+    assert [each.header.is_chunk for each in batches] == [False] + 4 * [True] + [False]
+    assert b"".join(value or b"" for each in batches[1:5] for value in each.values) == b"x" * 3500
+    assert producer.sent == 3
+
+
+def test_threads_share_a_producer(make: Make, client: txnkv.Client) -> None:
+    producer = make(batch_bytes=1000)
+
+    def work(thread: int) -> None:
+        for i in range(200):
+            producer.send(f"{thread}:{i}")
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    producer.flush()
+    found = [(value or b"").decode().split(":") for value in values(client, TOPIC)]
+    for thread_number in range(4):
+        own = [int(i) for t, i in found if int(t) == thread_number]
+        assert own == list(range(200))
+
+
+def test_a_cancelled_message_is_not_sent(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=30.0)
+    first, second = producer.send("a"), producer.send("b")
+    assert first.cancel()
+    producer.flush()
+    assert second.result(0) == MessageId(0, 0)
+    assert values(client, TOPIC) == [b"b"]
+
+
+# -- duplicates and gaps -----------------------------------------------------------------
+
+
+def test_a_duplicate_is_answered_with_its_first_offsets(
+    client: txnkv.Client, topic: TopicInfo
+) -> None:
+    by = sender(client)
+    numbers = []
+    for i in range(5):
+        numbers.append(sequences(by))
+        deliver(by, f"{i}a", f"{i}b")
+    after = sequences(by)
+    for i in (4, 0, 2):
+        back_to(by, numbers[i])
+        assert deliver(by, f"{i}a", f"{i}b").base == 2 * i
+    back_to(by, after)
+    assert deliver(by, "new").base == 10
+    assert len(values(client, TOPIC)) == 11
+
+
+def test_a_duplicate_of_the_sixth_batch_back_is_refused(
+    client: txnkv.Client, topic: TopicInfo
+) -> None:
+    by = sender(client)
+    for i in range(6):
+        deliver(by, f"{i}")
+    back_to(by, {})
+    with pytest.raises(OutOfOrderSequenceError):
+        deliver(by, "0")
+    assert len(values(client, TOPIC)) == 6
+
+
+def test_a_gap_is_refused_and_the_producer_goes_on(client: txnkv.Client, topic: TopicInfo) -> None:
+    by = sender(client)
+    deliver(by, "a")
+    back_to(by, {topic.partitions[0]: 2})
+    with pytest.raises(OutOfOrderSequenceError, match="1 was to come"):
+        deliver(by, "c")
+    assert values(client, TOPIC) == [b"a"]
+    deliver(by, "b")
+    assert values(client, TOPIC) == [b"a", b"b"]
+    assert [each.header.epoch for each in stored(client, TOPIC)] == [0, 1]
+
+
+def test_a_first_batch_has_to_be_the_first(client: txnkv.Client, topic: TopicInfo) -> None:
+    by = sender(client)
+    back_to(by, {topic.partitions[0]: 3})
+    with pytest.raises(OutOfOrderSequenceError):
+        deliver(by, "d")
+
+
+def test_partitions_have_sequences_of_their_own(client: txnkv.Client) -> None:
+    info = client.instance.topics.create("two", 2, "marker", TopicOptions())
+    by = Sender(client.instance.topics, info, "p")
+    assert [d.base for d in by.deliver([(0, batch("a", "b")), (1, batch("c"))])] == [0, 0]
+    numbers = sequences(by)
+    assert [d.base for d in by.deliver([(0, batch("d")), (1, batch("e", "f"))])] == [2, 1]
+    back_to(by, numbers)
+    assert [d.base for d in by.deliver([(0, batch("d")), (1, batch("e", "f"))])] == [2, 1]
+    assert sorted(numbers.values()) == [1, 2]
+    assert (len(values(client, "two", 0)), len(values(client, "two", 1))) == (3, 3)
+
+
+# -- disks that fail ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "point", ["log.durable", "log.written", "status.before_commit", "status.after_commit",
+              "status.unsynced", "producer.recorded"]
+)  # fmt: skip
+def test_a_commit_that_breaks_off_is_sent_again_and_is_there_once(
+    point: str, make: Make, client: txnkv.Client
+) -> None:
+    producer = make(linger=30.0)
+    producer.send("a")
+    producer.flush()
+    second, third = producer.send("b"), producer.send("c")
+    arm(point, "error@1")
+    producer.flush()
+    disarm()
+    assert (second.result(0), third.result(0)) == (MessageId(0, 1), MessageId(0, 2))
+    fourth = producer.send("d")
+    producer.flush()
+    assert fourth.result(0) == MessageId(0, 3)
+    assert values(client, TOPIC) == [b"a", b"b", b"c", b"d"]
+    assert producer.sent == 4
+
+
+def test_patience_runs_out_and_the_producer_goes_on(make: Make, client: txnkv.Client) -> None:
+    """Unsure of one batch, it begins a new epoch; what was told is true."""
+    producer = make(linger=30.0, patience=0.0)
+    producer.send("a")
+    producer.flush()
+    lost = producer.send("b")
+    arm("log.durable", "error")
+    with pytest.raises(CommitOutcomeUnknownError):
+        producer.flush()
+    disarm()
+    assert isinstance(lost.exception(0), CommitOutcomeUnknownError)
+    producer.send("c")
+    producer.flush()
+    assert Counter(values(client, TOPIC)) == Counter([b"a", b"b", b"c"])
+    assert [each.header.epoch for each in stored(client, TOPIC)] == [0, 0, 1]
+
+
+def test_a_full_disk_leaves_no_gap(
+    make: Make, client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make(linger=30.0)
+    lost = producer.send("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(producers, "record", _raise_full)
+        with pytest.raises(StorageFullError):
+            producer.flush()
+    assert isinstance(lost.exception(0), StorageFullError)
+    producer.send("b")
+    producer.flush()
+    assert values(client, TOPIC) == [b"b"]
+    assert stored(client, TOPIC)[0].header.epoch == 0
+
+
+def _raise_full(*_: object) -> None:
+    raise StorageFullError("no room")
+
+
+def test_flush_tells_each_error_once(make: Make) -> None:
+    producer = make(linger=30.0, patience=0.0)
+    arm("producer.checked", "error")
+    futures = [producer.send("a"), producer.send("b")]
+    with pytest.raises(UnavailableError):
+        producer.flush()
+    disarm()
+    producer.flush()
+    assert {type(future.exception(0)) for future in futures} == {UnavailableError}
+
+
+# -- fencing -----------------------------------------------------------------------------
+
+
+def test_a_later_producer_of_the_name_fences_this_one(make: Make, client: txnkv.Client) -> None:
+    elder = make(linger=30.0)
+    elder.send("a")
+    elder.flush()
+    lost = elder.send("zombie")
+    later = make()
+    with pytest.raises(ProducerFencedError, match="epoch 1"):
+        elder.flush()
+    assert isinstance(lost.exception(0), ProducerFencedError)
+    with pytest.raises(ProducerFencedError):
+        elder.send("again")
+    assert later.send("b").result(20) == MessageId(0, 1)
+    assert values(client, TOPIC) == [b"a", b"b"]
+    assert later.sent == 2
+
+
+def test_names_and_topics_do_not_meet(make: Make, client: txnkv.Client) -> None:
+    other = client.instance.topics.create("other", 1, "marker", TopicOptions())
+    first, second, nameless = make("a"), make("b"), make(None)
+    third, also_nameless = Producer(client, other, "a"), make(None)
+    for producer in (first, second, nameless, third, also_nameless):
+        producer.send("x").result(20)
+    third.close()
+    assert len(values(client, TOPIC)) == 4
+
+
+def test_epochs_run_out_and_the_name_gets_another_id(make: Make, client: txnkv.Client) -> None:
+    elder = make()
+    elder.send("a").result(20)
+    with client.instance.store.status.write() as cur:
+        cur.execute("UPDATE producers SET epoch = ?", (producers.EPOCHS - 1,))
+    later = make()
+    later.send("b").result(20)
+    with pytest.raises(ProducerFencedError, match="took over the name"):
+        elder.send("zombie").result(20)
+    assert later.sent == 2
+    ids = [each.header.producer_id for each in stored(client, TOPIC)]
+    assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_process_is_fenced_by_another(
+    number: int,
+    client: txnkv.Client,
+    topic: TopicInfo,
+    process: Callable[..., Any],
+) -> None:
+    """A zombie that is stopped at any moment shows nothing after its successor was made."""
+    zombie = process(
+        """
+        from txnkv.producer import Producer
+        producer = Producer(client, client.instance.topics.get("events"), "billing")
+        say(producer.send("first").result(60))
+        for i in range(number - 1):
+            producer.send("more").result(60)
+        say(); wait()
+        future = producer.send("zombie")
+        say(type(future.exception(60)).__name__)
+        """,
+        number=number,
+    )
+    assert zombie.hear() == MessageId(0, 0)
+    zombie.hear()
+    with Producer(client, topic, "billing") as later:
+        assert later.sent == number
+        zombie.tell()
+        assert zombie.hear() == "ProducerFencedError"
+        later.send("mine")
+    assert (values(client, TOPIC))[number:] == [b"mine"]
+
+
+def test_a_stopped_process_goes_on_and_is_fenced(
+    client: txnkv.Client, topic: TopicInfo, process: Callable[..., Any]
+) -> None:
+    """SIGSTOP just before the commit is queued, a successor, SIGCONT: not a message of it."""
+    zombie = process(
+        """
+        import signal
+        from txnkv.producer import Producer
+        producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
+        commit = producer._sender._engine.log.commit
+        def stopping(asked):
+            say("stops")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return commit(asked)
+        producer._sender._engine.log.commit = stopping
+        future = producer.send("zombie")
+        try:
+            producer.flush()
+        except txnkv.ProducerFencedError as error:
+            say("fenced")
+        """
+    )
+    assert zombie.hear() == "stops"
+    os.waitpid(zombie.popen.pid, os.WUNTRACED)
+    with Producer(client, topic, "billing") as later:
+        later.send("mine").result(20)
+        zombie.popen.send_signal(signal.SIGCONT)
+        assert zombie.hear() == "fenced"
+    assert values(client, TOPIC) == [b"mine"]
+
+
+# -- kill -9 -----------------------------------------------------------------------------
+
+_KILLED = """
+from txnkv.producer import Producer
+producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
+for i in range(producer.sent, 10):
+    say(i)
+    future = producer.send(f"m{i}", key=f"k{i}")
+    if i % 3 == 2:
+        producer.flush()
+producer.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["log.written", "log.durable", "status.before_commit", "status.after_commit",
+     "status.unsynced", "producer.checked", "producer.recorded"],
+)  # fmt: skip
+@pytest.mark.parametrize("hit", [2, 3])
+def test_killed_between_send_and_answer_then_sent_again(
+    point: str, hit: int, client: txnkv.Client, topic: TopicInfo, process: Callable[..., Any]
+) -> None:
+    """Whoever takes over the name goes on behind what is durable: none lost, none twice."""
+    process(_KILLED, fault=f"{point}=kill@{hit}").finish(-signal.SIGKILL)
+    process(_KILLED).finish()
+    assert values(client, TOPIC) == [b"m%d" % i for i in range(10)]
+
+
+@pytest.mark.parametrize("point", ["log.written", "log.durable", "producer.recorded"])
+def test_killed_and_the_same_batch_comes_again(
+    point: str, client: txnkv.Client, topic: TopicInfo, process: Callable[..., Any]
+) -> None:
+    """A retry under the same producer, epoch and sequence is answered by the duplicate rule."""
+    child = process(
+        """
+        import pyarrow as pa
+        from txnkv.storage import arm
+        from txnkv.topics.sending import Sender
+        engine = client.instance.topics
+        sender = Sender(engine, engine.get("events"), "billing")
+        sender.deliver([(0, pa.record_batch({"value": [b"a"]}))])
+        say((sender.producer, dict(sender._next)))
+        arm(point, "kill")
+        sender.deliver([(0, pa.record_batch({"value": [b"b", b"c"]}))])
+        """,
+        point=point,
+    )
+    producer, numbers = child.hear()
+    child.finish(-signal.SIGKILL)
+    by = sender(client, None)
+    by.producer = producer
+    back_to(by, numbers)
+    assert deliver(by, "b", "c").base == 1
+    assert deliver(by, "d").base == 3
+    assert values(client, TOPIC) == [b"a", b"b", b"c", b"d"]
+
+
+def test_killed_at_random_again_and_again(
+    client: txnkv.Client, topic: TopicInfo, process: Callable[..., Any]
+) -> None:
+    for hit in (1, 5, 2, 9, 4, 1):
+        child = process(_KILLED.replace("10", "40"), fault=f"status.before_commit=kill@{hit + 1}")
+        child.popen.communicate(timeout=60)
+    process(_KILLED.replace("10", "40")).finish()
+    assert values(client, TOPIC) == [b"m%d" % i for i in range(40)]
+
+
+# -- closing, forks, exits ---------------------------------------------------------------
+
+
+def test_close_sends_what_waits_and_takes_no_more(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=60.0)
+    future = producer.send("a")
+    producer.close()
+    producer.close()
+    assert future.result(0) == MessageId(0, 0)
+    with pytest.raises(ClosedError, match="was closed"):
+        producer.send("b")
+    assert values(client, TOPIC) == [b"a"]
+
+
+def test_what_waits_at_exit_is_sent(
+    client: txnkv.Client, topic: TopicInfo, process: Callable[..., Any]
+) -> None:
+    process(
+        """
+        from txnkv.producer import Producer
+        producer = Producer(client, client.instance.topics.get("events"), "p", linger=60)
+        producer.send("a"); producer.send("b")
+        """
+    ).finish()
+    assert values(client, TOPIC) == [b"a", b"b"]
+
+
+def test_a_producer_that_nobody_holds_sends_what_it_has(make: Make, client: txnkv.Client) -> None:
+    future = Producer(client, client.instance.topics.get(TOPIC), "dropped").send("a")
+    assert future.result(20) == MessageId(0, 0)
+
+
+def test_a_forked_child_leaves_it_to_the_parent(tmp_path: Path) -> None:
+    code = """
+import os, sys, txnkv
+from txnkv.producer import Producer
+from txnkv.topics.catalog import TopicOptions
+client = txnkv.connect(sys.argv[1])
+info = client.instance.topics.create("events", 1, "marker", TopicOptions())
+producer = Producer(client, info, "p", linger=60)
+first = producer.send("a")
+pid = os.fork()
+if pid == 0:
+    try:
+        producer.send("child")
+    except txnkv.ClosedError as error:
+        assert "forked" in str(error)
+    producer.close()
+    with Producer(client, info, "q") as own:
+        assert own.send("b").result(60).offset == 0
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+producer.flush()
+assert first.result(0).offset == 1
+assert producer.send("c").partition if False else True
+producer.close()
+client.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "store")], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with txnkv.connect(tmp_path / "store") as client:
+        assert values(client, TOPIC) == [b"b", b"a"]
+
+
+def test_a_dropped_topic_takes_nothing(make: Make, client: txnkv.Client) -> None:
+    producer = make(linger=30.0)
+    producer.send("a")
+    producer.flush()
+    lost = producer.send("b")
+    client.instance.topics.drop(TOPIC)
+    with pytest.raises(TopicNotFoundError):
+        producer.flush()
+    assert isinstance(lost.exception(0), TopicNotFoundError)
+    with pytest.raises(TopicNotFoundError):
+        producer.send("c")
+    client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+    make().send("d").result(20)
+    with client.instance.store.status.read() as cur:
+        assert len(cur.execute("SELECT * FROM producer_states").fetchall()) == 1
+
+
+# -- what is kept ------------------------------------------------------------------------
+
+
+def rows(client: txnkv.Client) -> tuple[int, int]:
+    with client.instance.store.status.read() as cur:
+        (names,) = cur.execute("SELECT count(*) FROM producers").fetchone() or (0,)
+        (states,) = cur.execute("SELECT count(*) FROM producer_states").fetchone() or (0,)
+    return int(str(names)), int(str(states))
+
+
+def sweep(client: txnkv.Client) -> int:
+    lease = client.instance.coordinator.maintenance.lease
+    assert lease.acquire()
+    return looking_after.forget_idle(client.instance.topics, lease)
+
+
+def test_the_state_of_a_producer_does_not_grow(client: txnkv.Client, topic: TopicInfo) -> None:
+    by = sender(client)
+    sizes = set()
+    for i in range(20):
+        deliver(by, *(f"{i}-{j}" for j in range(i + 1)))
+        with client.instance.store.status.read() as cur:
+            sizes.add(len(cur.execute("SELECT state FROM producer_states").fetchall()[0][0]))
+    assert max(sizes) == 16 + 5 * 32
+    assert rows(client) == (1, 1)
+
+
+def test_idle_producers_are_forgotten(
+    by_hand: Any, client: txnkv.Client, topic: TopicInfo, now: Any
+) -> None:
+    idle = sender(client, "idle")
+    used = sender(client, "used")
+    nameless = sender(client, None)
+    for by in (idle, used, nameless):
+        deliver(by, "a")
+    now.forward(23 * 3600)
+    deliver(used, "b")
+    assert (sweep(client), rows(client)) == (0, (3, 3))
+    now.forward(2 * 3600)
+    assert (sweep(client), rows(client)) == (2, (3, 1))
+    deliver(idle, "c")  # it goes on where it was
+    now.forward(7 * 86_400)
+    sweep(client)
+    assert rows(client) == (0, 0)
+    deliver(used, "d")
+    deliver(nameless, "e")
+    assert rows(client) == (2, 2)
+    assert len(values(client, TOPIC)) == 7
+
+
+def test_the_leader_forgets_idle_producers_by_itself(
+    by_hand: Any, client: txnkv.Client, topic: TopicInfo, now: Any
+) -> None:
+    deliver(sender(client), "a")
+    by_hand(client)
+    assert rows(client) == (1, 1)
+    now.forward(86_400 + 60)
+    by_hand(client)
+    assert rows(client) == (1, 0)
+
+
+def test_an_elder_stays_fenced_while_the_name_is_known(
+    by_hand: Any, client: txnkv.Client, topic: TopicInfo, now: Any
+) -> None:
+    elder = sender(client)
+    deliver(elder, "a")
+    deliver(sender(client), "b")
+    now.forward(2 * 86_400)
+    sweep(client)
+    with pytest.raises(ProducerFencedError):
+        deliver(elder, "zombie")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"name": ""}, ValueError), ({"name": 3}, ValueError), ({"linger": -1}, ValueError),
+     ({"batch_bytes": 0}, ValueError)],
+)  # fmt: skip
+def test_arguments(options: dict[str, Any], error: type[Exception], make: Make) -> None:
+    with pytest.raises(error):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [((3,), TypeError), (("v", 4), TypeError), (("v", None, "0"), TypeError),
+     (("v", None, None, 7), TypeError),
+     (("v", None, None, None, datetime(2026, 1, 1)), ValueError)],
+)  # fmt: skip
+def test_what_is_no_message_is_refused_at_the_call(
+    message: tuple[Any, ...], error: type[Exception], make: Make
+) -> None:
+    with pytest.raises(error):
+        make().send(*message)

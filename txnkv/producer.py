@@ -1,0 +1,339 @@
+"""An idempotent producer as a user holds it.
+
+`send` gives a message to the producer and a future to the caller. The producer's thread takes
+what waits, after `linger` seconds or when there is enough of it, and commits it at once:
+
+    send, send, send ...  ->  [ waiting ]  --linger or size-->  one commit  -->  futures
+
+`flush` does the same in the calling thread, and so does a `send` that finds too much waiting.
+Who has the turn takes from the front: the order of the sends is the order in each partition.
+
+The thread is a daemon that ends when nothing comes for a while, so that a producer nobody holds
+goes away; what waits when the interpreter exits is flushed then. A forked child does not inherit
+a producer: what waits belongs to the parent, which sends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from txnkv import instance as instances
+from txnkv.closing import Closing
+from txnkv.errors import (
+    ClosedError,
+    ProducerFencedError,
+    TopicNotFoundError,
+    TxnkvError,
+)
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.message import MessageId
+from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
+from txnkv.topics.partitioner import Sticky, spread
+from txnkv.topics.sending import PATIENCE, Delivered, Sender
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+
+_log = logging.getLogger("txnkv")
+
+MAX_MESSAGE_BYTES: Final = 256 << 20
+"""A producer's message is one small commit; a larger one needs a transaction that stages."""
+
+_MESSAGE_BYTES: Final = 64
+"""What a message takes while it waits, beside its content, about."""
+
+_MOST_WAITING: Final = 16
+"""So many times `batch_bytes` may wait before `send` does the sending."""
+
+_IDLE: Final = 2.0
+_ROW: Final = "row"
+
+
+class Producer(Closing):
+    """Sends messages to one topic, each of them once. A context manager.
+
+    Args:
+        client: of the store.
+        topic: to which.
+        name: a later producer of the same name and topic fences this one, in any process: what
+            this one sends from then on is refused. None: nobody can fence it.
+        linger: seconds for which a message may wait for others.
+        batch_bytes: with so much waiting it is sent at once.
+        patience: seconds for which a failing store is tried again.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: TopicInfo,
+        name: str | None = None,
+        *,
+        linger: float = 0.005,
+        batch_bytes: int = 1 << 20,
+        patience: float = PATIENCE,
+    ) -> None:
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ValueError(f"a producer's name is a non-empty string or None, not {name!r}")
+        if linger < 0 or batch_bytes <= 0 or patience < 0:
+            raise ValueError("linger and patience are at least 0, batch_bytes is above 0")
+        self._client = client
+        self._topic = topic
+        self._name = name
+        self._linger = linger
+        self._batch_bytes = batch_bytes
+        self._sender = Sender(client.instance.topics, topic, name, patience)
+        self._sticky = Sticky()
+        self._pid = os.getpid()
+        self._wake = threading.Condition(threading.Lock())
+        self._turn = threading.Lock()
+        self._waiting: list[tuple[Pending, Future[MessageId], int]] = []
+        self._bytes = 0
+        self._since = 0.0
+        self._thread: threading.Thread | None = None
+        self._dead: TxnkvError | None = None
+        self._failed: BaseException | None = None
+        self._closed = False
+        _OPEN.add(self)
+
+    @property
+    def name(self) -> str | None:
+        """By which a later one fences it."""
+        return self._name
+
+    @property
+    def sent(self) -> int:
+        """How many messages are durable that were sent under this name, by this producer and those
+        before it.
+
+        Who was killed before it had its answers makes a producer of the same name, and goes on
+        behind so many messages: none is lost, none is there twice. It is kept for a week.
+        """
+        return self._sender.sent
+
+    def __repr__(self) -> str:
+        return f"<Producer {self._name!r} of topic {self._topic.name!r}>"
+
+    def send(
+        self,
+        value: object,
+        key: object = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> Future[MessageId]:
+        """Give a message on its way.
+
+        Args:
+            value: bytes, text (as UTF-8) or None.
+            key: the same; messages of one key go to one partition.
+            partition: its number; by default it is chosen.
+            headers: list of (name, bytes), or a mapping.
+            timestamp: an aware datetime; by default when it is sent.
+
+        Returns:
+            Has the message's id once it is durable, or an error: ProducerFencedError,
+            OutOfOrderSequenceError, StorageFullError, UnavailableError and TopicNotFoundError say
+            that it was not sent; CommitOutcomeUnknownError that nobody knows. A future that is
+            cancelled in time is not sent.
+
+        Raises:
+            TypeError, ValueError: the message is none; SchemaError is not raised here.
+            ProducerFencedError, TopicNotFoundError: it was fenced before, or the topic dropped.
+            ClosedError: it was closed, or belongs to the process that this one was forked from.
+        """
+        self._require_usable()
+        row = pending(value, key, partition, headers, timestamp, len(self._topic.partitions))
+        size = _size(row)
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"a message of {size:,} bytes: a producer sends up to {MAX_MESSAGE_BYTES:,}. "
+                "Send it in a transaction: txn.send(topic, value)"
+            )
+        future: Future[MessageId] = Future()
+        with self._wake:
+            if self._closed:
+                raise self._closed_error()
+            before = self._bytes
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting.append((row, future, size))
+            self._bytes = total = before + size
+            if self._thread is None:
+                self._start()
+            elif before == 0 or before < self._batch_bytes <= total:
+                self._wake.notify()
+        if total > _MOST_WAITING * self._batch_bytes:
+            self._send_some()
+        return future
+
+    def flush(self) -> None:
+        """Send what waits; when it returns, all that was sent before is durable.
+
+        Raises:
+            TxnkvError: the first error of a message since the last flush; its future has it too.
+            ClosedError: it belongs to the process that this one was forked from.
+        """
+        if os.getpid() != self._pid:
+            raise self._closed_error()
+        while self._send_some():
+            pass
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Flush, and take no more. Twice is fine.
+
+        Raises:
+            TxnkvError: as `flush`; it is closed all the same.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        _OPEN.discard(self)
+        self.flush()
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._pid or self._closed:
+            raise self._closed_error()
+        if self._dead is not None:
+            raise self._dead.with_traceback(None)
+        self._client.require_open()
+
+    def _closed_error(self) -> ClosedError:
+        what = "was closed" if self._closed else "belongs to the process that forked this one"
+        return ClosedError(f"{self!r} {what}: make a new one with topic.producer(...)")
+
+    # -- the thread --------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="txnkv-producer", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is on its way out: the flush at exit sends it
+            self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not self._waiting and not self._closed:
+                    self._wake.wait(_IDLE)
+                if not self._waiting:
+                    self._thread = None
+                    return
+                self._wait_for_more()
+            self._send_some()
+
+    def _wait_for_more(self) -> None:
+        while self._waiting and self._bytes < self._batch_bytes and not self._closed:
+            left = self._since + self._linger - time.monotonic()
+            if left <= 0:
+                return
+            self._wake.wait(left)
+
+    # -- sending -----------------------------------------------------------------------
+
+    def _send_some(self) -> bool:
+        """Send what waits at the front; False when nothing did."""
+        with self._turn:
+            taken = self._take()
+            if not taken:
+                return False
+            taken = [each for each in taken if each[1].set_running_or_notify_cancel()]
+            rows = [row for row, _ in taken]
+            futures = [future for _, future in taken]
+            sticky = self._sticky.turn(len(self._topic.partitions))
+            for part in outgoing(rows):
+                count = part.messages.num_rows
+                self._send_part(part, futures[:count], sticky)
+                del futures[:count]
+        return True
+
+    def _take(self) -> list[tuple[Pending, Future[MessageId]]]:
+        with self._wake:
+            waiting = self._waiting
+            size = count = 0
+            for _, _, each in waiting:
+                if count and size + each > self._batch_bytes:
+                    break
+                size += each
+                count += 1
+            taken, self._waiting = waiting[:count], waiting[count:]
+            self._bytes -= size
+            self._since = time.monotonic() - self._linger  # what is left has waited
+        return [(row, future) for row, future, _ in taken]
+
+    def _send_part(self, part: Outgoing, futures: list[Future[MessageId]], sticky: int) -> None:
+        try:
+            if self._dead is not None:
+                raise self._dead
+            rows, shares = _shares(part, len(self._topic.partitions), sticky)
+            delivered = self._sender.deliver(shares)
+        except BaseException as error:
+            if isinstance(error, ProducerFencedError | TopicNotFoundError):
+                self._dead = error
+            self._failed = self._failed or error
+            for future in futures:
+                future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for there, indices in zip(delivered, rows, strict=True):
+            _answer(there, futures if indices is None else [futures[i] for i in indices])
+
+
+def _answer(there: Delivered, futures: list[Future[MessageId]]) -> None:
+    for index, future in enumerate(futures):
+        future.set_result(MessageId(there.number, there.offset(index)))
+
+
+def _shares(
+    part: Outgoing, partitions: int, sticky: int
+) -> tuple[list[list[int] | None], list[tuple[int, pa.RecordBatch]]]:
+    """Messages by partition, and which of them went there; None: all of them."""
+    messages, given = part
+    if partitions == 1:
+        return [None], spread(part, partitions, sticky)
+    numbers = pa.array(range(messages.num_rows), pa.int32())
+    marked = Outgoing(messages.append_column(_ROW, numbers), given)
+    found = spread(marked, partitions, sticky)
+    rows = [batch.column(_ROW).to_pylist() for _, batch in found]
+    return rows, [(number, batch.drop_columns([_ROW])) for number, batch in found]
+
+
+def _size(row: Pending) -> int:
+    if type(row) is bytes:
+        return len(row) + _MESSAGE_BYTES
+    return sum(len(part) for part in row[:2] if isinstance(part, bytes)) + _MESSAGE_BYTES
+
+
+# -- exit ------------------------------------------------------------------------------
+
+_OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for producer in list(_OPEN):
+        try:
+            producer.close()
+        except TxnkvError as error:
+            _log.error("%r had messages that could not be sent at exit: %s", producer, error)
+
+
+# After that of `instance` is registered, so that it runs before the stores are closed.
+assert instances is not None
+atexit.register(_close_all)
