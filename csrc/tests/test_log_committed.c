@@ -27,6 +27,7 @@ typedef struct {
     uint32_t index_n;
     uint64_t end;
     uint64_t stable; /* the last stable offset */
+    uint32_t late_n; /* transactions with no ABORT marker behind what is aborted */
 } story_t;
 
 static void append(story_t *story, uint8_t *batch, size_t len, bool shown) {
@@ -96,6 +97,7 @@ static void write_one(story_t *story, writers_t *writers, uint64_t *next_id) {
                       writers->txn_id[i]);
         if (writers->late_first != 0) { /* what came late is aborted by the next marker */
             note(story, writers->late_id, writers->late_first, at);
+            story->late_n++;
             writers->late_id = writers->late_first = 0;
         }
         if (!writers->commits[i]) note(story, writers->txn_id[i], writers->first[i], at);
@@ -183,11 +185,27 @@ static void check_fetch(const story_t *story, committed_t *filter, uint32_t lo, 
     EXPECT(all == shown.n && shown.next_offset == upto);
 }
 
+/* At the end of a log nothing is held, but of what no ABORT marker ended. */
+static void check_end(const story_t *story) {
+    committed_t *filter = committed_create();
+    committed_aborted_t aborted[2 * MOST];
+    messages_span_t spans[MOST];
+    committed_shown_t shown;
+    uint64_t waiting, inside;
+    const uint32_t n = collect(story, 0, story->end, aborted);
+    EXPECT(committed_keep(filter, story->all.bytes, story->all.len, aborted, n, 0, story->end,
+                          spans, story->n, &shown) == STATUS_OK);
+    committed_held(filter, &waiting, &inside);
+    EXPECT(waiting == 0 && inside == story->late_n);
+    committed_destroy(filter);
+}
+
 /* Reads a log through in fetches; now and then it goes back a little, or elsewhere. */
 static void check_story(void) {
     story_t *story = story_make();
     committed_t *filter = committed_create();
     EXPECT(filter != NULL);
+    check_end(story);
     for (uint32_t lo = 0; lo < story->n;) {
         const uint32_t left = story->n - lo, take = 1 + random_below(30);
         const uint32_t hi = lo + (take < left ? take : left);
