@@ -30,7 +30,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 
-MAX_DATABASES = 8
+MAX_DATABASES = 16
 MAX_READERS = 4096
 # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
