@@ -134,7 +134,7 @@ class ChunkReader:
 
     def between(self, offset: int, upto: int) -> Iterator[tuple[int, memoryview]]:
         """Chunks with batches in [offset, upto); the first and the last may hold others too."""
-        found = self.at(offset)
+        found = self.at(offset) if offset < upto else None
         while found is not None and found[0] < upto:
             yield found
             found = self.next()

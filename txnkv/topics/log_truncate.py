@@ -35,6 +35,7 @@ from txnkv.topics.log_state import (
 )
 from txnkv.topics.partition_state import CONTROL, MemoryOpenTxns, PartitionState
 from txnkv.topics.segments import Segment, Segments
+from txnkv.topics.side_format import side_bytes
 from txnkv.topics.snapshots import Snapshot, Snapshots
 
 declare_fault_point("partition.truncated", "the end of a log is cut off, not committed")
@@ -130,8 +131,13 @@ class LogCutter:
             at = next_offset(batch)
         if at != end:
             raise ValueError(f"replace of [{offset}, {end}) by batches that end at {at}")
+        size = -counted(memoryview(bytes(marker)))
         for batch in batches:
             self._txn.put(KEY.pack(base_at(batch, 0)), batch, db=log)
+            size += counted(memoryview(batch).cast("B"))
+        segment = self._segments.before(offset + 1)
+        assert segment is not None
+        self._segments.put(segment._replace(bytes=segment.bytes + size))
 
     def _begin_at(self, offset: int) -> None:
         for db in self._dbs.values():
@@ -193,11 +199,14 @@ def sizes(
                 yield header, bytes_of(chunk, at, header)
 
 
+def counted(chunk: memoryview) -> int:
+    """Bytes of a chunk as its segment counts them."""
+    return sum(bytes_of(chunk, at, header) for at, header in walked(chunk))
+
+
 def bytes_of(chunk: memoryview, at: int, header: BatchHeader) -> int:
     """Bytes of a batch as a segment counts them: with what it stands for in a side log."""
     if header.attributes & CONTROL and is_side_list(chunk[at:]):
-        from txnkv.topics.side_format import side_bytes
-
         return header.length + side_bytes(bytes(chunk[at : at + header.length]))
     return header.length
 

@@ -28,6 +28,7 @@ from txnkv.topics.log_state import (
 )
 from txnkv.topics.partition_state import CONTROL, PartitionState
 from txnkv.topics.segments import Segment, Segments
+from txnkv.topics.side_format import side_bytes
 from txnkv.topics.snapshots import Snapshot, Snapshots
 
 declare_fault_point("partition.rolled", "a log's new segment and snapshot are put, not committed")
@@ -112,8 +113,6 @@ class LogWriter:
             if header.attributes & CONTROL:
                 control = read_control(view, at)
                 if control.type == _SIDE_LIST:
-                    from txnkv.topics.side_format import side_bytes
-
                     length += side_bytes(bytes(view[at : at + length]))
             if size and (
                 size + length > self._max_bytes or timestamp - segment.created > self._max_age

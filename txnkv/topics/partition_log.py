@@ -67,6 +67,9 @@ class PartitionLog:
         environment: where it lies.
         options: how it is cut.
         expand: of a log with a side log; readers get the batches in place of their marker.
+
+    Attributes:
+        environment, options, expand: as given.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class PartitionLog:
     ) -> None:
         self.environment = environment
         self.options = options
-        self._expand = expand
+        self.expand = expand
 
     def prepare(self) -> None:
         """Makes the databases. To be called once outside of any transaction of the environment."""
@@ -224,7 +227,7 @@ class PartitionLog:
         self, txn: lmdb.Transaction, offset: int, end: int, max_bytes: int, raw: bool
     ) -> Iterator[memoryview]:
         """Batches in [offset, end), in views as long as may be, for as long as they are taken."""
-        expand = None if raw else self._expand
+        expand = None if raw else self.expand
         chunks = ChunkReader(txn, self._db(LOG))
         found = chunks.at(offset)
         while found is not None and found[0] < end:
@@ -242,11 +245,11 @@ class PartitionLog:
     def _expanded(
         self, txn: lmdb.Transaction, marker: memoryview, offset: int, end: int, max_bytes: int
     ) -> Iterator[memoryview]:
-        assert self._expand is not None
+        assert self.expand is not None
         whole = bytes(marker)
         end = min(end, next_offset(whole))
         while offset < end:
-            for batches in self._expand(txn, whole, offset, max_bytes):
+            for batches in self.expand(txn, whole, offset, max_bytes):
                 part = memoryview(batches).cast("B")
                 high = position_of(part, end)
                 if not high:

@@ -1,0 +1,533 @@
+"""A partition's log in LMDB: batches in and out, segments, snapshots, going back, damage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.topics.log_tools import ABORT, COMMIT, FILLER, Log, LogOptions, data, marker, script
+from txnkv import core
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.storage import clock
+from txnkv.topics.aborted_index import AbortedEntry
+from txnkv.topics.log_chunks import CHUNK_BYTES, KEY
+from txnkv.topics.log_state import ABORTED, LOG, OPEN, SNAPSHOTS, STATE
+from txnkv.topics.partition_log import CommitEntry, PartitionLog
+from txnkv.topics.snapshots import Snapshot
+
+DESIGN = "P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with Log(tmp_path / "store") as made:
+        yield made
+
+
+def values(records: bytes) -> list[int]:
+    """The offsets of all messages of a read."""
+    rows = core.decode(records, core.all_data(records, 0, 1 << 62), 0, None)
+    return list(rows["offset"].to_pylist())
+
+
+# -- the design's examples -------------------------------------------------------------
+
+
+def test_the_design_s_example(log: Log) -> None:
+    stable = []
+    for batch in script(DESIGN):
+        log.append(batch)
+        stable.append(log.lso)
+    assert stable == [0, 0, 0, 2, 2, 6, 6, 6, 6, 7, 11]
+    assert log.index() == [AbortedEntry(2, 2, 5, 6), AbortedEntry(1, 6, 9, 7)]
+    # The document counts the LSO inclusively: 5 and 6.
+    assert [entry.last_stable_offset - 1 for entry in log.index()] == [5, 6]
+    assert [offset for offset, _ in log.committed(0)] == [0, 1, 7]
+
+
+@pytest.mark.parametrize("cut", [None, 6])
+def test_the_design_s_fetches(log: Log, cut: int | None) -> None:
+    """In one segment, and in two: the search goes on in the second."""
+    batches = script(DESIGN)
+    log.append(*batches[:6])
+    if cut:
+        log.write("roll")
+    log.append(*batches[6:])
+    assert [entry[:2] for entry in log.ask("aborted", 0, 5)] == [(2, 2)]
+    assert [entry[:2] for entry in log.ask("aborted", 5, 9)] == [(2, 2), (1, 6)]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 500, 1 << 20])
+def test_a_reader_of_committed_messages(log: Log, max_bytes: int) -> None:
+    log.append(*script(DESIGN), together=True)
+    assert [offset for offset, _ in log.committed(0, max_bytes)] == [0, 1, 7]
+    for start in range(11):
+        found = [offset for offset, _ in log.committed(start, max_bytes)]
+        assert found == [offset for offset in (0, 1, 7) if offset >= start]
+
+
+# -- put and read ----------------------------------------------------------------------
+
+
+def test_an_empty_log(log: Log) -> None:
+    assert (log.start, log.end, log.lso) == (0, 0, 0)
+    assert log.ask("read", 0, 100) == b""
+    assert log.ask("open_transactions") == []
+    assert log.ask("segments") == []
+    assert log.ask("commits", 0, 9) == []
+    assert log.ask("aborted", 0, 9) == []
+    assert log.ask("offset_for_time", 0) is None
+
+
+def test_a_log_that_was_never_prepared_is_empty(log: Log) -> None:
+    other = log.environments.get("logs/2", create=True)
+    unprepared = PartitionLog(other, LogOptions())
+    with other.read() as txn:
+        assert unprepared.end(txn) == unprepared.last_stable_offset(txn) == 0
+        assert unprepared.read(txn, 0, 10) == []
+        assert unprepared.aborted_index(txn, 0) == b""
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_put_is_read(log: Log, together: bool) -> None:
+    batches = [data(n=n) for n in (1, 3, 5, 2)]
+    log.append(*batches, together=together)
+    placed = [core.place(b, at) for b, at in zip(batches, (0, 1, 4, 9), strict=True)]
+    assert log.ask("read", 0, 1 << 20) == b"".join(placed)
+    for offset, first in ((0, 0), (1, 1), (3, 1), (4, 2), (8, 2), (9, 3), (10, 3)):
+        assert log.ask("read", offset, 1 << 20) == b"".join(placed[first:])
+        assert log.ask("read", offset, 1) == placed[first]
+        two = sum(map(len, placed[first : first + 2]))
+        assert log.ask("read", offset, two) == b"".join(placed[first : first + 2])
+        assert log.ask("read", offset, two - 1) == placed[first]
+    assert log.ask("read", 11, 100) == b""
+
+
+def test_read_ends_at_an_offset(log: Log) -> None:
+    for n in (2, 1, 4):
+        log.append(data(n=n), data(n=n), together=True)
+    for upto in (0, 2, 4, 5, 6, 10, 14, 99):
+        assert values(log.ask("read", 0, 1 << 20, upto)) == list(range(min(upto, 14)))
+    assert log.ask("read", 5, 1 << 20, 5) == b""
+
+
+@pytest.mark.parametrize("offset", [-1, 4, 100])
+def test_read_outside_of_the_log(log: Log, offset: int) -> None:
+    log.append(data(n=3))
+    with pytest.raises(OffsetOutOfRangeError, match=r"\[0, 3\)"):
+        log.ask("read", offset, 100)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4])
+def test_put_refuses_what_does_not_follow(log: Log, offset: int) -> None:
+    log.append(data(n=3))
+    batch = core.place(data(1), offset)
+    with pytest.raises(ValueError, match="ends at 3"):
+        log.write("put", [batch])
+    with pytest.raises(ValueError, match="offset 9 into a log that ends at 4"):
+        log.write("put", [core.place(data(), 3) + core.place(data(), 9), batch])
+    assert (log.end, log.open_firsts()) == (3, {})
+
+
+def test_put_refuses_what_is_no_batch(log: Log) -> None:
+    with pytest.raises(CorruptionError, match="Nothing was put"):
+        log.write("put", [b"x" * 100])
+    assert log.end == 0
+
+
+def test_small_batches_share_chunks_and_large_ones_have_their_own(log: Log) -> None:
+    log.append(*[data(size=100) for _ in range(1000)], together=True)
+    log.append(*[data(size=100) for _ in range(1000)])
+    log.append(data(n=2, size=CHUNK_BYTES), data(), data(size=CHUNK_BYTES))
+    with log.environment.read() as txn:
+        db = log.environment.db(LOG)
+        sizes = [len(value) for _, value in txn.cursor(db=db)]
+    assert len(sizes) <= 2000 * 210 // CHUNK_BYTES + 6
+    assert len([size for size in sizes if size > CHUNK_BYTES]) == 2
+    assert values(log.ask("read", 0, 1 << 30)) == list(range(2004))
+
+
+def test_any_buffer_is_taken(log: Log) -> None:
+    batch = data()
+    log.write("put", [bytearray(core.place(batch, 0)), memoryview(core.place(batch, 1))])
+    assert log.end == 2
+
+
+# -- segments --------------------------------------------------------------------------
+
+
+def cut(log: Log, **options: Any) -> None:
+    log.log.options = replace(log.options, **options)
+
+
+def test_segments_roll_by_bytes_wherever_the_puts_begin(tmp_path: Path) -> None:
+    batches = [data(txn, n, size=40) for txn in (1, 2, 3) for n in (1, 2, 3, 4)]
+    size = 2 * max(map(len, batches))
+    bases = []
+    for together in (False, True):
+        with Log(tmp_path / f"{together}", LogOptions(segment_bytes=size)) as log:
+            log.append(*batches, together=together)
+            segments = log.ask("segments")
+            assert all(segment.bytes <= size for segment in segments)
+            assert sum(segment.bytes for segment in segments) == sum(map(len, batches))
+            assert values(log.ask("read", 0, 1 << 20)) == list(range(30))
+            bases.append([segment.base for segment in segments])
+    assert bases[0] == bases[1]
+    assert len(bases[0]) > 3
+
+
+def test_a_batch_larger_than_a_segment_is_one(log: Log) -> None:
+    cut(log, segment_bytes=100)
+    log.append(data(n=3), data(n=2), data())
+    assert [segment.base for segment in log.ask("segments")] == [0, 3, 5]
+
+
+def test_segments_roll_by_the_age_of_their_messages(log: Log) -> None:
+    cut(log, segment_seconds=2)
+    for seconds in (10, 11, 12, 13, 9, 15.5):
+        log.append(data(time=int(seconds * 1e6)))
+    segments = log.ask("segments")
+    assert [segment.base for segment in segments] == [0, 3, 5]
+    assert [segment.created // 10**6 for segment in segments] == [10, 13, 15]
+    assert [segment.max_timestamp // 10**6 for segment in segments] == [12, 13, 15]
+
+
+def test_roll_by_hand_makes_no_empty_segments(log: Log) -> None:
+    for _ in range(2):
+        log.write("roll")
+    log.append(data())
+    for _ in range(2):
+        log.write("roll")
+    assert [segment.base for segment in log.ask("segments")] == [0, 1]
+    log.append(data(time=77))
+    assert log.ask("segments")[1].created == 77
+
+
+def test_each_segment_has_an_index_of_its_own(log: Log) -> None:
+    for txn in (1, 2, 3):
+        log.append(data(txn), data(txn), marker(ABORT, txn), data())
+        log.write("roll")
+    entries = [AbortedEntry(txn, at, at + 2, at + 3) for txn, at in ((1, 0), (2, 4), (3, 8))]
+    bases = [segment.base for segment in log.ask("segments")]
+    assert bases == [0, 4, 8, 12]
+    assert [log.ask("aborted_index", base) for base in bases] == [
+        *(entry.pack() for entry in entries),
+        b"",
+    ]
+    assert log.ask("aborted", 0, 3) == entries[:1]
+    assert log.ask("aborted", 0, 9) == entries
+    assert log.ask("aborted", 3, 12) == entries[1:]
+
+
+def test_advance_start_drops_segments_and_what_belongs_to_them(log: Log) -> None:
+    for txn in (1, 2, 3):
+        log.append(data(txn), marker(ABORT, txn), data(n=2))
+        log.write("roll")
+    log.append(data(9))
+    log.write("advance_start", 6)
+    assert (log.start, log.end) == (6, 13)
+    assert [segment.base for segment in log.ask("segments")] == [4, 8, 12]
+    assert [entry.txn_id for entry in log.index()] == [2, 3]
+    assert [entry.marker_offset for entry in log.ask("commits", 0, 9)] == [6, 10]
+    assert values(log.ask("read", 6, 1 << 20)) == [6, 7, 8, 10, 11, 12]
+    log.write("advance_start", 13)
+    assert (log.start, log.end, log.lso) == (13, 13, 13)
+    assert [segment.base for segment in log.ask("segments")] == [12]
+    with pytest.raises(ValueError, match="does not come back"):
+        log.write("advance_start", 12)
+
+
+# -- commits ---------------------------------------------------------------------------
+
+
+def test_commits_are_the_places_where_messages_become_visible(log: Log) -> None:
+    log.append(*script("P1 P2 C1"), commit_ts=70)
+    log.append(*script("D7*3 N*2 D8"), commit_ts=80, together=True)
+    log.append(*script("A2 P3"), commit_ts=90)
+    everything = [
+        CommitEntry(2, 1, 1, 0, 70),
+        CommitEntry(3, 3, 7, 3, 80),
+        CommitEntry(6, 2, 0, 6, 80),
+        CommitEntry(8, 1, 8, 8, 80),
+    ]
+    assert log.ask("commits", 0, 100) == everything
+    assert log.ask("commits", 0, 2) == everything[:2]
+    for offset, left in ((2, 4), (3, 3), (5, 3), (6, 2), (7, 2), (8, 1), (9, 0)):
+        assert log.ask("commits", offset, 100) == everything[4 - left :], offset
+
+
+# -- time ------------------------------------------------------------------------------
+
+
+def test_offset_for_time(log: Log) -> None:
+    cut(log, segment_seconds=0.000_035)
+    for time in (10, 30, 20, 50, 60):
+        log.append(data(n=2, time=time), marker(FILLER, time=time + 5))
+    assert [segment.base for segment in log.ask("segments")] == [0, 9]
+    for time, offset in ((0, 0), (10, 0), (11, 3), (30, 3), (31, 9), (51, 12), (61, None)):
+        assert log.ask("offset_for_time", time) == offset, time
+    log.write("advance_start", 4)
+    assert log.ask("offset_for_time", 0) == 4
+
+
+def test_offset_for_time_inside_of_a_batch(log: Log) -> None:
+    import pyarrow as pa
+
+    times = pa.array([5, 9, 7, 20], pa.timestamp("us", "UTC"))
+    rows = pa.record_batch({"value": pa.array([b"x"] * 4, pa.binary()), "timestamp": times})
+    log.append(data(time=1), core.encode_batch(rows, timestamp=0))
+    for time, offset in ((1, 0), (2, 1), (5, 1), (6, 2), (10, 4), (21, None)):
+        assert log.ask("offset_for_time", time) == offset, time
+
+
+# -- snapshots and going back ----------------------------------------------------------
+
+
+def snapshots(log: Log) -> list[int]:
+    with log.environment.read() as txn:
+        keys = txn.cursor(db=log.environment.db(SNAPSHOTS)).iternext(values=False)
+        return [KEY.unpack(key)[0] for key in keys]
+
+
+def test_snapshots_by_changes_and_at_segments(log: Log) -> None:
+    cut(log, snapshot_changes=4, snapshot_seconds=1e9)
+    log.append(*script("P1 P1 A1 N P2 C2 P3 C3 P4"))
+    assert snapshots(log) == [0, 6]
+    log.write("roll")
+    assert snapshots(log) == [0, 6, 9]
+    log.append(*script("C4 P5 C5 P6 C6"))
+    log.write("roll")
+    assert snapshots(log) == [0, 9, 13, 14]  # those in between go when two segments are behind
+
+
+def test_snapshots_by_time(log: Log) -> None:
+    cut(log, snapshot_seconds=5)
+    now = clock.now_micros()
+    with clock.replaced(wall=lambda: now):
+        log.append(*script("P1"))
+        now += 4_000_000
+        log.append(*script("P2"))
+        assert snapshots(log) == [0]
+        now += 2_000_000
+        log.append(*script("P2"))
+        assert snapshots(log) == [0, 3]
+        now += 60_000_000
+        log.append(*script("P2"))  # changes nothing, so there is nothing to keep
+        assert snapshots(log) == [0, 3]
+        now -= 600_000_000
+        log.append(*script("P3"))  # a clock that was set back does not stop them
+        assert snapshots(log) == [0, 3, 5]
+
+
+def test_truncate_goes_back_to_every_offset(tmp_path: Path) -> None:
+    batches = [*script(DESIGN), *script("P3*3 D4*2 P5 N A3 C5 P6 P7"), marker(COMMIT, 7, mark=7)]
+    options = LogOptions(segment_bytes=700, snapshot_changes=3)
+    with Log(tmp_path / "expected", options) as expected:
+        states = []
+        for batch in batches:
+            states.append(seen(expected))
+            expected.append(batch)
+        states.append(seen(expected))
+    assert states[-1]["end"] == 23
+    for cut_at in range(23, -1, -1):
+        with Log(tmp_path / f"{cut_at}", options) as log:
+            log.append(*batches)
+            end = log.write("truncate", cut_at)
+            found = next(state for state in reversed(states) if state["end"] <= cut_at)
+            assert end == found["end"] == log.end
+            assert seen(log) == found
+            log.append(*batches[states.index(found) :])
+            assert seen(log) == states[-1]
+
+
+def seen(log: Log) -> dict[str, Any]:
+    """All that a reader can see of a log but where it is cut."""
+    with log.reader() as reader:
+        log_, txn = reader.log, reader.txn
+        return {
+            "end": log_.end(txn),
+            "lso": log_.last_stable_offset(txn),
+            "mark": log_.low_water_mark(txn),
+            "open": log_.open_transactions(txn),
+            "aborted": log_.aborted(txn, 0, 1 << 62),
+            "commits": log_.commits(txn, 0, 1000),
+            "records": b"".join(log_.read(txn, 0, 1 << 30)),
+        }
+
+
+def test_truncate_of_what_is_not_there(log: Log) -> None:
+    log.append(data(n=3))
+    log.write("advance_start", 2)
+    for offset in (1, 4):
+        with pytest.raises(ValueError, match=r"\[2, 3\)"):
+            log.write("truncate", offset)
+    assert log.write("truncate", 3) == 3
+    assert log.write("truncate", 2) == 0  # the batch began there
+    assert (log.start, log.end) == (0, 0)
+
+
+def test_a_damaged_snapshot_is_passed_over(log: Log) -> None:
+    cut(log, snapshot_changes=1)
+    log.append(*script("P1 P2 P3"))
+    good = Snapshot(2, 0, ()).pack()
+
+    def damage(txn: Any) -> None:
+        db = log.environment.db(SNAPSHOTS)
+        for offset, value in ((3, good), (2, b""), (1, bytes(37) + good)):
+            txn.put(KEY.pack(offset), value, db=db)
+
+    log.environment.write(damage)
+    assert len(log.problems()) == 3
+    log.append(data(9))
+    assert log.write("truncate", 3) == 3
+    assert log.open_firsts() == {1: 0, 2: 1, 3: 2}
+    log.write("truncate", 0)
+
+
+def test_without_any_snapshot_the_replay_begins_with_the_segment(tmp_path: Path) -> None:
+    log = Log(tmp_path / "store")
+    log.append(*script("P1 P2"))
+    log.write("roll")
+    log.append(*script("P1 A2 P3"))
+    log.environment.write(lambda txn: txn.drop(log.environment.db(SNAPSHOTS), delete=False))
+    log.write("truncate", 4)
+    assert log.open_firsts() == {1: 0}
+    assert log.index() == [AbortedEntry(2, 1, 3, 0)]
+    assert log.problems() == [f"no snapshot at the base of {s}" for s in log.ask("segments")]
+    log.close()
+
+
+# -- damage ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "flipped"])
+def test_a_damaged_record_is_found(tmp_path: Path, damage: str) -> None:
+    log = Log(tmp_path / "store")
+    log.append(data())
+
+    def spoil(txn: Any) -> None:
+        db = log.environment.db(STATE)
+        stored = bytearray(txn.get(b"log", db=db))
+        stored[7] ^= 1
+        spoilt = {"empty": b"", "short": b"x" * 10, "flipped": bytes(stored)}[damage]
+        txn.put(b"log", spoilt, db=db)
+
+    log.environment.write(spoil)
+    with pytest.raises(CorruptionError, match="record of its state"):
+        log.ask("end")
+    assert len(log.problems()) == 1
+    log.close()
+
+
+@pytest.mark.parametrize("name", [LOG, OPEN, ABORTED])
+def test_a_check_finds_what_is_gone(tmp_path: Path, name: bytes) -> None:
+    log = Log(tmp_path / "store")
+    log.append(*script(DESIGN), *script("P1"))
+    assert log.problems() == []
+    log.environment.write(lambda txn: txn.drop(log.environment.db(name), delete=False))
+    assert log.problems() != []
+    log.close()
+
+
+def test_a_check_finds_a_flipped_bit(tmp_path: Path) -> None:
+    log = Log(tmp_path / "store")
+    log.append(data(n=10, size=100), together=True)
+
+    def damage(txn: Any) -> None:
+        db = log.environment.db(LOG)
+        value = bytearray(txn.get(KEY.pack(0), db=db))
+        value[500] ^= 1
+        txn.put(KEY.pack(0), bytes(value), db=db)
+
+    log.environment.write(damage)
+    assert ["checksum" in problem for problem in log.problems()] == [True]
+    log.close()
+
+
+def test_bytes_that_are_no_chunk_raise(tmp_path: Path) -> None:
+    log = Log(tmp_path / "store")
+    log.append(data(n=3))
+    zeros = bytes(300)
+    log.environment.write(lambda txn: txn.put(KEY.pack(0), zeros, db=log.environment.db(LOG)))
+    for name, args in (("read", (1, 10)), ("read", (0, 10)), ("offset_for_time", (0,))):
+        with pytest.raises(CorruptionError):
+            log.ask(name, *args)
+    log.close()
+
+
+# -- marks of side batches -------------------------------------------------------------
+
+
+def side_list(n: int) -> bytes:
+    return core.encode_control(
+        core.ControlType.SIDE_LIST, txn_id=7, count=n, timestamp=1000,
+        body=b"".join(n.to_bytes(8, "little") for n in (0, 0, n, 100)),
+    )  # fmt: skip
+
+
+def stands_for(txn: Any, marker_: bytes, offset: int, max_bytes: int) -> list[bytes]:
+    """A decided batch for every two offsets."""
+    header = core.read_header(marker_)
+    first = (offset - header.base_offset) // 2
+    made: list[bytes] = []
+    for at in range(header.base_offset + 2 * first, header.next_offset, 2):
+        made.append(core.place(data(header.txn_id, 2, decided=True), at))
+        if sum(map(len, made)) > max_bytes:
+            break
+    return made
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Iterator[Log]:
+    with Log(tmp_path / "store", expand=stands_for) as made:
+        made.append(data(n=3), data(), side_list(6), data(), together=True)
+        yield made
+
+
+@pytest.mark.parametrize("max_bytes", [1, 200, 300, 1 << 20])
+def test_side_batches_are_read_in_place_of_their_marker(side: Log, max_bytes: int) -> None:
+    assert values(side.ask("read", 0, 1 << 20)) == list(range(11))
+    for offset in range(11):
+        at, found = offset, list(range(offset))
+        while at < 11:
+            records = side.ask("read", at, max_bytes)
+            found += [o for o in values(records) if o >= at]
+            at = core.walk(records)[-1][1].next_offset
+        assert found == list(range(11))
+    assert values(side.ask("read", 0, 1 << 20, 6)) == list(range(6))
+
+
+def test_a_raw_read_gives_the_marker(side: Log) -> None:
+    records = side.ask("read", 5, 1 << 20, raw=True)
+    kinds = [(header.base_offset, header.is_control) for _, header in core.walk(records)]
+    assert kinds == [(4, True), (10, False)]
+
+
+def test_commits_and_sizes_of_side_lists(side: Log) -> None:
+    assert side.ask("commits", 5, 1) == [CommitEntry(4, 6, 7, 4, 0)]
+    stored = len(side.ask("read", 0, 1 << 20, raw=True))
+    assert side.ask("segments")[0].bytes == stored + 100
+
+
+def test_a_marker_is_replaced_by_what_it_stands_for(side: Log) -> None:
+    batches = [core.place(data(7, n, decided=True), at) for n, at in ((4, 4), (2, 8))]
+    side.write("replace", 4, batches)
+    assert side.ask("read", 4, 1 << 20, 10) == b"".join(batches)
+    assert side.ask("commits", 5, 1) == [CommitEntry(4, 6, 7, 4, 0)]
+    for wrong in (batches, []):
+        with pytest.raises(ValueError, match="replace"):
+            side.write("replace", 4, wrong)
+    assert side.write("truncate", 9) == 4  # never in the middle of a transaction
+    assert side.end == 4
+
+
+def test_a_replacement_takes_the_very_same_offsets(side: Log) -> None:
+    short = [core.place(data(7, 4, decided=True), 4)]
+    with pytest.raises(ValueError, match=r"end at 8"):
+        side.write("replace", 4, short)
+    with pytest.raises(ValueError, match=r"\[4, 10\)"):
+        side.write("replace", 4, [core.place(data(7, 6, decided=True), 5)])

@@ -1,0 +1,111 @@
+"""A check of a partition's log: is everything beside the batches what the batches say?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lmdb
+
+from txnkv.core import CoreError, check_batch
+from txnkv.errors import CorruptionError
+from txnkv.topics.log_chunks import ChunkReader
+from txnkv.topics.log_indexes import Aborted
+from txnkv.topics.log_state import (
+    ABORTED,
+    DATABASES,
+    LOG,
+    OPEN,
+    SEGMENTS,
+    SNAPSHOTS,
+    STATE,
+    LogState,
+    StoredOpenTxns,
+)
+from txnkv.topics.log_truncate import bytes_of, replay, walked
+from txnkv.topics.partition_log import PartitionLog
+from txnkv.topics.partition_state import MemoryOpenTxns
+from txnkv.topics.segments import Segment, Segments
+from txnkv.topics.snapshots import Snapshots
+
+
+def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
+    """Everything that is wrong in a log, one line each; nothing if all is well.
+
+    Every checksum is verified, offsets are dense, the segments count what they hold, and a
+    replay from every snapshot gives the state and the aborted index that are stored.
+    """
+    try:
+        dbs = {name: log.environment.db(name) for name in DATABASES}
+    except KeyError:
+        return
+    try:
+        record = LogState.load(txn, dbs[STATE])
+        if record is not None:
+            yield from _batches(txn, dbs, record)
+            yield from _segments(txn, dbs, record, bool(log.expand))
+            yield from _replays(txn, dbs, record)
+    except CorruptionError as error:
+        yield str(error)
+
+
+def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
+    expected = None
+    for base, chunk in ChunkReader(txn, dbs[LOG]).between(0, 1 << 63):
+        expected = base if expected is None else expected
+        if base != expected:
+            yield f"a chunk at offset {base} follows one that ends at {expected}"
+        for at, header in walked(chunk):
+            if header.base_offset != expected:
+                yield f"a batch at offset {header.base_offset} follows one that ends at {expected}"
+            expected = header.next_offset
+            try:
+                check_batch(chunk, at)
+            except CoreError as error:
+                yield str(error)
+    if expected is not None and expected != record.end:
+        yield f"the log ends at {expected}, its state at {record.end}"
+
+
+def _segments(
+    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState, has_side: bool
+) -> Iterator[str]:
+    segments = Segments(txn, dbs[SEGMENTS]).all()
+    ends = [segment.base for segment in segments[1:]] + [record.end]
+    for segment, end in zip(segments, ends, strict=False):
+        counted = Segment.empty(segment.base)
+        for _, chunk in ChunkReader(txn, dbs[LOG]).between(segment.base, end):
+            for at, header in walked(chunk):
+                size = counted.bytes + bytes_of(chunk, at, header)
+                newest = max(counted.max_timestamp, header.max_timestamp)
+                created = counted.created if counted.bytes else header.max_timestamp
+                counted = Segment(segment.base, created, size, newest)
+        if has_side:  # a segment that began with a marker may begin with its messages now
+            counted = counted._replace(created=segment.created)
+        if counted != segment:
+            yield f"{segment} holds {counted}"
+        if not record.start <= end:
+            yield f"{segment} lies below the start of the log, {record.start}"
+    whole = set(Snapshots(txn, dbs[SNAPSHOTS]).offsets())
+    for segment in segments:
+        if segment.base not in whole:
+            yield f"no snapshot at the base of {segment}"
+
+
+def _replays(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
+    stored = StoredOpenTxns(txn, dbs[OPEN]).all()
+    index = list(Aborted(txn, dbs[ABORTED]).from_offset(0))
+    offsets = Snapshots(txn, dbs[SNAPSHOTS]).offsets()
+    for offset in offsets:
+        snapshot = Snapshots(txn, dbs[SNAPSHOTS]).at_or_below(offset)
+        if snapshot is None or snapshot.offset != offset:
+            yield f"the snapshot at offset {offset} is damaged"
+            continue
+        state = replay(txn, dbs, snapshot, record.end)
+        assert isinstance(state.open, MemoryOpenTxns)
+        if state.open.all() != stored:
+            yield f"replay from {offset}: open are {state.open.all()}, stored {stored}"
+        if state.low_water_mark != record.low_water_mark or state.end != record.end:
+            yield f"replay from {offset}: the low water mark or the end differ"
+        if state.aborted != [entry for entry in index if entry.last_offset >= offset]:
+            yield f"replay from {offset}: the aborted index differs"
