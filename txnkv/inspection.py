@@ -18,6 +18,7 @@ from txnkv.tables.checking import Counted, check_row_set, check_together
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
+from txnkv.topics import checking as topic_checking
 
 
 def store_stats(instance: Instance) -> dict[str, Any]:
@@ -71,6 +72,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "store_id": store.store_id,
         "snapshot": int(latest),
         "tables": tables,
+        "topics": topic_checking.stats(instance.topics),
         "transactions": {TxnState(state).name: count for state, count in states.items()},
         "staged_row_sets": staged[0],
         "staged_bytes": staged[1],
@@ -108,10 +110,12 @@ class CheckReport(Counted):
 
     Attributes:
         commits: in the commit log.
+        partitions: of topics.
         problems: one line each; empty when the store is whole.
     """
 
     commits: int = 0
+    partitions: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -165,6 +169,9 @@ def _check(
         if progress is not None:
             progress(done, len(work))
         report.problems += check_row_set(tablet, info, report)
+    for id in topic_checking.partition_ids(instance.topics):
+        report.problems += topic_checking.check_partition(instance.topics, id)
+        report.partitions += 1
     if progress is not None:
         progress(len(work), len(work))
 
@@ -209,6 +216,10 @@ def _check_status(cur: Any, report: CheckReport) -> None:
         ),
         "a transaction is committed above the clock": (
             "SELECT txn_id FROM transactions WHERE commit_ts > (SELECT last_timestamp FROM clock)"
+        ),
+        "an end marker has an offset that was never given": (
+            "SELECT first_offset FROM end_markers JOIN partitions ON partitions.id = partition_id "
+            "WHERE first_offset + count > next_offset"
         ),
         "two transactions have one commit timestamp": (
             "SELECT max(txn_id) FROM transactions WHERE state IN (4, 6) AND commit_ts IS NOT NULL "

@@ -23,6 +23,7 @@ import apsw
 import lmdb
 
 from txnkv.coordinator import status_table
+from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import place, read_header
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -64,15 +65,16 @@ def append(
         _append_aside(engine, row, partition, batches)
         return []
 
-    def take_part(cur: apsw.Cursor) -> None:
+    def take_part(cur: apsw.Cursor) -> int:
         status_table.get_open(cur, row.txn_id, "send messages")
         status_table.register_participant(cur, row.txn_id, KIND, [partition.id])
+        return 0
 
     return _append(engine, partition, batches, take_part)
 
 
 def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[bytes]) -> list[int]:
-    """Append plain batches, outside of any transaction.
+    """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
 
     Returns:
         The offset of each batch.
@@ -81,14 +83,23 @@ def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[by
         TopicNotFoundError: the topic was dropped; nothing was appended.
         StorageFullError: the disk is full; nothing was appended.
     """
-    return _append(engine, partition, batches, lambda _: None)
+    stamps = []
+
+    def commit(cur: apsw.Cursor) -> int:
+        stamps.append(next_timestamp(cur))
+        cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
+        return stamps[-1]
+
+    found = _append(engine, partition, batches, commit)
+    engine.store.runtime.raise_durable(stamps[-1])
+    return found
 
 
 def _append(
     engine: TopicEngine,
     partition: Partition,
     batches: Sequence[bytes],
-    admit: Callable[[apsw.Cursor], None],
+    admit: Callable[[apsw.Cursor], int],
 ) -> list[int]:
     catalog.require_writable(partition.topic)
     counts = [read_header(batch).count for batch in batches]
@@ -98,13 +109,13 @@ def _append(
         end = partition.log.end(txn)
         with engine.store.status.write() as cur:
             catalog.require_live(cur, partition.topic)
-            admit(cur)
+            commit_ts = admit(cur)
             # What came before is looked at first: these offsets are ours, and no hole.
             waiting = completing.look(engine, cur, partition, end)
             base = catalog.take_offsets(cur, partition.id, total)
         fault_point("append.reserved")
         completing.write(txn, partition, waiting)
-        partition.log.put(txn, _placed(batches, counts, base))
+        partition.log.put(txn, _placed(batches, counts, base, commit_ts))
         return base
 
     base = partition.environment.write(write)
@@ -116,10 +127,12 @@ def _append(
     return found
 
 
-def _placed(batches: Sequence[bytes], counts: Sequence[int], base: int) -> list[bytes]:
+def _placed(
+    batches: Sequence[bytes], counts: Sequence[int], base: int, commit_ts: int
+) -> list[bytes]:
     placed = []
     for batch, count in zip(batches, counts, strict=True):
-        placed.append(place(batch, base))
+        placed.append(place(batch, base, commit_ts))
         base += count
     return placed
 

@@ -174,6 +174,15 @@ def live_partitions(cur: apsw.Cursor) -> set[int]:
     }
 
 
+def sidecar_partitions(cur: apsw.Cursor) -> list[int]:
+    """Ids of live partitions with side logs."""
+    found = cur.execute(
+        "SELECT partitions.id FROM partitions JOIN topics ON topic_id = topics.id "
+        "WHERE dropped_ts IS NULL AND buffer = 'sidecar'"
+    )
+    return [id for (id,) in found]
+
+
 def require_live(cur: apsw.Cursor, topic: TopicInfo) -> None:
     """Refuse a topic that was dropped.
 

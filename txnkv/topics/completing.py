@@ -222,13 +222,15 @@ def _fillers(at: int, upto: int) -> Iterator[bytes]:
         at += count
 
 
-def _end_marker(marker: EndMarker, body: bytes = b"") -> bytes:
+def _end_marker(marker: EndMarker, timestamp: int | None = None, body: bytes = b"") -> bytes:
+    if timestamp is None:
+        timestamp = Timestamp(marker.commit_ts).micros + _EPOCH_MICROS
     return place(
         encode_control(
             ControlType(marker.type),
             txn_id=marker.txn_id,
             count=marker.count,
-            timestamp=Timestamp(marker.commit_ts).micros + _EPOCH_MICROS,
+            timestamp=timestamp,
             low_water_mark=marker.low_water_mark,
             first_offset=marker.txn_first_offset,
             body=body,
@@ -241,6 +243,8 @@ def _end_marker(marker: EndMarker, body: bytes = b"") -> bytes:
 def _write_side_list(txn: lmdb.Transaction, partition: Partition, marker: EndMarker) -> None:
     side = partition.side
     assert side is not None, f"{partition.label} has no side log"
+    # As old as the messages it stands for: retention goes by that.
+    timestamp = side.max_timestamp(txn, marker.txn_id)
     body = side.marker_body(txn, marker.txn_id)
-    partition.log.put(txn, [_end_marker(marker, body)])
+    partition.log.put(txn, [_end_marker(marker, timestamp, body)])
     side.committed(txn, marker.txn_id, marker.first_offset, Timestamp(marker.commit_ts))

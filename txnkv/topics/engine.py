@@ -231,7 +231,8 @@ class TopicEngine:
         known = self._looks.get(partition_id)
         if known is not None and known[0] == number:
             return known[1]
-        with self.store.status.read() as cur:
+        # What is not durable yet may be seen: this only says whether it is worth while to help.
+        with self.store.status.read(durable=False) as cur:
             found = Look(
                 catalog.next_offset(cur, partition_id),
                 *completing.marker_end(cur, partition_id),
@@ -283,8 +284,21 @@ class TopicEngine:
             purging.remove_strays(self)
             self._swept_term = lease.term
         purging.purge(self)
+        self._sweep_side_logs(lease)
         for sweep in self._sweeps:
             sweep(lease)
+
+    def _sweep_side_logs(self, lease: Lease) -> None:
+        def check() -> None:
+            with self.store.status.read(durable=False) as cur:
+                lease.confirm(cur)
+
+        with self.store.status.read() as cur:
+            ids = catalog.sidecar_partitions(cur)
+        for id in ids:
+            partition = self.partition(id)
+            if partition is not None and partition.exists and partition.side is not None:
+                partition.side.sweep(partition.log, check)
 
     def complete_marked(self, txn_id: int | None = None) -> None:
         """Write end markers that are noted into their logs: of one transaction, or all."""

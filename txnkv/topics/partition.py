@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from txnkv.storage.environment import Environment
 from txnkv.storage.store import Store
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.partition_log import LogOptions, PartitionLog
-
-if TYPE_CHECKING:
-    from txnkv.topics.side_logs import SideLogs
+from txnkv.topics.side_logs import SideLogs
 
 
 class _Opened(NamedTuple):
@@ -78,8 +76,6 @@ class Partition:
         )
         side = None
         if self.topic.buffer == "sidecar":
-            from txnkv.topics.side_logs import SideLogs
-
             side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
         log = PartitionLog(environment, limits, None if side is None else side.expand)
         if not self._store.directory.read_only:

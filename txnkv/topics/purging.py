@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
+from txnkv.storage.store import Store
+from txnkv.topics import side_own
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
@@ -30,9 +32,8 @@ def purge(engine: TopicEngine) -> None:
     if not gone:
         return
     for _, id in gone:
-        store.environments.drop(f"logs/{id}")
-        store.directory.remove_log_dir(id)
         engine.forget(id)
+        _remove(store, id)
     with store.status.write() as cur:
         cur.executemany("DELETE FROM topics WHERE id = ?", {(topic,) for topic, _ in gone})
 
@@ -47,5 +48,10 @@ def remove_strays(engine: TopicEngine) -> None:
     with store.status.read() as cur:
         known = {id for (id,) in cur.execute("SELECT id FROM partitions")}
     for id in there - known:
-        store.environments.drop(f"logs/{id}")
-        store.directory.remove_log_dir(id)
+        _remove(store, id)
+
+
+def _remove(store: Store, id: int) -> None:
+    side_own.close_all(store.environments, store.directory.log_dir(id), f"logs/{id}")
+    store.environments.drop(f"logs/{id}")
+    store.directory.remove_log_dir(id)

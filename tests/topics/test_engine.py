@@ -1,0 +1,477 @@
+"""The engine of topics: catalog, offsets, the tail, appends, end markers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txnkv
+from tools.topic_contents import raw, stored, values
+from tools.topic_writers import abort, batch, begin, commit, create, send, small
+from txnkv import core
+from txnkv.core import ControlType
+from txnkv.errors import (
+    InvalidTxnStateError,
+    NotSupportedError,
+    TopicExistsError,
+    TopicNotFoundError,
+    UnavailableError,
+)
+from txnkv.storage import arm, disarm
+from txnkv.topics.catalog import TopicOptions
+
+
+def controls(client: txnkv.Client, topic: str = "events") -> list[tuple[int, str, int]]:
+    """Offset, type and transaction of each control batch."""
+    data = raw(client, topic)
+    return [
+        (header.base_offset, core.read_control(data, at).type.name, header.txn_id)
+        for at, header in core.walk(data)
+        if header.is_control
+    ]
+
+
+def offsets(client: txnkv.Client, topic: str = "events") -> list[tuple[int, int]]:
+    """First offset and count of every batch, data and control."""
+    return [(h.base_offset, h.count) for _, h in core.walk(raw(client, topic))]
+
+
+def _no_room() -> None:
+    disarm()
+    raise OSError(errno.ENOSPC, "no room")
+
+
+def is_dense(client: txnkv.Client, topic: str = "events") -> bool:
+    at = 0
+    for first, count in offsets(client, topic):
+        if first != at:
+            return False
+        at += count
+    return True
+
+
+# -- catalog ---------------------------------------------------------------------------
+
+
+def test_topics_are_made_found_and_dropped(client: txnkv.Client) -> None:
+    engine = client.instance.topics
+    made = engine.create("events", 3, "sidecar", TopicOptions(compression="lz4"))
+    assert engine.get("events") == made
+    assert len(made.partitions) == 3
+    with pytest.raises(TopicExistsError, match="'events' already"):
+        engine.create("events", 1, "marker", TopicOptions())
+    engine.create("others", 1, "marker", TopicOptions())
+    assert engine.names() == ["events", "others"]
+    assert engine.drop("events")
+    assert not engine.drop("events")
+    assert engine.find("events") is None
+    with pytest.raises(TopicNotFoundError, match="the topics are: others"):
+        engine.get("events")
+    with pytest.raises(TopicNotFoundError, match="dropped"):
+        engine.require_live(made)
+    again = engine.create("events", 1, "marker", TopicOptions())
+    assert not set(again.partitions) & set(made.partitions)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "buffer"), [(0, "marker"), (1025, "marker"), (1, "other"), ("2", "marker")]
+)
+def test_arguments_that_make_no_sense(client: txnkv.Client, partitions: Any, buffer: str) -> None:
+    with pytest.raises(ValueError, match=r"partitions|buffer"):
+        client.instance.topics.create("t", partitions, buffer, TopicOptions())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": "gzip"}, {"retention_seconds": -1}, {"segment_bytes": 0},
+     {"max_message_bytes": -1}],
+)  # fmt: skip
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        TopicOptions(**options)
+
+
+def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
+    engine = client.instance.topics
+    (partition,) = create(client)
+    row = begin(client)
+    send(client, row, partition, [b"a"])
+    engine.drop("events")
+    assert client.transaction_state(row.txn_id) is txnkv.TxnState.ABORTED
+    late = begin(client)
+    with pytest.raises(TopicNotFoundError):
+        send(client, late, partition, [b"b"])
+    with pytest.raises(TopicNotFoundError):
+        engine.append_alone(partition, [])
+    with pytest.raises(TopicNotFoundError):
+        small(client, [partition], [b"c"])
+
+
+def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client) -> None:
+    engine, directory = client.instance.topics, client.instance.store.directory
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    engine.complete(partition)
+    with client.snapshot():
+        engine.drop("events")
+        assert directory.log_dir(partition.id).exists()
+    engine.create("other", 1, "marker", TopicOptions())
+    engine.drop("other")  # purges what can go
+    assert not directory.log_dir(partition.id).exists()
+    assert engine.partition(partition.id) is None
+
+
+def test_messages_of_a_dropped_topic_do_not_stop_the_flush(client: txnkv.Client) -> None:
+    engine = client.instance.topics
+    (dropped,) = create(client, "dropped")
+    (kept,) = create(client, "kept")
+    small(client, [dropped, kept], [b"a"])
+    engine.drop("dropped")
+    client.instance.engine.flush()
+    assert engine.tail.partition_ids == []
+    assert values(client, "kept") == [b"a"]
+
+
+def test_a_copy_of_a_topic_takes_no_messages(client: txnkv.Client) -> None:
+    engine = client.instance.topics
+    topic = engine.create("copy", 1, "marker", TopicOptions(replica_of="elsewhere"))
+    (partition,) = engine.partitions(topic)
+    row = begin(client)
+    for buffered in (lambda: send(client, row, partition, [b"a"]), lambda: engine.live_at(topic)):
+        with pytest.raises(NotSupportedError, match="copy of a topic of store elsewhere"):
+            buffered()
+
+
+# -- small commits ---------------------------------------------------------------------
+
+
+def test_messages_of_a_small_commit_are_in_every_tail(
+    client: txnkv.Client, elsewhere: Callable[..., Any]
+) -> None:
+    left, right = create(client, partitions=2)
+    first = small(client, [left, right], [b"a", b"b"])
+    second = small(client, [left], [b"c"])
+    engine = client.instance.topics
+    entries = engine.tail.entries(left.id, 0, engine.log.latest())
+    assert [(e.base_offset, e.count, e.stamp) for e in entries] == [(0, 2, first), (2, 1, second)]
+    assert engine.tail.entries(left.id, 0, first) == entries[:1]
+    assert engine.tail.entries(left.id, 1, second) == entries
+    assert engine.tail.entries(left.id, 2, second) == entries[1:]
+    assert engine.tail.entries(left.id, 3, second) == []
+    assert engine.look(left.id)[:2] == (3, False)
+    there = elsewhere(
+        "engine = client.instance.topics; at = engine.log.latest();"
+        "say([(e.base_offset, e.data) for e in engine.tail.entries(id, 0, at)])",
+        id=left.id,
+    )
+    assert there == [(e.base_offset, e.data) for e in entries]
+    headers = [core.read_header(entry.data) for entry in entries]
+    assert [(h.base_offset, h.commit_ts, h.is_decided) for h in headers] == [
+        (0, first, True),
+        (2, second, True),
+    ]
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_a_flush_writes_the_tail_into_the_log(client: txnkv.Client, buffer: str) -> None:
+    """A store without a table flushes as well."""
+    (partition,) = create(client, buffer=buffer)
+    for i in range(5):
+        small(client, [partition], [b"%d" % i])
+    engine = client.instance.topics
+    client.instance.engine.flush()
+    assert engine.tail.partition_ids == []
+    assert engine.tail.nbytes == 0
+    with partition.environment.read() as txn:
+        assert partition.log.end(txn) == 5
+        assert partition.log.last_stable_offset(txn) == 5
+    small(client, [partition], [b"5"])
+    assert values(client, "events") == [b"%d" % i for i in range(6)]
+    client.instance.engine.flush()
+    assert values(client, "events") == [b"%d" % i for i in range(6)]
+
+
+def test_a_flush_without_new_messages_writes_nothing(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    client.instance.engine.flush()
+    before = client.instance.store.directory.log_dir(partition.id).joinpath("data.mdb").stat()
+    client.instance.engine.flush()
+    after = client.instance.store.directory.log_dir(partition.id).joinpath("data.mdb").stat()
+    assert before.st_mtime_ns == after.st_mtime_ns
+
+
+def test_what_a_store_has_in_its_log_is_there_when_it_is_opened_again(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client]
+) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a", b"b"])
+    client.close()
+    with connect() as again:
+        assert values(again, "events") == [b"a", b"b"]
+
+
+def test_a_commit_that_is_refused_takes_no_offset(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    engine = client.instance.topics
+    small(client, [partition], [b"a"])
+    arm("log.written", "error@1")
+    with pytest.raises(txnkv.TxnkvError):
+        small(client, [partition], [b"lost"])
+    assert engine.tail.entries(partition.id, 0, engine.log.latest())[-1].next_offset == 1
+    small(client, [partition], [b"b"])
+    assert values(client, "events") == [b"a", b"b"]
+    assert is_dense(client)
+
+
+def test_threads_that_send_at_once_get_dense_offsets(client: txnkv.Client) -> None:
+    partitions = create(client, partitions=2)
+    start = threading.Barrier(8)
+    stamps: dict[int, Any] = {}
+
+    def run(thread: int) -> None:
+        start.wait()
+        for i in range(20):
+            number = thread * 20 + i
+            stamps[number] = small(client, partitions, [b"%d" % number] * (1 + number % 3))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert is_dense(client)
+    for number in range(2):
+        batches = stored(client, "events", number)
+        assert len(batches) == 160
+        order = [batch.header.commit_ts for batch in batches]
+        assert order == sorted(order)
+        assert {int(b.values[0] or b""): b.header.commit_ts for b in batches} == stamps
+
+
+def test_a_child_of_a_fork_reads_the_tail_anew(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            small(client, [partition], [b"b"])
+            code = 0 if values(client, "events") == [b"a", b"b"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    small(client, [partition], [b"c"])
+    assert values(client, "events") == [b"a", b"b", b"c"]
+
+
+# -- appends and end markers -----------------------------------------------------------
+
+
+def test_what_was_sent_before_comes_before(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    row = begin(client)
+    assert send(client, row, partition, [b"b", b"c"]) == [1]
+    small(client, [partition], [b"d"])
+    assert send(client, row, partition, [b"e"]) == [4]
+    with partition.environment.read() as txn:
+        assert partition.log.last_stable_offset(txn) == 1
+        assert partition.log.first_offset_of(txn, row.txn_id) == 1
+    small(client, [partition], [b"f"])
+    ended = commit(client, row)
+    assert controls(client) == [(6, "COMMIT", row.txn_id)]
+    assert values(client, "events") == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert is_dense(client)
+    with partition.environment.read() as txn:
+        assert partition.log.last_stable_offset(txn) == 7
+        (*_, last) = partition.log.commits(txn, 0, 100)
+    assert (last.marker_offset, last.first_offset, last.commit_ts) == (6, 1, ended.commit_ts)
+
+
+def test_an_abort_leaves_a_marker_and_an_entry(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    row = begin(client)
+    send(client, row, partition, [b"a"])
+    small(client, [partition], [b"b"])
+    abort(client, row)
+    abort(client, row)
+    assert controls(client) == [(2, "ABORT", row.txn_id)]
+    with partition.environment.read() as txn:
+        (entry,) = partition.log.aborted(txn, 0, 3)
+        assert (entry.txn_id, entry.first_offset, entry.last_offset) == (row.txn_id, 0, 2)
+        assert partition.log.last_stable_offset(txn) == 3
+
+
+@pytest.mark.parametrize("end", [commit, abort])
+def test_who_sent_nothing_leaves_no_marker(
+    client: txnkv.Client, end: Callable[[txnkv.Client, Any], Any]
+) -> None:
+    (partition,) = create(client)
+    row = begin(client)
+    arm("append.reserved", "error@1")
+    with pytest.raises(Exception, match=r"append\.reserved"):
+        send(client, row, partition, [b"a"])
+    end(client, row)
+    assert values(client, "events") == []
+    assert controls(client) == [(0, "FILLER", 0)]
+
+
+def test_ended_transactions_send_nothing(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    committed, aborted = begin(client), begin(client)
+    send(client, committed, partition, [b"a"])
+    commit(client, committed)
+    abort(client, aborted)
+    for row in (committed, aborted):
+        with pytest.raises(InvalidTxnStateError, match="cannot send messages"):
+            send(client, row, partition, [b"late"])
+    assert values(client, "events") == [b"a"]
+    assert client.instance.topics.look(partition.id).next_offset == 2
+
+
+def test_offsets_of_a_failed_append_are_filled(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    row = begin(client)
+    arm("append.reserved", "error@1")
+    with pytest.raises(Exception, match=r"append\.reserved"):
+        send(client, row, partition, [b"x", b"y"])
+    assert send(client, row, partition, [b"a"]) == [2]
+    small(client, [partition], [b"b"])
+    commit(client, row)
+    assert controls(client) == [(0, "FILLER", 0), (4, "COMMIT", row.txn_id)]
+    assert offsets(client) == [(0, 2), (2, 1), (3, 1), (4, 1)]
+
+
+def test_markers_stand_in_commit_order(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    rows = [begin(client) for _ in range(4)]
+    for row in rows:
+        send(client, row, partition, [b"%d" % row.txn_id])
+    stamps = []
+    for row in (rows[2], rows[0], rows[3], rows[1]):
+        stamps.append(commit(client, row).commit_ts)
+        stamps.append(small(client, [partition], [b"small"]))
+    raw(client, "events")
+    with partition.environment.read() as txn:
+        found = [entry.commit_ts for entry in partition.log.commits(txn, 0, 100)]
+    assert found == stamps == sorted(stamps)
+
+
+def test_a_reader_helps_a_commit_that_is_decided(client: txnkv.Client) -> None:
+    """Its marker has an offset and is not in the log; a small commit lies behind it."""
+    engine = client.instance.topics
+    (partition,) = create(client)
+    row = begin(client)
+    send(client, row, partition, [b"a"])
+    orchestrator = client.instance.coordinator.orchestrator
+    orchestrator.start_commit(row.txn_id)
+    arm("commit.decided", "error@1")
+    with pytest.raises(Exception, match=r"commit\.decided"):
+        orchestrator.finish(row.txn_id)
+    small(client, [partition], [b"b"])
+    assert engine.look(partition.id) == (3, True, 2)
+    assert engine.behind(partition.id, 1)
+    assert engine.complete(partition) == 3
+    assert not engine.behind(partition.id, 3)
+    assert controls(client) == [(1, "COMMIT", row.txn_id)]
+    orchestrator.finish(row.txn_id)
+    assert engine.look(partition.id) == (3, False, 0)
+    assert controls(client) == [(1, "COMMIT", row.txn_id)]
+
+
+def test_an_append_under_way_is_not_waited_for(client: txnkv.Client) -> None:
+    engine = client.instance.topics
+    (partition,) = create(client)
+    row = begin(client)
+    arm("append.reserved", "error@1")
+    with pytest.raises(Exception, match=r"append\.reserved"):
+        send(client, row, partition, [b"a"])
+    assert engine.look(partition.id).next_offset == 1
+    assert not engine.behind(partition.id, 0)
+    small(client, [partition], [b"b"])
+    assert engine.behind(partition.id, 0)
+
+
+def test_plain_batches_are_appended_without_a_transaction(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    found = client.instance.topics.append_alone(partition, [batch([b"b", b"c"]), batch([b"d"])])
+    assert found == [1, 3]
+    assert values(client, "events") == [b"a", b"b", b"c", b"d"]
+    assert client.transactions() == []
+
+
+def test_the_leader_writes_markers_that_were_left(
+    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
+) -> None:
+    engine = client.instance.topics
+    (partition,) = create(client)
+    row = begin(client)
+    send(client, row, partition, [b"a"])
+    orchestrator = client.instance.coordinator.orchestrator
+    orchestrator.start_commit(row.txn_id)
+    arm("commit.decided", "error@1")
+    with pytest.raises(Exception, match=r"commit\.decided"):
+        orchestrator.finish(row.txn_id)
+    by_hand(client)
+    assert client.transaction_state(row.txn_id) is txnkv.TxnState.COMMITTED
+    with partition.environment.read() as txn:
+        assert partition.log.end(txn) == 2
+    assert engine.look(partition.id) == (2, False, 0)
+
+
+def test_a_marker_of_a_forgotten_transaction_is_written(
+    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
+) -> None:
+    """A note of an end marker outlives its transaction when the write that forgets it is lost."""
+    engine = client.instance.topics
+    (partition,) = create(client)
+    row = begin(client)
+    send(client, row, partition, [b"a"])
+    commit(client, row)
+    with client.instance.store.status.write() as cur:
+        cur.execute(
+            "INSERT INTO end_markers VALUES (?, 1, 1, ?, ?, 5, 0, 0)",
+            (partition.id, row.txn_id, int(ControlType.COMMIT)),
+        )
+    by_hand(client)
+    assert engine.look(partition.id) == (2, False, 0)
+    assert controls(client) == [(1, "COMMIT", row.txn_id)]
+
+
+def test_a_read_only_client_reads_what_is_in_the_log(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client], process: Callable[..., Any]
+) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    row = begin(client)
+    send(client, row, partition, [b"b"])
+    client.close()
+    reader = process(
+        "engine = client.instance.topics\n"
+        "partition = engine.partition(id)\n"
+        "say(engine.complete(partition))\n",
+        options={"read_only": True},
+        id=partition.id,
+    )
+    assert reader.finish() == 2
+
+
+def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) -> None:
+    (partition,) = create(client)
+    small(client, [partition], [b"a"])
+    client.instance.topics.complete(partition)
+    row = begin(client)
+    arm("lmdb.before_commit", _no_room)
+    with pytest.raises((UnavailableError, txnkv.StorageFullError)):
+        send(client, row, partition, [b"b"])
+    assert send(client, row, partition, [b"c"]) == [2]
+    commit(client, row)
+    assert values(client, "events") == [b"a", b"c"]
+    assert is_dense(client)

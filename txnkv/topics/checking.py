@@ -1,0 +1,115 @@
+"""Whether the logs of topics are what status.db says, batch by batch and together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from txnkv.core import CoreError, check_batch, walk
+from txnkv.errors import StoreNotFoundError, TxnkvError
+from txnkv.topics import catalog, completing, log_check
+from txnkv.topics.partition import Partition
+from txnkv.topics.tail import TailEntry
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+
+def stats(engine: TopicEngine) -> dict[str, Any]:
+    """Numbers about each topic, by name; sizes in bytes."""
+    return {name: _topic_stats(engine, name) for name in engine.names()}
+
+
+def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
+    topic = engine.get(name)
+    latest = engine.log.latest()
+    found = [_partition_stats(engine, partition, latest) for partition in engine.partitions(topic)]
+    return {
+        "buffer": topic.buffer,
+        "partitions": len(found),
+        "offsets": sum(each["next_offset"] - each["start"] for each in found),
+        "bytes": sum(each["bytes"] for each in found),
+        "tail_bytes": sum(each["tail_bytes"] for each in found),
+        "open_transactions": sum(each["open"] for each in found),
+        "segments": sum(each["segments"] for each in found),
+    }
+
+
+def _partition_stats(engine: TopicEngine, partition: Partition, latest: Any) -> dict[str, int]:
+    tail = engine.tail.entries(partition.id, 0, latest)
+    numbers = {
+        "next_offset": engine.look(partition.id).next_offset,
+        "tail_bytes": sum(len(entry.data) for entry in tail),
+        "start": 0,
+        "bytes": 0,
+        "open": 0,
+        "segments": 0,
+    }
+    if not partition.exists:
+        return numbers
+    log = partition.log
+    with partition.environment.read() as txn:
+        segments = log.segments(txn)
+        numbers |= {
+            "start": log.start(txn),
+            "bytes": sum(segment.bytes for segment in segments),
+            "open": len(log.open_transactions(txn)),
+            "segments": len(segments),
+        }
+    return numbers
+
+
+def partition_ids(engine: TopicEngine) -> list[int]:
+    """Partitions of topics that were not dropped."""
+    with engine.store.status.read() as cur:
+        return sorted(catalog.live_partitions(cur))
+
+
+def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
+    """Read every batch of a partition, in its log and in its tail.
+
+    Yields:
+        What is wrong, one line each.
+    """
+    partition = engine.partition(id)
+    if partition is None:
+        return
+    try:
+        latest = engine.log.latest()
+        # The tail first: what leaves it meanwhile is in the log by then.
+        entries = engine.tail.entries(id, 0, latest)
+        end = 0
+        if partition.exists:
+            with partition.environment.read() as txn:
+                end = partition.log.end(txn)
+                for problem in log_check.problems(partition.log, txn):
+                    yield f"{partition.label}: {problem}"
+        with engine.store.status.read() as cur:
+            upto = catalog.next_offset(cur, id)
+            noted = completing.markers(cur, id, end, upto)
+    except StoreNotFoundError:
+        return  # dropped meanwhile
+    except TxnkvError as error:
+        yield f"{partition.label}: {error}"
+        return
+    if end > upto and partition.topic.options.replica_of is None:
+        yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
+    for problem in _tail(entries, [(m.first_offset, m.next_offset) for m in noted]):
+        yield f"{partition.label}: {problem}"
+
+
+def _tail(entries: list[TailEntry], noted: list[tuple[int, int]]) -> Iterator[str]:
+    taken = [(entry.base_offset, entry.next_offset) for entry in entries]
+    before = 0
+    for first, following in sorted(taken + noted):
+        if first < before:
+            yield f"offset {first} was given twice"
+        before = following
+    for entry in entries:
+        try:
+            for at, header in walk(entry.data):
+                check_batch(entry.data, at)
+                if header.commit_ts != entry.stamp:
+                    yield f"the batch at {header.base_offset} is of another commit"
+        except CoreError as error:
+            yield f"in the commit log, at offset {entry.base_offset}: {error}"
