@@ -211,9 +211,17 @@ static bool step(committed_t *filter, const batch_header_t *header, const uint8_
     return (header->attributes & BATCH_DECIDED) != 0 || !set_holds(filter, header);
 }
 
-/* Without a filter all data is shown. The bytes are valid. */
-static void show(committed_t *filter, const uint8_t *bytes, size_t len, uint64_t from_offset,
-                 uint64_t upto, messages_span_t *out_spans, committed_shown_t *out) {
+static bool is_plain(const batch_header_t *header, committed_which_t which) {
+    const unsigned flags = header->attributes;
+    if ((flags & BATCH_CONTROL) != 0) return false;
+    if (which == COMMITTED_ALL || (flags & BATCH_TRANSACTIONAL) == 0) return true;
+    return (flags & BATCH_DECIDED) != 0;
+}
+
+/* Without a filter `which` decides. The bytes are valid. */
+static void show(committed_t *filter, committed_which_t which, const uint8_t *bytes, size_t len,
+                 uint64_t from_offset, uint64_t upto, messages_span_t *out_spans,
+                 committed_shown_t *out) {
     batch_header_t header;
     *out = (committed_shown_t){.next_offset = from_offset};
     for (size_t at = 0; at < len; at += header.length) {
@@ -221,7 +229,7 @@ static void show(committed_t *filter, const uint8_t *bytes, size_t len, uint64_t
         const uint64_t next = header.base_offset + header.count;
         if (next > upto) return;
         if (next > out->next_offset) out->next_offset = next;
-        const bool shown = filter == NULL ? (header.attributes & BATCH_CONTROL) == 0
+        const bool shown = filter == NULL ? is_plain(&header, which)
                                           : step(filter, &header, bytes + at);
         if (!shown || header.base_offset + header.rows <= from_offset) continue;
         out_spans[out->n++] = (messages_span_t){at, header.length, header.rows};
@@ -241,13 +249,15 @@ status_t committed_keep(committed_t *filter, const uint8_t *bytes, size_t len,
     for (uint32_t i = 0; i < aborted_n; i++) {
         if (aborted[i].txn_id != 0) heap_push(filter, aborted[i]);
     }
-    show(filter, bytes, len, from_offset, upto, out_spans, out);
+    show(filter, COMMITTED_ALL, bytes, len, from_offset, upto, out_spans, out);
     return STATUS_OK;
 }
 
-status_t committed_all(const uint8_t *bytes, size_t len, uint64_t from_offset, uint64_t upto,
-                       messages_span_t *out_spans, uint32_t room, committed_shown_t *out) {
+status_t committed_plain(const uint8_t *bytes, size_t len, committed_which_t which,
+                         uint64_t from_offset, uint64_t upto, messages_span_t *out_spans,
+                         uint32_t room, committed_shown_t *out) {
     const status_t status = validate(bytes, len, upto, room);
-    if (status == STATUS_OK) show(NULL, bytes, len, from_offset, upto, out_spans, out);
-    return status;
+    if (status != STATUS_OK) return status;
+    show(NULL, which, bytes, len, from_offset, upto, out_spans, out);
+    return STATUS_OK;
 }

@@ -49,8 +49,12 @@ status_t committed_keep(committed_t *filter, const uint8_t *bytes, size_t len,
                         uint64_t from_offset, uint64_t upto, messages_span_t *out_spans,
                         uint32_t room, committed_shown_t *out);
 
-/* The same for READ_UNCOMMITTED: all but control batches. */
-status_t committed_all(const uint8_t *bytes, size_t len, uint64_t from_offset, uint64_t upto,
-                       messages_span_t *out_spans, uint32_t room, committed_shown_t *out);
+/* The same without a filter: for READ_UNCOMMITTED all data batches, and of these, for a reader
+ * that takes transactions with markers otherwise, those that none will come for: batches that
+ * are decided or of no transaction. */
+typedef enum { COMMITTED_ALL = 0, COMMITTED_DECIDED = 1 } committed_which_t;
+status_t committed_plain(const uint8_t *bytes, size_t len, committed_which_t which,
+                         uint64_t from_offset, uint64_t upto, messages_span_t *out_spans,
+                         uint32_t room, committed_shown_t *out);
 
 #endif

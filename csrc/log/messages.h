@@ -50,7 +50,7 @@ status_t messages_plan(const messages_t *messages, messages_plan_t *out);
 void messages_encode(const messages_t *messages, const messages_plan_t *plan, uint8_t *out,
                      size_t out_len);
 
-/* A batch within a buffer. */
+/* A batch within a buffer; its rows are said, never asked for. */
 typedef struct {
     uint64_t position;
     uint32_t length;

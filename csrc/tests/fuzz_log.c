@@ -63,7 +63,9 @@ int fuzz_log(const uint8_t *data, size_t len) {
     committed_t *filter = committed_create();
     if (spans != NULL && filter != NULL) {
         committed_keep(filter, data, len, aborted, 4, 2, UINT64_MAX, spans, n, &shown);
-        if (committed_all(data, len, 0, UINT64_MAX, spans, n, &shown) == STATUS_OK) {
+        committed_plain(data, len, COMMITTED_DECIDED, 0, 9, spans, n, &shown);
+        if (committed_plain(data, len, COMMITTED_ALL, 0, UINT64_MAX, spans, n, &shown) ==
+            STATUS_OK) {
             read_spans(data, len, spans, shown.n);
         }
     }

@@ -12,7 +12,9 @@ from txnkv.core import (
     CommittedFilter,
     ControlType,
     CoreError,
+    Spans,
     all_data,
+    decided,
     decode,
     encode_batch,
     encode_control,
@@ -141,6 +143,13 @@ def test_a_decided_batch_needs_no_marker():
     assert shown(buf, CommittedFilter().keep(buf, [(2, 1)], 0, END)) == {0: "a"}
 
 
+def test_what_no_marker_comes_for():
+    buf = log(data(0, "a"), data(1, "b"), data(2, "c", decided=True), commit(1))
+    spans = decided(buf, 0, END)
+    assert shown(buf, spans) == {0: "a", 2: "c"}
+    assert spans.next_offset == 4
+
+
 def test_from_the_middle_of_a_batch():
     buf = log(data(0, "a", "b", "c"), data(0, "d"))
     kept = CommittedFilter().keep(buf, [], 2, END)
@@ -191,7 +200,10 @@ def test_spans():
     assert list(spans) == [spans[0], spans[1], spans[2]]
     assert spans[-1] == (spans[2][0], len(buf) - spans[2][0])
     part = spans[1:]
-    assert (len(part), part.rows, list(part)) == (2, 3, list(spans)[1:])
+    assert (len(part), list(part)) == (2, list(spans)[1:])
+    chosen = Spans.of(list(part))
+    assert list(chosen) == list(part)
+    assert shown(buf, chosen) == {1: "b", 2: "c", 3: "d"}
     assert list(part[1:]) == [spans[2]]
     del spans
     assert shown(buf, part) == {1: "b", 2: "c", 3: "d"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from txnkv.core.log_decode import MESSAGES, decode
 from txnkv.core.log_encode import encode_batch, encode_control
-from txnkv.core.log_filter import CommittedFilter, Spans, all_data
+from txnkv.core.log_filter import CommittedFilter, Spans, all_data, decided
 from txnkv.core.log_header import (
     CODECS,
     HEADER_BYTES,
@@ -35,6 +35,7 @@ __all__ = [
     "Spans",
     "all_data",
     "check_batch",
+    "decided",
     "decode",
     "decode_headers",
     "encode_batch",

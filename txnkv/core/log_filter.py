@@ -30,21 +30,30 @@ class Spans(Sequence[tuple[int, int]]):
     """The batches of a buffer that a reader is shown: (position, length), in offset order.
 
     Attributes:
-        attributes: the attributes of all of them, joined by or; of a slice those of the whole.
+        rows: the messages of all of them, those below the reader's offset included; -1: unknown.
+        attributes: the attributes of all of them, joined by or, and perhaps others.
         next_offset: where to read on: behind the last batch that was looked at, shown or not.
     """
 
-    __slots__ = ("_c", "_n", "_whole", "attributes", "next_offset")
+    __slots__ = ("_c", "_n", "_whole", "attributes", "next_offset", "rows")
 
-    def __init__(
-        self, c: Any, n: int, attributes: int, next_offset: int, whole: Any = None
-    ) -> None:
-        """Made by `CommittedFilter.keep` and `all_data`; `whole` holds the memory of a part."""
+    def __init__(self, c: Any, n: int, rows: int, attributes: int, next_offset: int) -> None:
+        """Made by `CommittedFilter.keep`, `all_data`, `decided`, `of` and by slicing."""
         self._c = c
         self._n = n
-        self._whole = whole
+        self._whole: Any = c  # a slice points into it
+        self.rows = rows
         self.attributes = attributes
         self.next_offset = next_offset
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, int]]) -> Spans:
+        """Batches that a caller chose from a `walk`: (position, length), in offset order.
+
+        What else there is to know of them is not known; `next_offset` is 0.
+        """
+        c = ffi.new(_SPANS, [(at, length, 0) for at, length in pairs])
+        return cls(c, len(pairs), -1, lib.BATCH_ATTRIBUTES, 0)
 
     @property
     def c(self) -> Any:
@@ -52,13 +61,8 @@ class Spans(Sequence[tuple[int, int]]):
         return self._c
 
     @property
-    def rows(self) -> int:
-        """The messages of all of them, those below the reader's offset included."""
-        return sum(self._c[i].rows for i in range(self._n))
-
-    @property
     def has_chunks(self) -> bool:
-        """Whether there are pieces of large messages among them."""
+        """Whether there may be pieces of large messages among them."""
         return bool(self.attributes & lib.BATCH_CHUNK)
 
     def __len__(self) -> int:
@@ -66,16 +70,19 @@ class Spans(Sequence[tuple[int, int]]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            lo, hi, step = index.indices(self._n)
-            if step != 1:
-                raise ValueError(f"a slice of spans by {step}; they stand in offset order")
-            whole = self._c if self._whole is None else self._whole
-            n = max(hi - lo, 0)
-            return Spans(self._c + lo, n, self.attributes, self.next_offset, whole)
+            return self._slice(*index.indices(self._n))
         at = index + self._n if index < 0 else index
         if not 0 <= at < self._n:
             raise IndexError(f"span {index} of {self._n}")
         return self._c[at].position, self._c[at].length
+
+    def _slice(self, lo: int, hi: int, step: int) -> Spans:
+        if step != 1:
+            raise ValueError(f"a slice of spans by {step}; they stand in offset order")
+        n = max(hi - lo, 0)
+        part = Spans(self._c + lo, n, -1, self.attributes, self.next_offset)
+        part._whole = self._whole
+        return part
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return (self[i] for i in range(self._n))
@@ -136,7 +143,7 @@ class CommittedFilter:
         listed = (entries, len(pairs) // 2)
         asked = (memory, len(memory), *listed, from_offset, upto, spans, n, shown)
         check(lib.committed_keep(self._c, *asked), "filtering a fetch")
-        return Spans(spans, shown.n, shown.attributes, shown.next_offset)
+        return Spans(spans, shown.n, shown.rows, shown.attributes, shown.next_offset)
 
 
 def all_data(buf: Any, from_offset: int, upto: int) -> Spans:
@@ -145,9 +152,22 @@ def all_data(buf: Any, from_offset: int, upto: int) -> Spans:
     Raises:
         CoreError: the bytes are damaged.
     """
+    return _plain(buf, lib.COMMITTED_ALL, from_offset, upto)
+
+
+def decided(buf: Any, from_offset: int, upto: int) -> Spans:
+    """As `all_data`, of batches for which no marker comes: decided or of no transaction.
+
+    Raises:
+        CoreError: the bytes are damaged.
+    """
+    return _plain(buf, lib.COMMITTED_DECIDED, from_offset, upto)
+
+
+def _plain(buf: Any, which: int, from_offset: int, upto: int) -> Spans:
     memory = readable(buf)
     n = count_batches(memory)
     spans, shown = ffi.new(_SPANS, n), ffi.new(_SHOWN)
-    asked = (memory, len(memory), from_offset, upto, spans, n, shown)
-    check(lib.committed_all(*asked), "walking through a fetch")
-    return Spans(spans, shown.n, shown.attributes, shown.next_offset)
+    asked = (memory, len(memory), which, from_offset, upto, spans, n, shown)
+    check(lib.committed_plain(*asked), "walking through a fetch")
+    return Spans(spans, shown.n, shown.rows, shown.attributes, shown.next_offset)
