@@ -1,0 +1,316 @@
+"""Consumers: readers of a topic that keep their own position."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from txnkv.closing import Closing
+from txnkv.core import MESSAGES
+from txnkv.errors import ClosedError
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.commit_reader import CommitReader
+from txnkv.topics.log_view import bounds, offset_for_time
+from txnkv.topics.message import Message, messages_of
+from txnkv.topics.offset_reader import OffsetReader, PartitionReader
+from txnkv.topics.waiting import Waiting, deadline
+from txnkv.topics.whole_order import WholeOrder
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+    from txnkv.topics.partition import Partition
+
+ISOLATIONS: Final = ("read_uncommitted", "read_committed", "serializable")
+ORDERS: Final = ("offset", "commit")
+
+_PARTITION: Final = pa.field("partition", pa.int32())
+MESSAGE_COLUMNS: Final = pa.schema([MESSAGES.field(0), _PARTITION, *list(MESSAGES)[1:]])
+"""Of `Consumer.poll_batch`: offset, partition, timestamp, key, value, headers, txn_id."""
+
+_Parts = list[tuple[int, pa.RecordBatch]]
+
+
+class Consumer(Closing):
+    """Reads the messages of a topic, from positions that it keeps itself and nobody else.
+
+    Belongs to one thread at a time. In a forked child it goes on from where it was.
+
+    Args:
+        client: of the store.
+        topic: what to read.
+        isolation: "read_committed": messages of committed transactions, and those outside of
+            any; "read_uncommitted": all that is in the log, also what is aborted later;
+            "serializable": committed transactions whole, over all partitions, in the order of
+            their commits.
+        order: of the messages of a partition. "offset": as they stand, so that an open
+            transaction holds back what stands behind it; "commit": as their transactions were
+            committed, so that it holds back nothing.
+        start: "earliest", "latest", or offsets by partition; a partition without one is read
+            from its earliest.
+        partitions: their numbers; all by default.
+
+    In commit order, positions are places of commits: a consumer that begins at an offset is
+    given the transactions whose commit stands there or behind.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+        ValueError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: TopicInfo,
+        *,
+        isolation: str = "read_committed",
+        order: str = "offset",
+        start: str | Mapping[int, int] = "earliest",
+        partitions: Sequence[int] | None = None,
+    ) -> None:
+        if isolation not in ISOLATIONS:
+            raise ValueError(f"isolation is one of {', '.join(ISOLATIONS)}, not {isolation!r}")
+        if order not in ORDERS:
+            raise ValueError(f"order is 'offset' or 'commit', not {order!r}")
+        if order == "commit" and isolation == "read_uncommitted":
+            raise ValueError(
+                "order='commit' shows what is committed: take isolation='read_committed'"
+            )
+        client.require_open()
+        self._client = client
+        self._topic = topic
+        self._engine = client.instance.topics
+        self._engine.require_live(topic)
+        self._isolation = isolation
+        self._closed = False
+        self._user: tuple[int, int] | None = None
+        self._turn = 0
+        every = self._engine.partitions(topic)
+        chosen = range(len(every)) if partitions is None else partitions
+        self._partitions = {number: every[number] for number in self._checked(chosen)}
+        whole = isolation == "serializable"
+        # Over a sidecar, messages stand in the log as their transactions were committed.
+        self._by_commit = whole or (order == "commit" and topic.buffer == "marker")
+        self._readers = self._begin(start)
+        self._whole = WholeOrder(self._engine, self._readers) if whole else None  # type: ignore[arg-type]
+
+    # -- reading -----------------------------------------------------------------------
+
+    def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
+        """The next messages; waits for the first of them.
+
+        Args:
+            max_messages: at most so many.
+            timeout: seconds to wait; None for ever, 0 not at all.
+
+        Returns:
+            Messages, of several partitions perhaps. None when the time was over.
+
+        Raises:
+            OffsetOutOfRangeError: a position is not in the log any more, or not yet: `seek`.
+            TopicNotFoundError: the topic was dropped.
+            CorruptionError: a batch is damaged.
+            ClosedError: the consumer or its client was closed.
+        """
+        txn_id = self._client.instance.coordinator.txn_id
+        messages: list[Message] = []
+        for number, rows in self._poll(max_messages, timeout):
+            messages += messages_of(rows, number, txn_id)
+        return messages
+
+    def poll_batch(
+        self, *, max_messages: int = 65536, timeout: float | None = 1.0
+    ) -> pa.RecordBatch:
+        """As `poll`, in Arrow.
+
+        Returns:
+            Columns offset, partition, timestamp, key (null: none), value (may be null), headers
+            (null: none, else for `txnkv.core.decode_headers`), txn_id (the local id, 0: none).
+            No rows when the time was over.
+        """
+        parts = [_numbered(number, rows) for number, rows in self._poll(max_messages, timeout)]
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=MESSAGE_COLUMNS)
+        return pa.concat_batches(parts)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages for ever, until the consumer is closed; it waits for what is not there yet."""
+        while not self._closed:
+            try:
+                found = self.poll(timeout=None)
+            except ClosedError:
+                return
+            yield from found
+
+    # -- positions ---------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> list[int]:
+        """The numbers of the partitions that are read."""
+        return list(self._partitions)
+
+    def position(self, partition: int) -> int:
+        """Where this consumer goes on in a partition, after all that was given by `poll`.
+
+        Raises:
+            ValueError: it does not read this partition.
+        """
+        return self._reader(partition).position
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on elsewhere. The next `poll` says when there is nothing at this offset.
+
+        Raises:
+            ValueError: it does not read this partition, or the offset is below 0.
+        """
+        if offset < 0:
+            raise ValueError(f"offsets begin at 0, not {offset}")
+        self._reader(partition).seek(offset)
+        if self._whole is not None:
+            self._whole.restart()
+
+    def seek_to_time(self, when: datetime) -> None:
+        """Go on with the first message of each partition that is not older than a time.
+
+        Where there is none yet, at the end.
+
+        Raises:
+            ValueError: the time has no time zone.
+        """
+        if when.tzinfo is None:
+            raise ValueError(f"{when!r} has no time zone: take an aware datetime")
+        self._require_open()
+        for number, partition in self._partitions.items():
+            found = offset_for_time(self._engine, partition, when)
+            self.seek(number, self._end(partition) if found is None else found)
+
+    def lag(self, partition: int | None = None) -> int:
+        """How many offsets lie between a position and the end of what can be read; of all
+        partitions together without an argument.
+        """
+        self._require_open()
+        numbers = list(self._partitions) if partition is None else [partition]
+        lags = 0
+        for number in numbers:
+            position = self._reader(number).position
+            lags += max(self._end(self._partitions[number]) - position, 0)
+        return lags
+
+    def close(self) -> None:
+        """Give it up. Twice is fine."""
+        self._closed = True
+
+    def __repr__(self) -> str:
+        places = ", ".join(f"{number}@{r.position}" for number, r in self._readers.items())
+        return f"<Consumer of {self._topic.name!r}, {self._isolation}: {places}>"
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _begin(self, start: str | Mapping[int, int]) -> dict[int, PartitionReader]:
+        if isinstance(start, str) and start not in ("earliest", "latest"):
+            raise ValueError(f"start is 'earliest', 'latest' or offsets, not {start!r}")
+        offsets = {} if isinstance(start, str) else dict(start)
+        self._checked(offsets)
+        for number, partition in self._partitions.items():
+            if start == "latest":
+                offsets[number] = self._end(partition)
+            elif number not in offsets:
+                offsets[number] = bounds(self._engine, partition).start
+        # Ends of several partitions are not of one moment: what was committed before all of
+        # them is passed over in each.
+        above = int(self._engine.log.latest()) if start == "latest" else -1
+        return {
+            number: self._reader_of(partition, offsets[number], above)
+            for number, partition in self._partitions.items()
+        }
+
+    def _reader_of(self, partition: Partition, offset: int, above: int) -> PartitionReader:
+        if self._by_commit:
+            return CommitReader(self._engine, partition, offset, above=above)
+        isolation = "read_committed" if self._isolation == "serializable" else self._isolation
+        return OffsetReader(self._engine, partition, offset, isolation)
+
+    def _end(self, partition: Partition) -> int:
+        found = bounds(self._engine, partition)
+        if self._by_commit or self._isolation == "read_uncommitted":
+            return found.high_watermark
+        return found.last_stable_offset
+
+    def _checked(self, numbers: Sequence[int] | Mapping[int, int] | range) -> list[int]:
+        count = len(self._topic.partitions)
+        for number in numbers:
+            if not 0 <= number < count:
+                raise ValueError(
+                    f"topic {self._topic.name!r} has no partition {number!r}: it has {count}, "
+                    f"numbered from 0 to {count - 1}"
+                )
+        return sorted(set(numbers))
+
+    def _reader(self, partition: int) -> PartitionReader:
+        found = self._readers.get(partition)
+        if found is None:
+            raise ValueError(
+                f"this consumer does not read partition {partition!r} of {self._topic.name!r}, "
+                f"but {', '.join(map(str, self._readers))}"
+            )
+        return found
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this consumer of {self._topic.name!r} was closed; make another")
+        self._client.require_open()
+
+    def _poll(self, most: int, timeout: float | None) -> _Parts:
+        if most <= 0:
+            raise ValueError(f"max_messages is above 0, not {most!r}")
+        self._require_open()
+        me = (os.getpid(), threading.get_ident())
+        user = self._user
+        if user is not None and user[0] == me[0]:
+            raise RuntimeError("two threads poll one consumer: give each of them its own")
+        self._user = me
+        try:
+            return self._wait(most, Waiting(self._engine, deadline(timeout), self._require_open))
+        finally:
+            self._user = None
+
+    def _wait(self, most: int, waiting: Waiting) -> _Parts:
+        while True:
+            waiting.mark()
+            parts = self._gather(most)
+            if parts:
+                return parts
+            if any(reader.moved for reader in self._readers.values()):
+                if waiting.is_over:
+                    return []
+            elif not waiting.wait(any(reader.pending for reader in self._readers.values())):
+                return []
+
+    def _gather(self, most: int) -> _Parts:
+        """What is there now, with one look at each partition at most, each in its turn."""
+        if self._whole is not None:
+            return self._whole.gather(most)
+        parts: _Parts = []
+        readers = list(self._readers.items())
+        turn = self._turn % len(readers)
+        for number, reader in readers[turn:] + readers[:turn]:
+            if reader.load():
+                rows = reader.take(most)
+                parts.append((number, rows))
+                most -= rows.num_rows
+            self._turn += 1
+            if most == 0:
+                break
+        return parts
+
+
+def _numbered(number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    numbers = pa.repeat(pa.scalar(number, pa.int32()), rows.num_rows)
+    columns = rows.columns
+    return pa.RecordBatch.from_arrays([columns[0], numbers, *columns[1:]], schema=MESSAGE_COLUMNS)

@@ -1,0 +1,353 @@
+"""One partition read in the order of commits: one slow transaction delays nobody.
+
+    offset     0   1   2   3        4   5        6        7
+    log        P1  P2  P2  C2       d   P1       C1       d       P1, P2 large; d small ones
+    commits                3: P2    4            6: P1    7       the index of commits
+    given      P2 P2 at 3, d at 4, P1 P1 at 6, d at 7
+
+The index of commits, kept beside the aborted one, names every place where messages become
+visible: the end marker of a transaction whose messages lie before it, or batches that were
+decided when they were written. Reading goes from one to the next, so what is open holds nothing
+back and what was aborted is never looked at. Positions are places of commits: a reader that
+begins at 4 gets the d at 4, then P1, all of it.
+
+A *run* is what one look at the log gave: messages of one or more commits, decoded together. A
+transaction that is too large for a run goes on in the next one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from txnkv.core import CoreError, all_data, walk
+from txnkv.errors import CorruptionError
+from txnkv.topics.fetch import FETCH_BYTES
+from txnkv.topics.log_view import LogView, look_at
+from txnkv.topics.partition_state import CommitEntry
+from txnkv.topics.reassembly import Reassembly
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.partition import Partition
+    from txnkv.topics.partition_log import Buffer
+
+_END: Final = 1 << 63
+_ENTRIES: Final = 4096
+"""Commits of a run, at most."""
+_APART: Final = 64
+"""Offsets between two commits of a run, at most: what lies there is read in vain."""
+_SCAN_BYTES: Final = 64 << 20
+"""Of the log, looked through in one look for batches of one transaction."""
+
+
+class Commit(NamedTuple):
+    """One commit of a run.
+
+    Attributes:
+        commit_ts: when; of batches without one, that of the commit before.
+        row_end: behind its last row in the run.
+        position: where a reader goes on that was given all of it.
+    """
+
+    commit_ts: int
+    row_end: int
+    position: int
+
+
+@dataclass
+class _Run:
+    """Messages of commits, by their positions.
+
+    Attributes:
+        rows: of all of them.
+        commits: ascending; each has rows.
+        is_open: the last one goes on in the next run.
+        given: rows that were given.
+        at: the commit of the next row.
+    """
+
+    rows: pa.RecordBatch
+    commits: list[Commit]
+    is_open: bool
+    given: int = 0
+    at: int = 0
+
+
+class _Found(NamedTuple):
+    """What a look gave: the batches to be shown, the commits that they are of, where to go on."""
+
+    records: bytes
+    entries: list[CommitEntry]
+    read_to: int
+
+
+class CommitReader:
+    """A reader in commit order. One thread at a time.
+
+    Args:
+        engine: of the topics.
+        partition: where to read.
+        offset: where to begin: the place of a commit, or before one.
+        max_bytes: of one run.
+        above: commits at or below this timestamp are passed over.
+
+    Attributes:
+        pending, moved: see `PartitionReader`.
+        is_behind: the last look missed commits: the store is open to read only, and nobody has
+            written their end markers yet.
+    """
+
+    def __init__(
+        self,
+        engine: TopicEngine,
+        partition: Partition,
+        offset: int,
+        max_bytes: int = FETCH_BYTES,
+        above: int = -1,
+    ) -> None:
+        self._engine = engine
+        self._partition = partition
+        self._max_bytes = max_bytes
+        self._above = above
+        self._reassembly = Reassembly()
+        self.pending = False
+        self.moved = False
+        self.is_behind = False
+        self.seek(offset)
+
+    @property
+    def position(self) -> int:
+        """The place of the commit that a new reader would go on with."""
+        return self._position
+
+    def seek(self, offset: int) -> None:
+        """Go on with the first commit at or behind an offset."""
+        self._reassembly.reset()
+        self._run: _Run | None = None
+        self._inside: CommitEntry | None = None  # this one goes on, at `_read_to`
+        self._position = self._next = offset
+        self._read_to = 0
+        self._last_ts = 0
+
+    # -- loading -----------------------------------------------------------------------
+
+    def load(self, upto: int | None = None) -> bool:
+        """Have messages ready, with one look at the log at most.
+
+        Args:
+            upto: a timestamp; commits above it are not there yet.
+
+        Raises:
+            OffsetOutOfRangeError: the partition does not hold the position.
+            TopicNotFoundError: the topic was dropped.
+            CorruptionError: a batch is damaged; the position stays before it.
+        """
+        self.moved = False
+        if self._run is not None:
+            return True
+        try:
+            found = look_at(self._engine, self._partition, lambda view: self._see(view, upto))
+            self._run = None if found is None else self._decoded(found)
+        except CoreError as error:
+            place = self._position if self._inside is None else self._read_to
+            raise CorruptionError(f"{self._partition.label}, offset {place}: {error}") from None
+        if found is not None and self._run is None:
+            self.moved = True
+            if self._inside is None:
+                self._position = self._next
+        return self._run is not None
+
+    def _see(self, view: LogView, upto: int | None) -> _Found | None:
+        if self._inside is not None:
+            return self._go_on(view, [self._inside], self._read_to)
+        view.require(self._next)
+        self.is_behind = view.is_behind
+        if view.is_behind and upto is not None:
+            self.pending = True
+            return None
+        entries = _dated(view.commits(self._next, _ENTRIES), self._last_ts)
+        if not entries:
+            self._next = self._position = view.high_watermark
+            look = self._engine.look(self._partition.id)
+            self.pending = look.next_offset > view.high_watermark
+            return None
+        self.pending = False
+        if upto is not None:
+            entries = entries[: bisect_left(entries, upto + 1, key=_commit_ts)]
+        passed = bisect_left(entries, self._above + 1, key=_commit_ts)
+        if passed:
+            self._next = self._position = _behind(entries[passed - 1])
+            self._last_ts = entries[passed - 1].commit_ts
+            self.moved = True
+            entries = entries[passed:]
+        if not entries:
+            return None
+        first = entries[0]
+        if _is_marked(first):
+            return self._go_on(view, [first], max(first.first_offset, view.start))
+        return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
+
+    def _go_on(self, view: LogView, entries: list[CommitEntry], at: int) -> _Found:
+        first, last = entries[0], entries[-1]
+        if _is_marked(first):
+            parts, read_to = _picked(view, at, first.marker_offset, self._max_bytes, first.txn_id)
+        else:
+            parts, read_to = _decided(view.read(at, self._max_bytes, _behind(last)))
+        return _Found(b"".join(parts), entries, read_to)
+
+    def _decoded(self, found: _Found) -> _Run | None:
+        """The messages of what was found, and which commit each is of."""
+        entries, read_to = found.entries, found.read_to
+        first = entries[0]
+        rows = None
+        if found.records:
+            wanted = 0 if _is_marked(first) else self._next
+            spans = all_data(found.records, wanted, _END)
+            rows = self._reassembly.decode(found.records, spans, wanted)
+        ends = [_shown_to(entry) for entry in entries]
+        whole = bisect_left(ends, read_to + 1)
+        is_open = whole < len(entries) and read_to > entries[whole].first_offset
+        self._read_to = read_to
+        self._inside = entries[whole] if is_open else None
+        if whole:
+            self._next = _behind(entries[whole - 1])
+            self._last_ts = entries[whole - 1].commit_ts
+        if rows is None or not rows.num_rows:
+            return None
+        offsets = memoryview(rows.column("offset").buffers()[1]).cast("Q")[: rows.num_rows]
+        commits: list[Commit] = []
+        row = 0
+        for entry, end in zip(entries[: whole + is_open], ends, strict=False):
+            row_end = bisect_left(offsets, end, row)
+            if row_end > row:
+                commits.append(Commit(entry.commit_ts, row_end, _behind(entry)))
+            row = row_end
+        has_open = self._inside is not None and commits[-1].position == _behind(self._inside)
+        return _Run(rows, commits, has_open)
+
+    # -- giving ------------------------------------------------------------------------
+
+    @property
+    def head(self) -> tuple[int, int, bool]:
+        """Of the commit whose messages come next: timestamp, rows at hand, whether that is all.
+
+        Only after `load` said that there are any.
+        """
+        run = self._run
+        assert run is not None, "nothing was loaded"
+        commit = run.commits[run.at]
+        whole = not run.is_open or run.at + 1 < len(run.commits)
+        return commit.commit_ts, commit.row_end - run.given, whole
+
+    def fitting(self, most: int, before: int | None = None) -> int:
+        """How many rows the whole commits have that come next, are earlier than a timestamp, and
+        together have `most` rows at most.
+        """
+        run = self._run
+        assert run is not None, "nothing was loaded"
+        fit = 0
+        last = len(run.commits) - 1
+        for i in range(run.at, last + 1):
+            commit = run.commits[i]
+            rows = commit.row_end - run.given
+            if rows > most or (before is not None and commit.commit_ts >= before):
+                break
+            if i == last and run.is_open:
+                break
+            fit = rows
+        return fit
+
+    def take(self, most: int) -> pa.RecordBatch:
+        """The next messages, `most` at most. Only after `load` said that there are any."""
+        run = self._run
+        assert run is not None, "nothing was loaded"
+        part = run.rows.slice(run.given, most)
+        run.given += part.num_rows
+        commits = run.commits
+        while run.at < len(commits) and commits[run.at].row_end <= run.given:
+            if not (run.is_open and run.at + 1 == len(commits)):
+                self._position = commits[run.at].position
+            run.at += 1
+        if run.given >= run.rows.num_rows:
+            self._run = None
+            if self._inside is None:
+                self._position = self._next
+        return part
+
+
+def _together(entries: list[CommitEntry]) -> list[CommitEntry]:
+    """The first entries, as many as are worth reading together."""
+    behind = _behind(entries[0])
+    for i, entry in enumerate(entries[1:], 1):
+        apart = entry.marker_offset - behind
+        if _is_marked(entry) or apart > _APART:
+            return entries[:i]
+        behind = _behind(entry)
+    return entries
+
+
+def _picked(
+    view: LogView, at: int, upto: int, max_bytes: int, txn_id: int
+) -> tuple[list[Buffer], int]:
+    """Batches of one transaction out of [at, upto) of the log, others left where they are; and
+    up to where the log was looked through.
+    """
+    picked: list[Buffer] = []
+    size = 0
+    for part in view.log_parts(at, _SCAN_BYTES, upto):
+        for begin, header in walk(part):
+            if header.txn_id == txn_id and not (header.is_control or header.is_decided):
+                if picked and size + header.length > max_bytes:
+                    return picked, at
+                picked.append(part[begin : begin + header.length])
+                size += header.length
+            at = header.next_offset
+    return picked, at
+
+
+def _decided(parts: list[Buffer]) -> tuple[list[Buffer], int]:
+    """Batches that were decided when they were written, and where they all end."""
+    kept: list[Buffer] = []
+    end = 0
+    for part in parts:
+        begin = at = 0
+        for at, header in walk(part):
+            if header.is_control or (header.is_transactional and not header.is_decided):
+                if begin < at:
+                    kept.append(part[begin:at])
+                begin = at + header.length
+            end = header.next_offset
+        if begin < len(part):
+            kept.append(part[begin:] if begin else part)
+    return kept, end
+
+
+def _is_marked(entry: CommitEntry) -> bool:
+    """Whether the messages stand before the place of the commit, among those of others."""
+    return entry.first_offset < entry.marker_offset
+
+
+def _shown_to(entry: CommitEntry) -> int:
+    """Behind the last message of a commit."""
+    return entry.marker_offset if _is_marked(entry) else _behind(entry)
+
+
+def _dated(entries: list[CommitEntry], last: int) -> list[CommitEntry]:
+    """Entries of which those without a timestamp have that of the one before."""
+    dated = []
+    for entry in entries:
+        last = entry.commit_ts or last
+        dated.append(entry if entry.commit_ts else entry._replace(commit_ts=last))
+    return dated
+
+
+def _behind(entry: CommitEntry) -> int:
+    return entry.marker_offset + entry.count
+
+
+def _commit_ts(entry: CommitEntry) -> int:
+    return entry.commit_ts

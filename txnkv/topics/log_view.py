@@ -1,0 +1,295 @@
+"""One look at a partition: what its log has, and what waits in memory, as one row of offsets.
+
+    LMDB     [ 0 ............ 40 )          40: an open transaction began at 35
+    tail                     [ 40-41 | 42 ]   [ 50-52 ]
+    view     [ 0 ........................ 43 )            high watermark 43, LSO 35
+
+The high watermark is the first offset that is in neither: what comes behind it may be an append
+that is under way, which LMDB will have in a moment. The last stable offset comes from the same
+LMDB snapshot: a transaction that is open in it holds it back, and the tail has only what is
+committed.
+
+**Nobody misses a commit that returned.** Small ones are in the tail of every process as soon as
+it has looked at the change number. A large one has its end markers noted in status.db, which a
+finalizer writes into the logs later; a reader that finds one noted above its high watermark
+*helps*: it writes what is missing, and looks again. The order matters:
+
+    1. the snapshot of small commits       (the tail holds all of them, or LMDB does)
+    2. the noted markers                   (a marker that is noted no more is in LMDB)
+    3. LMDB
+    4. entries of the tail that are missing: dropped meanwhile, they are in a newer LMDB
+
+The tail may be long, and most looks come soon after another. So the last entry that was reached
+without a gap is remembered: as long as it is in the tail, what is before it in the tail is as it
+was, and only what came behind it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import lmdb
+
+from txnkv.core import all_data
+from txnkv.errors import ClosedError, OffsetOutOfRangeError, UnavailableError
+from txnkv.storage.lmdb_handles import StaleHandleError
+from txnkv.topics.log_chunks import position_of
+from txnkv.topics.partition_state import CommitEntry
+
+if TYPE_CHECKING:
+    from txnkv.coordinator.ids import Timestamp
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.partition import Partition
+    from txnkv.topics.partition_log import Buffer
+    from txnkv.topics.tail import TailEntry
+
+T = TypeVar("T")
+
+_TRIES: Final = 100
+_UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_reached: WeakKeyDictionary[Any, TailEntry] = WeakKeyDictionary()
+"""Of partitions: the last entry of the tail that was found without a gap before it."""
+
+
+class Bounds(NamedTuple):
+    """What a partition holds.
+
+    Attributes:
+        start: the least offset that is readable.
+        high_watermark: behind the last message that is readable.
+        last_stable_offset: below it all is decided.
+    """
+
+    start: int
+    high_watermark: int
+    last_stable_offset: int
+
+
+class _MovedError(Exception):
+    """What the tail had when the look began is in a newer LMDB snapshot now."""
+
+
+class LogView:
+    """A partition as of one moment. It lives in an LMDB read transaction, and ends with it.
+
+    Attributes:
+        start, end: of the log in LMDB.
+        high_watermark, last_stable_offset: of log and tail together.
+        latest: all commits at or below it are in the view,
+        is_behind: but for some whose end markers nobody has written.
+    """
+
+    __slots__ = (
+        "_engine", "_partition", "_txn", "end", "high_watermark", "is_behind",
+        "last_stable_offset", "latest", "start",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        engine: TopicEngine,
+        partition: Partition,
+        txn: lmdb.Transaction | None,
+        latest: Timestamp,
+        fresh: Sequence[TailEntry],
+        reached: int,
+        marker_end: int,
+    ) -> None:
+        """Made by `look_at`.
+
+        Args:
+            txn: of LMDB; None where there is no log.
+            fresh: of the tail, not below `reached`.
+            reached: known to be without a gap up to there.
+            marker_end: behind the last end marker that is noted.
+        """
+        self._engine = engine
+        self._partition = partition
+        self._txn = txn
+        self.latest = latest
+        self.start = self.end = stable = 0
+        if txn is not None:
+            log = partition.log
+            self.start, self.end = log.start(txn), log.end(txn)
+            stable = log.last_stable_offset(txn)
+        high = max(self.end, reached)
+        for entry in fresh:
+            if entry.base_offset > high:
+                break
+            high = max(high, entry.next_offset)
+        self.high_watermark = high
+        self.is_behind = marker_end > high or bool(fresh and fresh[-1].next_offset > high)
+        self.last_stable_offset = high if stable == self.end else stable
+
+    @property
+    def bounds(self) -> Bounds:
+        """What the partition holds."""
+        return Bounds(self.start, self.high_watermark, self.last_stable_offset)
+
+    def require(self, offset: int) -> None:
+        """Refuse an offset that is not there.
+
+        Raises:
+            OffsetOutOfRangeError: it is not in [start, high watermark].
+        """
+        if not self.start <= offset <= self.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"{self._partition.label} was asked for offset {offset} and holds "
+                f"[{self.start}, {self.high_watermark}): begin at one of these, as at the "
+                f"{'earliest' if offset < self.start else 'latest'}"
+            )
+
+    def read(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
+        """Whole batches from the one that holds an offset on; see `PartitionLog.read`.
+
+        Args:
+            offset: in [start, high watermark].
+            max_bytes: of all together; one batch is given, however long it is.
+            upto: batches at or above this offset are left out; it is at a batch's edge.
+        """
+        parts: list[Buffer] = []
+        if offset < self.end:
+            parts = self.log_parts(offset, max_bytes, upto)
+            if upto <= self.end or _behind(parts) < self.end:
+                return parts
+            max_bytes -= sum(map(len, parts))
+        if offset >= upto or (parts and max_bytes <= 0):
+            return parts
+        for entry in self._tail(max(offset, self.end)):
+            if entry.base_offset >= upto:
+                break
+            data: Buffer = entry.data
+            if entry.base_offset < offset:
+                data = memoryview(data)[position_of(data, offset) :]
+            if parts and len(data) > max_bytes:
+                break
+            parts.append(data)
+            max_bytes -= len(data)
+        return parts
+
+    def aborted(self, offset: int, upto: int) -> list[tuple[int, int]]:
+        """Transaction and first offset of those aborted that may have batches in [offset, upto)."""
+        if offset >= self.end or self._txn is None:
+            return []
+        found = self._partition.log.aborted(self._txn, offset, upto)
+        return [(entry.txn_id, entry.first_offset) for entry in found]
+
+    def commits(self, offset: int, limit: int) -> list[CommitEntry]:
+        """Where messages became visible, by position: at most so many, from an offset on."""
+        found: list[CommitEntry] = []
+        if offset < self.end and self._txn is not None:
+            found = self._partition.log.commits(self._txn, offset, limit)
+        if len(found) < limit and self.end < self.high_watermark:
+            for entry in self._tail(max(offset, self.end))[: limit - len(found)]:
+                if entry.base_offset >= self.high_watermark:
+                    break
+                base, count = entry.base_offset, entry.count
+                # The transaction's id stands in its batches, where a reader of them finds it.
+                found.append(CommitEntry(base, count, 0, base, entry.stamp))
+        return found
+
+    def log_parts(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
+        """As `read`, of the log in LMDB alone."""
+        assert self._txn is not None, "there is no log"
+        return self._partition.log.read(self._txn, offset, max_bytes, min(upto, self.end))
+
+    def _tail(self, offset: int) -> list[TailEntry]:
+        """Entries without a gap from an offset at or behind LMDB's end on."""
+        if offset >= self.high_watermark:
+            return []
+        entries = self._engine.tail.entries(self._partition.id, offset, self.latest)
+        if not entries or entries[0].base_offset > offset:
+            raise _MovedError
+        return entries
+
+
+def look_at(engine: TopicEngine, partition: Partition, see: Callable[[LogView], T]) -> T:
+    """What `see` makes of a view of a partition; called in an LMDB read transaction.
+
+    Every commit that returned before, in any process, is in the view.
+
+    Args:
+        engine: of the topics.
+        partition: where to look.
+        see: leaves no marks elsewhere when it raises; may be called again then. What it returns
+            must not point into the log.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+        OffsetOutOfRangeError: `see` asked for what is not there.
+    """
+    engine.require_live(partition.topic)
+    read_only = engine.store.directory.read_only
+    if read_only and not partition.exists:
+        latest = engine.log.latest()
+        fresh, reached = _tail_of(engine, partition, latest)
+        return see(LogView(engine, partition, None, latest, fresh, reached, 0))
+    helped = read_only
+    for _ in range(_TRIES):
+        latest = engine.log.latest()
+        fresh, reached = _tail_of(engine, partition, latest)
+        marker_end = engine.look(partition.id).marker_end
+        try:
+            with partition.environment.read() as txn:
+                view = LogView(engine, partition, txn, latest, fresh, reached, marker_end)
+                if helped or not view.is_behind:
+                    found = see(view)
+                    _remember(partition, fresh, view.high_watermark)
+                    return found
+        except (_MovedError, StaleHandleError):
+            continue
+        except ClosedError:
+            engine.require_live(partition.topic)
+            raise
+        engine.complete(partition)
+        helped = True
+    raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
+
+
+def _tail_of(
+    engine: TopicEngine, partition: Partition, latest: Timestamp
+) -> tuple[list[TailEntry], int]:
+    """Entries that may not have been reached yet, and up to where there is no gap."""
+    last = _reached.get(partition)
+    if last is not None:
+        entries = engine.tail.entries(partition.id, last.base_offset, latest)
+        if entries and entries[0] is last:
+            return entries, last.next_offset
+    return engine.tail.entries(partition.id, 0, latest), 0
+
+
+def _remember(partition: Partition, fresh: Sequence[TailEntry], high: int) -> None:
+    for entry in reversed(fresh):
+        if entry.next_offset <= high:
+            _reached[partition] = entry
+            return
+
+
+def bounds(engine: TopicEngine, partition: Partition) -> Bounds:
+    """What a partition holds now.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+    return look_at(engine, partition, lambda view: view.bounds)
+
+
+def _behind(parts: list[Buffer]) -> int:
+    return all_data(parts[-1], 0, 1 << 63).next_offset if parts else 0
+
+
+def offset_for_time(engine: TopicEngine, partition: Partition, when: datetime) -> int | None:
+    """The first message that is not older than a time; None when all are.
+
+    What waits in memory is written to the log first.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+    engine.require_live(partition.topic)
+    engine.complete(partition)
+    micros = (when - _UNIX) // timedelta(microseconds=1)
+    with partition.environment.read() as txn:
+        return partition.log.offset_for_time(txn, micros)

@@ -1,0 +1,162 @@
+"""One partition read in the order of its offsets: fetch, filter, decode, give.
+
+    position      what the reader was given last, and one more
+    fetched to    what was fetched and decoded, and waits here to be given
+
+A fetch is decoded once and given in slices. Control batches and aborted ones are passed over;
+the position moves with them, so a reader never looks at them again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from txnkv.core import CommittedFilter, CoreError, all_data
+from txnkv.errors import CorruptionError
+from txnkv.topics.fetch import FETCH_BYTES, FetchResult, fetch, is_committed
+from txnkv.topics.reassembly import Reassembly
+
+if TYPE_CHECKING:
+    from txnkv.core.log_batch import Spans
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.partition import Partition
+
+
+class PartitionReader(Protocol):
+    """One partition as a consumer reads it, in whichever order."""
+
+    @property
+    def position(self) -> int:
+        """Where a new reader would go on after the messages that were given."""
+
+    @property
+    def pending(self) -> bool:
+        """The last look saw signs of messages that are on their way."""
+
+    @property
+    def moved(self) -> bool:
+        """The last `load` passed over something, and more may follow at once."""
+
+    def load(self) -> bool:
+        """See to it that messages are ready, with one look at the log at most; whether they are."""
+
+    def take(self, most: int) -> pa.RecordBatch:
+        """The next messages of those that are ready; columns as `core.MESSAGES`."""
+
+    def seek(self, offset: int) -> None:
+        """Go elsewhere."""
+
+
+class OffsetReader:
+    """A reader in offset order. One thread at a time.
+
+    Args:
+        engine: of the topics.
+        partition: where to read.
+        offset: where to begin.
+        isolation: "read_uncommitted" or "read_committed".
+        max_bytes: of one fetch.
+
+    Attributes:
+        pending, moved: see `PartitionReader`.
+    """
+
+    def __init__(
+        self,
+        engine: TopicEngine,
+        partition: Partition,
+        offset: int,
+        isolation: str,
+        max_bytes: int = FETCH_BYTES,
+    ) -> None:
+        self._engine = engine
+        self._partition = partition
+        self._isolation = isolation
+        self._max_bytes = max_bytes
+        self._filter = CommittedFilter() if is_committed(isolation) else None
+        self._reassembly = Reassembly()
+        self.pending = False
+        self.moved = False
+        self._ready: pa.RecordBatch | None = None
+        self._given = 0
+        self._position = self._fetched_to = offset
+
+    @property
+    def position(self) -> int:
+        """Where a new reader would go on.
+
+        That is behind the last message that was given, unless a large message has begun before
+        it of which not all pieces were found yet: then it is where that one begins.
+        """
+        begun = self._reassembly.first_offset
+        return self._position if begun is None else min(begun, self._position)
+
+    def seek(self, offset: int) -> None:
+        """Go elsewhere; what is known of aborted transactions is forgotten."""
+        if self._filter is not None:
+            self._filter.reset()
+        self._reassembly.reset()
+        self._ready = None
+        self._position = self._fetched_to = offset
+
+    def load(self) -> bool:
+        """Have messages ready, with one fetch at most.
+
+        Raises:
+            OffsetOutOfRangeError: the partition does not hold the position.
+            TopicNotFoundError: the topic was dropped.
+            CorruptionError: a batch is damaged; the position stays before the fetch.
+        """
+        self.moved = False
+        if self._ready is not None:
+            return True
+        at = self._fetched_to
+        found = fetch(self._engine, self._partition, at, self._max_bytes, self._isolation)
+        try:
+            rows, following = self._rows(found, at)
+        except CoreError as error:
+            raise CorruptionError(f"{self._partition.label}, offset {at}: {error}") from None
+        self._fetched_to = following
+        if rows is None:
+            self._position = following
+            self.moved = following > at
+            self.pending = not self.moved and self._expects(found.high_watermark)
+            return False
+        self.pending = False
+        self._ready, self._given = rows, 0
+        return True
+
+    def take(self, most: int) -> pa.RecordBatch:
+        """The next messages, `most` at most. Only after `load` said that there are any."""
+        ready = self._ready
+        assert ready is not None, "nothing was loaded"
+        given = self._given
+        part = ready.slice(given, most)
+        self._given = given + part.num_rows
+        if self._given < ready.num_rows:
+            self._position = ready.column("offset")[self._given - 1].as_py() + 1
+        else:
+            self._ready = None
+            self._position = self._fetched_to
+        return part
+
+    def _rows(self, found: FetchResult, at: int) -> tuple[pa.RecordBatch | None, int]:
+        """The messages of a fetch, if it has any, and where to read on."""
+        records = found.records
+        if not records:
+            return None, at
+        spans: Spans
+        if self._filter is None:
+            spans = all_data(records, at, found.high_watermark)
+        else:
+            assert found.aborted is not None
+            spans = self._filter.keep(records, found.aborted, at, found.last_stable_offset)
+        rows = self._reassembly.decode(records, spans, at) if len(spans) else None
+        if self._filter is None:
+            self._reassembly.end_transactions(records)
+        return (rows if rows is not None and rows.num_rows else None), spans.next_offset
+
+    def _expects(self, high_watermark: int) -> bool:
+        return self._engine.look(self._partition.id).next_offset > high_watermark

@@ -1,0 +1,114 @@
+"""Several partitions as one stream of transactions: each whole, in the order of their commits.
+
+    partition 0    T1@10          T3@12   T4@15
+    partition 1            T2@11  T3@12              T5@21
+    snapshot 15    T1 | T2 | T3 (both its parts) | T4          then a later snapshot: T5
+
+Each partition is read in commit order, and the streams are merged by commit timestamp, which
+all parts of a transaction share. A merge is sound only up to a *snapshot*: everything that
+committed at or below it is in the logs as they are read afterwards, in all partitions, so no
+part of a transaction can be missing and no earlier one can turn up. When all is given up to
+one snapshot, the next one is taken.
+
+What is given at once ends at the end of a transaction, so none is begun that does not fit; one
+that is larger than all that was asked for comes in parts, with nothing between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from txnkv.topics.commit_reader import CommitReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from txnkv.topics.engine import TopicEngine
+
+
+class WholeOrder:
+    """Readers of partitions merged by commit timestamp. One thread at a time.
+
+    Args:
+        engine: of the topics.
+        readers: by partition number.
+    """
+
+    def __init__(self, engine: TopicEngine, readers: Mapping[int, CommitReader]) -> None:
+        self._engine = engine
+        self._readers = dict(sorted(readers.items()))
+        self.restart()
+
+    def restart(self) -> None:
+        """After a seek of one of the readers: begin with a new snapshot."""
+        self._snapshot: int | None = None
+        self._exhausted: set[int] = set()
+        self._inside: int | None = None  # the commit that was given in parts
+
+    def gather(self, most: int) -> list[tuple[int, pa.RecordBatch]]:
+        """The next messages in commit order, `most` at most, with their partitions' numbers."""
+        given: list[tuple[int, pa.RecordBatch]] = []
+        if self._snapshot is None:
+            self._snapshot = self._engine.log.latest()
+            self._exhausted = set()
+        while most > 0:
+            heads = self._heads()
+            if not heads:
+                self._snapshot = None
+                break
+            count = self._give(heads, most, given)
+            if count == 0:
+                break
+            most -= count
+        return given
+
+    def _heads(self) -> list[tuple[int, int]]:
+        """Timestamp and partition of what comes next in each, the earliest first."""
+        heads = []
+        for number, reader in self._readers.items():
+            if number in self._exhausted:
+                continue
+            while not reader.load(self._snapshot):
+                if reader.pending and reader.is_behind:
+                    return []  # what is missing there may be earlier than what others have
+                if not reader.moved:
+                    self._exhausted.add(number)
+                    break
+            else:
+                heads.append((reader.head[0], number))
+        heads.sort()
+        return heads
+
+    def _give(
+        self, heads: list[tuple[int, int]], room: int, given: list[tuple[int, pa.RecordBatch]]
+    ) -> int:
+        """Append what comes next to `given`; how many messages."""
+        ts, first = heads[0]
+        reader = self._readers[first]
+        shared = [number for other, number in heads if other == ts]
+        if len(shared) == 1:
+            after = heads[1][0] if len(heads) > 1 else None
+            rows = reader.fitting(room, after)
+        else:
+            rows = self._together(shared, room)
+        if rows and len(shared) == 1:
+            given.append((first, reader.take(rows)))
+        elif rows:
+            given += [
+                (each, self._readers[each].take(self._readers[each].head[1])) for each in shared
+            ]
+        elif given and self._inside != ts:
+            return 0  # it does not fit behind the others: next time it comes first
+        else:
+            self._inside = ts
+            rows = min(room, reader.head[1])
+            given.append((first, reader.take(rows)))
+        return rows
+
+    def _together(self, numbers: list[int], room: int) -> int:
+        """Messages of a transaction in these partitions; 0: not all are at hand, or too many."""
+        heads = [self._readers[number].head for number in numbers]
+        rows = sum(head[1] for head in heads)
+        return rows if rows <= room and all(head[2] for head in heads) else 0
