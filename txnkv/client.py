@@ -10,9 +10,11 @@ from typing import Any, Final, TypeVar
 
 from txnkv import instance as instances
 from txnkv import small_commit
+from txnkv.beginning import begin
+from txnkv.catalog_operations import CatalogOperations
 from txnkv.closing import Closing
 from txnkv.compacting import CompactReport, compact_store
-from txnkv.context import TxnContext, begin
+from txnkv.context import TxnContext
 from txnkv.coordinator import status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
@@ -21,8 +23,6 @@ from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     NotSupportedError,
-    TableExistsError,
-    TableNotFoundError,
     TxnkvError,
     TxnNotFoundError,
 )
@@ -31,11 +31,8 @@ from txnkv.instance import Instance
 from txnkv.metrics import MetricsSnapshot
 from txnkv.retrying import DEFAULTS, Retries
 from txnkv.session import Session
-from txnkv.table import At, Snapshot, Table
-from txnkv.tables.catalog import TableInfo
-from txnkv.tables.partitioning import PartitionBy, Partitioning
-from txnkv.tables.row_writer import RowWriter
-from txnkv.tables.schema import Schema
+from txnkv.table import At, Snapshot
+from txnkv.topics.holding import Hold
 from txnkv.transaction import Transaction
 from txnkv.txn_info import TxnInfo
 
@@ -80,7 +77,7 @@ def connect(
     )
 
 
-class Client(Closing):
+class Client(CatalogOperations, Closing):
     """A connection to a store. Shared by threads; a context manager."""
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
@@ -99,84 +96,8 @@ class Client(Closing):
         """The store's directory."""
         return str(self.instance.store.directory.path)
 
-    # -- catalog -----------------------------------------------------------------------
-
-    def create_table(
-        self,
-        name: str,
-        schema: Schema,
-        partition_by: PartitionBy = None,
-        exists_ok: bool = False,
-    ) -> Table:
-        """Make a table. Takes effect at once, outside of transactions.
-
-        Args:
-            name: a new one.
-            schema: columns and primary key.
-            partition_by: `hash_partition`, `range_partition`, or a list of them; by default
-                the table is one tablet.
-            exists_ok: return the table of this name when there is one with this schema.
-
-        Raises:
-            TableExistsError: the name is taken (with exists_ok: by a table of another schema).
-            SchemaError: the partitioning does not fit the schema.
-        """
-        self._require_writable()
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a table's name is a non-empty string, not {name!r}")
-        if not isinstance(schema, Schema):
-            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
-        partitioning = Partitioning.of(schema, partition_by)
-        try:
-            return Table(self, self.instance.engine.create(name, schema, partitioning))
-        except TableExistsError:
-            found = self.instance.engine.find(name) if exists_ok else None
-            if found is None or found.schema != schema:
-                raise
-            return Table(self, found)
-
-    def table(self, name: str) -> Table:
-        """The table of this name.
-
-        Raises:
-            TableNotFoundError: there is none.
-        """
-        self.require_open()
-        return Table(self, self.instance.engine.get(name))
-
-    def tables(self) -> list[str]:
-        """The names of all tables, sorted."""
-        self.require_open()
-        return self.instance.engine.names()
-
-    def drop_table(self, name: str | Table, missing_ok: bool = False) -> None:
-        """Drop a table at once; open transactions that touched it are aborted.
-
-        Raises:
-            TableNotFoundError: there is none, and `missing_ok` is false.
-        """
-        self._require_writable()
-        text = name if isinstance(name, str) else name.name
-        if not self.instance.engine.drop(text) and not missing_ok:
-            raise TableNotFoundError(f"there is no table {text!r} to drop")
-
-    def resolve(self, table: str | Table) -> Table:
-        """A table handle of a name or a handle."""
-        return table if isinstance(table, Table) else self.table(table)
-
-    def table_info(self, table: str | Table) -> TableInfo:
-        """The catalog entry of a name or a handle, of a table that is not dropped."""
-        if isinstance(table, str):
-            self.require_open()
-            return self.instance.engine.get(table)
-        if not isinstance(table, Table):
-            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        self.instance.engine.require_live(table.info)
-        return table.info
-
-    def writer(self, table: str | Table) -> RowWriter:
-        """What rows of a table are written with, of a table that is not dropped."""
-        return self.instance.engine.row_writer(self.table_info(table))
+    def _itself(self) -> Client:
+        return self
 
     # -- transactions ------------------------------------------------------------------
 
@@ -246,11 +167,19 @@ class Client(Closing):
         Raises:
             TxnkvError: the last attempt's, or one that is not retriable.
         """
-        retries = Retries(self.instance, attempts)
-        settings = DEFAULTS | options
+        hold = Hold(self.instance.topics)
+        try:
+            return self._run(fn, Retries(self.instance, attempts), DEFAULTS | options, hold)
+        finally:
+            hold.release()
+
+    def _run(
+        self, fn: Callable[[Transaction], T], retries: Retries, settings: dict[str, Any], hold: Hold
+    ) -> T:
         age_ts: Timestamp | None = None
         while True:
             txn = self.begin(**settings, age_ts=age_ts)
+            txn.context.hold = hold
             age_ts = txn.age
             try:
                 with txn:

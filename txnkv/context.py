@@ -1,14 +1,18 @@
 """A transaction as its handles and sessions share it inside a process.
 
-It begins without any I/O and small: what it writes is kept in memory (`tables.small`) and rides
-in one row of the commit log. It is stored, and large from then on, when somebody else needs its
-OPEN row (a token, a job, a lock) or it writes too much:
+It begins without any I/O and small: what it writes is kept in memory (`small_parts`) and rides in
+one row of the commit log. It is stored, and large from then on, when somebody else needs its OPEN
+row (a token, a job, a lock) or it writes too much:
 
-    begin --> small: SmallWrites in memory --- commit --> one row of the commit log
+    begin --> small: SmallParts in memory --- commit --> one row of the commit log
                 |
                 | ensure_large: token, job, partition lock, > 10,000 rows or 1 MiB
                 v
-              stored: OPEN row, rows staged --- commit --> COMMIT_IN_PROGRESS, ...
+              stored: OPEN row, rows staged and messages appended
+                |
+                | commit
+                v
+              COMMIT_IN_PROGRESS, ...
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,25 +33,33 @@ from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
-    ClosedError,
+    AckConflictError,
     InvalidTxnStateError,
+    NotSupportedError,
     TransactionTimedOutError,
     TxnkvError,
 )
+from txnkv.heart import Beating, Flushable, unpin
 from txnkv.instance import Instance
+from txnkv.small_parts import Parts, SmallParts
 from txnkv.storage import dropped
 from txnkv.storage.seam import clock
-from txnkv.tables import history, lookup, small, staging
+from txnkv.tables import lookup, small, staging
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.manifest import Scope
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values, to_batch
 from txnkv.tables.row_writer import RowWriter
-from txnkv.tables.small import SmallWrites
 from txnkv.tables.staging import WriteContext
 from txnkv.tables.validation import timed_out
 from txnkv.tables.view import ReadView
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.message import MessageId
+
+if TYPE_CHECKING:
+    from txnkv.topics.holding import Hold
+    from txnkv.topics.subscription_info import SubscriptionInfo
 
 _PID = os.getpid()
 
@@ -57,32 +70,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class Heart:
-    """What the heartbeater beats for, as long as a handle refers to it."""
-
-    def __init__(self, row: TxnRow) -> None:
-        self.txn_id = row.txn_id
-        self.heartbeat_slot = row.heartbeat_slot
-        self.keepalive = row.keepalive
-
-
-class Flushable(Protocol):
-    """A session, as its transaction sees it."""
-
-    def flush_for_commit(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-    @property
-    def has_pending(self) -> bool: ...
-
-
-class Beating(Protocol):
-    """Who wants to know when the transaction is stored, and heartbeats are needed."""
-
-    def start_heart(self) -> None: ...
 
 
 class TxnContext:
@@ -104,6 +91,8 @@ class TxnContext:
         commit_ts: of a small one that committed.
         pending: the commit of a small one that is on its way.
         unsure: a commit broke off, and whether it holds is not known yet.
+        committing: the commit of a large one has begun.
+        hold: keeps what it acknowledges from others, also after it was rolled back.
         has_written: it is more than a reader.
     """
 
@@ -131,11 +120,13 @@ class TxnContext:
         self.lock = threading.RLock()
         self._pid = _PID
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
-        self._small: SmallWrites | None = None
+        self._own: SmallParts | None = None
         self._fixed: Timestamp | None = None
         self.has_written = stored
         self.pending: Future[Timestamp] | None = None
         self.unsure = False
+        self.committing = False
+        self.hold: Hold | None = None
         self._known = self._pinned = False
         if not stored:
             dropped.ready()
@@ -146,7 +137,7 @@ class TxnContext:
         if self._known and self._pid == _PID:
             self.instance.contexts.pop(self.row.txn_id, None)
             if self._pinned:
-                dropped.later(_unpin, self.instance, self.row.txn_id, self.row.snapshot_ts)
+                dropped.later(unpin, self.instance, self.row.txn_id, self.row.snapshot_ts)
 
     @property
     def id(self) -> TxnId:
@@ -196,7 +187,7 @@ class TxnContext:
         """
         if self._pid != _PID:
             self.require_process()
-        if self.ended is not None or self.pending is not None:
+        if self.ended is not None or self.pending is not None or self.committing:
             state = self.ended or TxnState.COMMIT_IN_PROGRESS
             raise InvalidTxnStateError(
                 f"cannot {what}: transaction {self.row.txn_id} is not open: {state.name}. "
@@ -230,7 +221,7 @@ class TxnContext:
         return ReadView(
             self._fixed_snapshot(),
             self.row.txn_id if self.stored else None,
-            self.small,
+            None if self._own is None else self._own.shown,
             self._reads,
         )
 
@@ -256,10 +247,10 @@ class TxnContext:
             context = WriteContext(
                 self.ensure_stored(), scope, self.transactional, reads=self._reads
             )
-            own = self._small
-            if own is not None and not own.empty:
-                staging.stage_evaluated(self.instance.engine, context, own.evaluated())
-            self._small = None
+            if self._own is not None:
+                with self._abort_on_conflict():
+                    self._own.stage(context)
+            self._own = None
             return context
 
     def with_scope(self, scope: Scope) -> TxnContext:
@@ -273,7 +264,7 @@ class TxnContext:
         if not self._may_be_small:
             return lookup.get(self.instance.engine, writer.table, self.view(), key)
         with self.lock:
-            return self._own_writes().get(writer, key)
+            return self._parts().rows.get(writer, key)
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
@@ -289,7 +280,7 @@ class TxnContext:
         if self._may_be_small and len(rows) <= small.FEW_ROWS:
             outcome = Outcome()
             with self.lock:
-                own = self._own_writes()
+                own = self._parts().rows
                 self.has_written = True
                 own.apply_rows(writer, op, rows, outcome, counted=counted)
                 if own.too_large:
@@ -308,7 +299,7 @@ class TxnContext:
         if len(ahead) == 1 and self._may_be_small and _is_small(ahead[0]):
             outcome = Outcome()
             with self.lock:
-                own = self._own_writes()
+                own = self._parts().rows
                 self.has_written = True
                 own.apply_batch(table, op, ahead[0], outcome)
                 if own.too_large:
@@ -323,19 +314,87 @@ class TxnContext:
     def _may_be_small(self) -> bool:
         return not self.stored and self.row.locking != "partition"
 
-    def _own_writes(self) -> SmallWrites:
-        if self._small is None:
-            self._small = SmallWrites(
-                self.instance.engine, self.row, self._reads, transactional=self.transactional
+    def _parts(self) -> SmallParts:
+        if self._own is None:
+            self._own = SmallParts(
+                self.instance, self.row, self._reads, self.hold, transactional=self.transactional
             )
-        return self._small
+        return self._own
+
+    # -- topics ------------------------------------------------------------------------
+
+    def send(self, topic: TopicInfo, parts: Parts) -> None:
+        """Take messages for partitions of a topic; all or, after an error, none of them.
+
+        They are in memory then: `settle` comes next.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+            InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
+        """
+        self.require_open("send")
+        self.refuse_attempt("send")
+        with self.lock:
+            outbox = self._parts().outbox
+            outbox.require_live(topic)
+            self.has_written = True
+            for number, messages in parts:
+                outbox.add(topic, number, messages)
+
+    def acknowledge(
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+    ) -> None:
+        """Take acknowledgements of a subscription; `settle` comes next.
+
+        Raises:
+            AckConflictError: another transaction has one of them.
+            InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
+        """
+        self.require_open("acknowledge")
+        self.refuse_attempt("acknowledge")
+        with self.lock, self._abort_on_conflict():
+            self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
+            self.has_written = True
+
+    def settle(self) -> None:
+        """Stage what was sent and acknowledged, where it may not stay in memory.
+
+        What could not be staged is staged the next time, at the latest by the commit.
+        """
+        with self.lock:
+            if self._own is not None and (not self._may_be_small or self._own.too_large):
+                self.ensure_large()
+
+    @contextmanager
+    def _abort_on_conflict(self) -> Iterator[None]:
+        """Another transaction has the message: this one, which came later, ends here."""
+        try:
+            yield
+        except AckConflictError as error:
+            if self.transactional:
+                if self.stored:
+                    orchestrator = self.instance.coordinator.orchestrator
+                    orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)
+                    orchestrator.finish(self.row.txn_id)
+                self.end(TxnState.ABORTED, str(error), error)
+            raise
+
+    def refuse_attempt(self, what: str) -> None:
+        """Refuse what an attempt of a job cannot take back."""
+        if self.scope is not None:
+            raise NotSupportedError(
+                f"cannot {what} in an attempt of a job: should the attempt fail, that could not "
+                "be taken back. Do it in the transaction itself"
+            )
 
     # -- the end -----------------------------------------------------------------------
 
     @property
-    def small(self) -> SmallWrites | None:
+    def small(self) -> SmallParts | None:
         """What it holds in memory; None when that is nothing."""
-        own = self._small
+        own = self._own
         return None if own is None or own.empty else own
 
     def time_out(self, what: str) -> TransactionTimedOutError:
@@ -348,14 +407,18 @@ class TxnContext:
         self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
     ) -> None:
         """It has ended: give back what it held."""
+        self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
         self.reason = reason
         self.error = None if error is None else type(error).__name__
-        self._small = None
+        if self._own is not None:
+            self._own.ended(self.ended is TxnState.COMMITTED)
+        self._own = None
+        for session in self.sessions:
+            session.end()
         self.sessions = []  # they refer to this: nothing is left for the garbage collector
-        self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
         if self._pinned:
             self._pinned = False
-            _unpin(self.instance, self.row.txn_id, self.row.snapshot_ts)
+            unpin(self.instance, self.row.txn_id, self.row.snapshot_ts)
 
     # -- serializable ------------------------------------------------------------------
 
@@ -366,42 +429,6 @@ class TxnContext:
 
     def withdraw_reads(self) -> None:
         self.instance.engine.read_sets.pop(self.row.txn_id, None)
-
-
-def begin(
-    instance: Instance,
-    *,
-    timeout: float | None,
-    isolation: str,
-    locking: str,
-    keepalive: float,
-    age_ts: Timestamp | None = None,
-    transactional: bool = True,
-) -> TxnContext:
-    """A new transaction at the latest snapshot, which stays pinned until its end. No I/O."""
-    coordinator = instance.coordinator
-    snapshot = history.pin_latest(coordinator)
-    try:
-        row = coordinator.begin(
-            timeout=timeout,
-            isolation=isolation,
-            locking=locking,
-            keepalive=keepalive,
-            age_ts=age_ts,
-            snapshot=snapshot,
-        )
-    except BaseException:
-        instance.store.runtime.unpin(snapshot)
-        raise
-    return TxnContext(instance, row, stored=False, transactional=transactional)
-
-
-def _unpin(instance: Instance, txn_id: int, snapshot: Timestamp) -> None:
-    instance.coordinator.ids.ended(txn_id)
-    try:
-        instance.store.runtime.unpin(snapshot)
-    except ClosedError:  # with the store went its pins
-        return
 
 
 def _is_small(batch: pa.RecordBatch) -> bool:

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from txnkv.context import Heart, TxnContext, begin
+from txnkv.beginning import begin
+from txnkv.context import TxnContext
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, TransactionConflictError, TxnkvError
+from txnkv.heart import Heart
 from txnkv.instance import Instance
 from txnkv.small_commit import commit_small
 from txnkv.tables.incoming import Outcome
@@ -41,8 +43,8 @@ def write_alone(
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _attempt(instance, write)
-        except TransactionConflictError:
-            if not again or attempt == _ATTEMPTS:
+        except TransactionConflictError as error:
+            if not again or not error.retriable or attempt == _ATTEMPTS:
                 raise
         if attempt > 2:
             time.sleep(random.uniform(0.0, 0.0005) * 2 ** min(attempt, 8))

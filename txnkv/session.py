@@ -1,4 +1,4 @@
-"""Sessions: the buffer between single rows and batches, and where row errors are told."""
+"""Sessions: the buffer between single rows or messages and batches; where row errors are told."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from txnkv.context import TxnContext
 from txnkv.errors import ClosedError, InvalidTxnStateError, RowError, TableNotFoundError
 from txnkv.own_transaction import write_alone
 from txnkv.row_operations import RowOperations
+from txnkv.session_messages import SessionMessages
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import PARTIAL, require_operation
@@ -54,22 +55,24 @@ class _Run:
         return context.write_rows(self.writer, self.op, self.rows, counted=counted)
 
 
-class Session(RowOperations, Closing):
-    """Writes rows, in a transaction or, without one, each flush in a transaction of its own.
+class Session(RowOperations, SessionMessages, Closing):
+    """Writes rows and sends messages, in a transaction or, without one, each flush in a transaction
+    of its own.
 
     Belongs to one thread at a time.
 
     Args:
         client: whose tables it writes.
         context: the transaction, or None.
-        flush_mode: "manual": rows wait for `flush` or the commit; "auto_sync": each call is
-            a flush; "auto_background": rows are flushed by a thread, after a second or 8,192
-            rows.
+        flush_mode: "manual": rows and messages wait for `flush` or the commit; "auto_sync": each
+            call is a flush; "auto_background": a thread flushes them, after a second or when they
+            are 8,192.
     """
 
     def __init__(self, client: Client, context: TxnContext | None, flush_mode: str) -> None:
         if flush_mode not in FLUSH_MODES:
             raise ValueError(f"flush_mode is one of {', '.join(FLUSH_MODES)}, not {flush_mode!r}")
+        self._begin_messages()
         self._client = client
         self._context = context
         self._mode = flush_mode
@@ -100,14 +103,18 @@ class Session(RowOperations, Closing):
         with self._lock:
             run = self._run_for(writer, op, shape_of(values) if op in PARTIAL else None)
             run.rows.append(values)
+        if self._mode == "manual":
+            self._table, self._op = table, op
+            if op == "insert":
+                self._take = writer.checker.adder(op, run.rows.append)
+        else:
+            self._after_call()
+
+    def _after_call(self) -> None:
         if self._mode == "auto_sync":
             self.flush()
         elif self._mode == "auto_background":
             self._flush_soon()
-        else:
-            self._table, self._op = table, op
-            if op == "insert":
-                self._take = writer.checker.adder(op, run.rows.append)
 
     def _run_for(self, writer: RowWriter, op: str, shape: Shape) -> _Run:
         if self._runs:
@@ -140,7 +147,7 @@ class Session(RowOperations, Closing):
         require_operation(op)
         self._require_open("write")
         info = self._client.table_info(table)
-        if self._runs:
+        if self.has_pending:
             self.flush()
         context = self._context
         in_a_job = context is not None and context.scope is not None
@@ -159,16 +166,18 @@ class Session(RowOperations, Closing):
     # -- flush -------------------------------------------------------------------------
 
     def flush(self) -> WriteResult:
-        """Write the rows that wait.
+        """Write the rows and send the messages that wait.
 
         Raises:
             RowErrors: some were refused, in this flush or in the background since the last
                 one; the other rows stand.
         """
         self._wait_for_background()
-        if self._runs:
+        if self.has_pending:
             self._client.require_open()
-        return self._errors.result(self._flush_runs())
+        result = self._errors.result(self._flush_all())
+        result.sent, result.acked, self._sent, self._acked = self._sent, self._acked, 0, 0
+        return result
 
     def pending_errors(self) -> list[RowError]:
         """The rows refused since the last call, at most 1,000 of them, and forget them."""
@@ -181,28 +190,35 @@ class Session(RowOperations, Closing):
 
     @property
     def has_pending(self) -> bool:
-        """Rows wait to be flushed."""
-        return bool(self._runs)
+        """Rows or messages wait to be flushed."""
+        return bool(self._runs or self._acks or self._sending.pending)
 
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
         if self._background is not None:
             self._wait_for_background()
-        if self._runs:
+        if self.has_pending:
             self._client.require_open()
-            outcome = self._flush_runs(counted=False)
+            outcome = self._flush_all(counted=False)
             if outcome.refused:
                 self._errors.keep(outcome)
         if self._errors.untold:
             self._errors.tell()
 
     def discard(self) -> None:
-        """Forget the rows that wait: the transaction is rolled back."""
+        """Forget what waits: the transaction is rolled back."""
         self._take_runs()
+        self._topic = None
+        self._sending.discard()
+        self._acks = []
         self._errors.forget()
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
+
+    def end(self) -> None:
+        """The transaction has ended: the next call is to find out."""
+        self._table = self._topic = None
 
     def close(self) -> None:
         """Flush and close.
@@ -217,7 +233,7 @@ class Session(RowOperations, Closing):
                 self.flush()
         finally:
             self._closed = True
-            self._table = None
+            self._table = self._topic = None
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -245,16 +261,24 @@ class Session(RowOperations, Closing):
             runs, self._runs = self._runs, []
             return runs
 
+    def _flush_all(self, *, counted: bool = True) -> Outcome:
+        context = self._context
+        self._topic = None
+        if context is not None and self._sending.pending:
+            self._sent += self._sending.give(context)
+            context.settle()
+        return self._flush_runs(counted=counted)
+
     def _flush_runs(self, *, counted: bool = True) -> Outcome:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         runs = self._take_runs()
         total: Outcome | None = None
+        if self._context is None:
+            return self._flush_alone(runs)
         while runs:
-            # Outside of a transaction all of a flush is one; inside, each run stands by itself.
-            some = runs if self._context is None else runs[:1]
-            rest = runs[len(some) :]
+            some, rest = runs[:1], runs[1:]
             try:
-                outcome = self._write(some, counted=counted)
+                outcome = runs[0].write(self._context, counted=counted)
             except BaseException as error:
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
@@ -271,18 +295,39 @@ class Session(RowOperations, Closing):
             runs = rest
         return total or Outcome()
 
-    def _write(self, runs: list[_Run], *, counted: bool) -> Outcome:
-        context = self._context
-        if context is not None:
-            return runs[0].write(context, counted=counted)
+    def _flush_alone(self, runs: list[_Run]) -> Outcome:
+        """All that waits, in a transaction of its own. After an error all of it waits on, but
+        what is of a table or topic that is gone.
+        """
+        parcels = self._sending.take()
+        with self._lock:
+            acks, self._acks = self._acks, []
+        if not runs and not parcels and not acks:
+            return Outcome()
 
         def write(context: TxnContext) -> Outcome:
             total = Outcome()
+            for parcel in parcels:
+                context.send(parcel.topic, parcel.parts)
+            for info, ids, cumulative in acks:
+                context.acknowledge(info, ids, cumulative=cumulative)
+            context.settle()
             for run in runs:
                 total.add(run.write(context))
             return total
 
-        return write_alone(self._client.instance, write, again=True)
+        try:
+            outcome = write_alone(self._client.instance, write, again=True)
+        except BaseException as error:
+            with self._lock:
+                self._table = None
+                self._runs = ([] if isinstance(error, TableNotFoundError) else runs) + self._runs
+                self._acks = acks + self._acks
+            self._sending.put_back_living(self._client.instance.topics, parcels)
+            raise
+        self._sent += sum(parcel.rows for parcel in parcels)
+        self._acked += sum(len(ids) for _, ids, _ in acks)
+        return outcome
 
     # -- auto_background ---------------------------------------------------------------
 
@@ -298,7 +343,8 @@ class Session(RowOperations, Closing):
             background.exception()
 
     def _waiting(self) -> int:
-        return sum(len(run.rows) for run in self._runs)
+        rows = sum(len(run.rows) for run in self._runs)
+        return rows + len(self._acks) + len(self._sending)
 
     def _start_timer(self) -> None:
         if self._timer is not None:
@@ -320,7 +366,7 @@ class Session(RowOperations, Closing):
             last = self._background
             if last is not None and last.done() and last.exception() is not None:
                 return  # the caller is told at the next call
-            if self._runs and not self._closed:
+            if self.has_pending and not self._closed:
                 self._start_background()
 
     def _start_background(self) -> None:
@@ -331,10 +377,10 @@ class Session(RowOperations, Closing):
 
     def _flush_in_background(self) -> None:
         while True:
-            self._errors.keep(self._flush_runs())
+            self._errors.keep(self._flush_all())
             with self._lock:
                 if self._waiting() < _BACKGROUND_ROWS:
-                    if self._runs:
+                    if self.has_pending:
                         self._start_timer()
                     return
 

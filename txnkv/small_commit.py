@@ -24,6 +24,7 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     TableNotFoundError,
+    TopicNotFoundError,
     TransactionConflictError,
     TransactionLockedError,
     TransactionTimedOutError,
@@ -131,7 +132,7 @@ def _failed(context: TxnContext, error: BaseException) -> BaseException:
     if isinstance(error, CommitOutcomeUnknownError):
         context.unsure = True
         return CommitOutcomeUnknownError(str(error), int(context.id))
-    if isinstance(error, TableNotFoundError) and context.transactional:
+    if isinstance(error, (TableNotFoundError, TopicNotFoundError)) and context.transactional:
         error = InvalidTxnStateError(
             f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED ({error})"
         )

@@ -15,7 +15,7 @@ import pyarrow as pa
 from txnkv import small_commit
 from txnkv import token as tokens
 from txnkv.closing import Closing
-from txnkv.context import Heart, TxnContext
+from txnkv.context import TxnContext
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.states import TxnState
@@ -24,20 +24,20 @@ from txnkv.errors import (
     NotSupportedError,
     TxnkvError,
 )
+from txnkv.heart import Heart
 from txnkv.large_commit import finish
-from txnkv.row_operations import RowOperations
+from txnkv.own_session import OwnSession
 from txnkv.scan import Scan
 from txnkv.session import Session
 from txnkv.tables import lookup
 from txnkv.token import TxnToken
-from txnkv.write_result import WriteResult
 
 if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.table import Table
 
 
-class Transaction(RowOperations, Closing):
+class Transaction(OwnSession, Closing):
     """One transaction. Shared by threads; crosses processes as a token.
 
     Used as a context manager it commits at the end and rolls back on an exception; one made
@@ -54,7 +54,6 @@ class Transaction(RowOperations, Closing):
         self._keepalive = keepalive
         self._heart: Heart | None = None
         self._lock = threading.RLock()
-        self._own_session: Session | None = None
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
@@ -120,6 +119,7 @@ class Transaction(RowOperations, Closing):
             try:
                 context.ensure_large()
                 self._orchestrator.start_commit(context.row.txn_id)
+                context.committing = True
                 return self._finish_commit()
             finally:
                 context.withdraw_reads()
@@ -145,6 +145,7 @@ class Transaction(RowOperations, Closing):
             context.offer_reads()
             context.ensure_large()
             row = self._orchestrator.start_commit(context.row.txn_id)
+            context.committing = True
             if not row.state.ended:
                 context.instance.pool.submit(self._finish_in_background)
 
@@ -265,7 +266,7 @@ class Transaction(RowOperations, Closing):
         context = TxnContext(instance, row, stored=True)
         return cls(client, context, joined=True, keepalive=content.keepalive)
 
-    # -- writing -----------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------
 
     def new_session(self, flush_mode: str = "manual") -> Session:
         """A session of this transaction.
@@ -277,18 +278,6 @@ class Transaction(RowOperations, Closing):
         session = self._new_session(flush_mode)
         self.context.require_open("make a session")
         return session
-
-    def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
-        """See `Session.write`."""
-        return self._session().write(table, data, op)
-
-    def flush(self) -> WriteResult:
-        """Flush the transaction's own session."""
-        return self._session().flush()
-
-    def pending_errors(self) -> list[Any]:
-        """See `Session.pending_errors`, of the transaction's own session."""
-        return self._session().pending_errors()
 
     # -- reading -----------------------------------------------------------------------
 
@@ -328,22 +317,6 @@ class Transaction(RowOperations, Closing):
         return Scan.over(self.client, info, view, columns, where, ordered, limit, share)
 
     # -- inside ------------------------------------------------------------------------
-
-    def insert(self, table: str | Table, row: Any) -> None:
-        """A new row; refused when its key is there already."""
-        self._session().insert(table, row)
-
-    def _add(self, table: str | Table, op: str, row: Any) -> None:
-        (self._own_session or self._session())._add(table, op, row)
-
-    def _session(self) -> Session:
-        with self._lock:
-            found = self._own_session
-            if found is None:
-                found = self._own_session = self._new_session("manual")
-                # Rows by the thousand go straight there.
-                self.__dict__["insert"] = found.insert
-            return found
 
     def _new_session(self, flush_mode: str) -> Session:
         if self.context.commit_called:

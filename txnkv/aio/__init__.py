@@ -17,14 +17,19 @@ happens.
 
 from txnkv.aio.client import AsyncClient, connect
 from txnkv.aio.reading import AsyncScan, AsyncSnapshot, AsyncTable
+from txnkv.aio.topics import AsyncConsumer, AsyncProducer, AsyncSubscription, AsyncTopic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
 
 __all__ = [
     "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
     "AsyncScan",
     "AsyncSession",
     "AsyncSnapshot",
+    "AsyncSubscription",
     "AsyncTable",
+    "AsyncTopic",
     "AsyncTransaction",
     "connect",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from txnkv import client as blocking
 from txnkv.aio.calls import Calls, InTurn
 from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
+from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
 from txnkv.client import Client
 from txnkv.coordinator.ids import Timestamp
@@ -22,6 +23,7 @@ from txnkv.retrying import DEFAULTS, Retries
 from txnkv.tables.partitioning import PartitionBy
 from txnkv.tables.schema import Schema
 from txnkv.token import TxnToken
+from txnkv.topics.holding import Hold
 from txnkv.transaction import Transaction
 from txnkv.txn_info import TxnInfo
 
@@ -126,6 +128,23 @@ class AsyncClient:
         """Drop a table at once."""
         await self._calls(self.blocking.drop_table, plain(name), missing_ok)
 
+    async def create_topic(self, name: str, partitions: int = 1, **options: Any) -> AsyncTopic:
+        """Make a topic; takes the options of `txnkv.Client.create_topic`."""
+        made = await self._calls(self.blocking.create_topic, name, partitions, **options)
+        return AsyncTopic(made, self._calls)
+
+    async def topic(self, name: str) -> AsyncTopic:
+        """The topic of this name."""
+        return AsyncTopic(await self._calls(self.blocking.topic, name), self._calls)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return await self._calls(self.blocking.topics)
+
+    async def drop_topic(self, name: str | AsyncTopic, missing_ok: bool = False) -> None:
+        """Drop a topic at once."""
+        await self._calls(self.blocking.drop_topic, plain_topic(name), missing_ok)
+
     # -- transactions ------------------------------------------------------------------
 
     async def new_transaction(self, **options: Any) -> AsyncTransaction:
@@ -152,11 +171,25 @@ class AsyncClient:
         **options: Any,
     ) -> T:
         """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
-        retries = Retries(self.blocking.instance, attempts)
-        settings = DEFAULTS | options
+        hold = Hold(self.blocking.instance.topics)
+        try:
+            return await self._run(
+                fn, Retries(self.blocking.instance, attempts), DEFAULTS | options, hold
+            )
+        finally:
+            await self._calls.to_the_end(hold.release)
+
+    async def _run(
+        self,
+        fn: Callable[[AsyncTransaction], Awaitable[T]],
+        retries: Retries,
+        settings: dict[str, Any],
+        hold: Hold,
+    ) -> T:
         age_ts: Timestamp | None = None
         while True:
             begun = await self._calls(self.blocking.begin, **settings, age_ts=age_ts)
+            begun.context.hold = hold
             age_ts = begun.age
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:

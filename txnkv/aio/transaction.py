@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from txnkv.aio.calls import Calls, InTurn
 from txnkv.aio.reading import AsyncScan, AsyncTable, plain
+from txnkv.aio.topics import AsyncSubscription, AsyncTopic, plain_subscription, plain_topic
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import RowError
+from txnkv.message_operations import Acknowledged
 from txnkv.session import Session
 from txnkv.token import TxnToken
 from txnkv.transaction import Transaction
@@ -20,7 +22,7 @@ from txnkv.write_result import WriteResult
 
 
 class AsyncRows:
-    """The seven operations, by row; see `txnkv.RowOperations`."""
+    """The seven operations by row, and those on topics; see `txnkv.Session`."""
 
     def __init__(self, blocking: Transaction | Session, turn: InTurn, calls: Calls) -> None:
         self._rows = blocking
@@ -59,8 +61,34 @@ class AsyncRows:
         """Write Arrow data; see `txnkv.Session.write`."""
         return await self._turn(self._rows.write, plain(table), data, op)
 
+    async def send(
+        self,
+        topic: str | AsyncTopic,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        """Send one message; see `txnkv.Session.send`."""
+        await self._quick(
+            self._rows.send, plain_topic(topic), value, key, partition, headers, timestamp
+        )
+
+    async def send_batch(self, topic: str | AsyncTopic, data: Any) -> WriteResult:
+        """Send Arrow data; see `txnkv.Session.send_batch`."""
+        return await self._turn(self._rows.send_batch, plain_topic(topic), data)
+
+    async def ack(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
+        """Acknowledge a message, its id, or a list of them."""
+        await self._turn(self._rows.ack, plain_subscription(subscription), message)
+
+    async def ack_cumulative(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
+        """Acknowledge all messages of a partition up to this one."""
+        await self._turn(self._rows.ack_cumulative, plain_subscription(subscription), message)
+
     async def flush(self) -> WriteResult:
-        """Write the rows that wait."""
+        """Write the rows and send the messages that wait."""
         return await self._turn(self._rows.flush)
 
     def pending_errors(self) -> list[RowError]:
@@ -68,7 +96,11 @@ class AsyncRows:
         return self._rows.pending_errors()
 
     async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
-        await self._turn(getattr(self._rows, op), plain(table), row)
+        await self._quick(getattr(self._rows, op), plain(table), row)
+
+    async def _quick(self, fn: Callable[..., None], *args: Any) -> None:
+        """Call what may only touch memory."""
+        await self._turn.quick(fn, *args)
 
 
 class AsyncSession(AsyncRows):
@@ -79,13 +111,13 @@ class AsyncSession(AsyncRows):
         self._session = session
         self._buffers = session.flush_mode == "manual"
 
-    async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
+    async def _quick(self, fn: Callable[..., None], *args: Any) -> None:
         call = self._turn.quick if self._buffers else self._turn
-        await call(getattr(self._session, op), plain(table), row)
+        await call(fn, *args)
 
     @property
     def has_pending(self) -> bool:
-        """Rows wait to be flushed."""
+        """Rows or messages wait to be flushed."""
         return self._session.has_pending
 
     async def close(self) -> None:
@@ -167,9 +199,6 @@ class AsyncTransaction(AsyncRows):
         """A scan of the transaction's snapshot and its own writes."""
         found = await self._turn(self.blocking.scan, plain(table), **options)
         return AsyncScan(found, self._calls)
-
-    async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
-        await self._turn.quick(getattr(self.blocking, op), plain(table), row)
 
     async def __aenter__(self) -> Self:
         return self

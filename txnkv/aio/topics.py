@@ -1,0 +1,259 @@
+"""Topics, consumers, subscriptions and producers for asyncio.
+
+Who waits for messages holds a thread for a tenth of a second at a time. A call that is cancelled
+while it waits loses nothing: what it would have returned is returned by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import pyarrow as pa
+
+from txnkv.aio.calls import Calls, InTurn
+from txnkv.message_operations import Acknowledged
+from txnkv.topic import Topic
+from txnkv.topics.fetch import FetchResult
+from txnkv.topics.message import Message, MessageId
+
+if TYPE_CHECKING:
+    from txnkv.aio.transaction import AsyncTransaction
+    from txnkv.consumer import Consumer
+    from txnkv.producer import Producer
+    from txnkv.subscription import Subscription
+
+T = TypeVar("T")
+
+_SLICE: Final = 0.1
+
+
+class AsyncTopic:
+    """See `txnkv.Topic`."""
+
+    def __init__(self, topic: Topic, calls: Calls) -> None:
+        self.blocking = topic
+        self._calls = calls
+
+    @property
+    def name(self) -> str:
+        return self.blocking.name
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are."""
+        return self.blocking.partitions
+
+    async def end_offsets(self) -> dict[int, int]:
+        """For each partition the offset behind its last message."""
+        return await self._calls(self.blocking.end_offsets)
+
+    async def last_stable_offsets(self) -> dict[int, int]:
+        """For each partition the offset up to which readers of committed messages get."""
+        return await self._calls(self.blocking.last_stable_offsets)
+
+    async def fetch(self, partition: int, offset: int, **options: Any) -> FetchResult:
+        """Raw batches of one partition; see `txnkv.Topic.fetch`."""
+        return await self._calls(self.blocking.fetch, partition, offset, **options)
+
+    async def consumer(self, **options: Any) -> AsyncConsumer:
+        """A reader of messages; takes the options of `txnkv.Topic.consumer`."""
+        made = await self._calls(self.blocking.consumer, **options)
+        return AsyncConsumer(made, self._calls)
+
+    async def subscribe(
+        self,
+        name: str,
+        type: str = "exclusive",
+        start: str | Mapping[int, int] = "earliest",
+        partitions: Sequence[int] | None = None,
+        **options: Any,
+    ) -> AsyncSubscription:
+        """A consumer whose position is kept in the store; see `txnkv.Topic.subscribe`."""
+        made = await self._calls(self.blocking.subscribe, name, type, start, partitions, **options)
+        return AsyncSubscription(made, self._calls)
+
+    async def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
+        """An idempotent producer; see `txnkv.Topic.producer`."""
+        made = await self._calls(self.blocking.producer, name, **options)
+        return AsyncProducer(made, self._calls)
+
+
+class _Waiting:
+    """Calls that wait for messages, of one object."""
+
+    def __init__(self, turn: InTurn) -> None:
+        self._turn = turn
+        self._left: dict[str, Any] = {}
+
+    async def __call__(self, name: str, call: Callable[[float], T], timeout: float | None) -> T:
+        """Call until something comes, or the time is over; what it gave last."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout is None else loop.time() + timeout
+        if name in self._left:
+            left: T = self._left.pop(name)
+            return left
+        while True:
+            wait = _SLICE if end is None else min(_SLICE, max(0.0, end - loop.time()))
+            inner = asyncio.ensure_future(self._turn(call, wait))
+            try:
+                found = await asyncio.shield(inner)
+            except asyncio.CancelledError:
+                inner.add_done_callback(lambda done: self._keep(name, done))
+                raise
+            if _some(found) or (end is not None and loop.time() >= end):
+                return found
+
+    def _keep(self, name: str, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None and _some(done.result()):
+            self._left[name] = done.result()
+
+    def forget(self) -> None:
+        self._left.clear()
+
+
+def _some(found: Any) -> bool:
+    if isinstance(found, pa.RecordBatch):
+        return bool(found.num_rows)
+    return found is not None and found != []
+
+
+class _Held:
+    """Something that is closed at the end of an `async with` block."""
+
+    def __init__(self, blocking: Any, calls: Calls) -> None:
+        self._turn = InTurn(calls)
+        self._close = blocking.close
+
+    async def close(self) -> None:
+        """Close. Twice is fine."""
+        await self._turn.to_the_end(self._close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncConsumer(_Held):
+    """See `txnkv.Consumer`. Belongs to one task at a time."""
+
+    def __init__(self, consumer: Consumer, calls: Calls) -> None:
+        super().__init__(consumer, calls)
+        self.blocking = consumer
+        self._waiting = _Waiting(self._turn)
+
+    async def poll(self, *, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
+        """The next messages; none when the time is over."""
+        poll = self.blocking.poll
+        return await self._waiting(
+            "poll", lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
+        )
+
+    async def poll_batch(self, *, max_messages: int = 500, timeout: float = 1.0) -> pa.RecordBatch:
+        """As `poll`, as Arrow."""
+        poll = self.blocking.poll_batch
+        return await self._waiting(
+            "poll_batch", lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
+        )
+
+    async def seek(self, partition: int, offset: int) -> None:
+        """Go on from an offset of a partition."""
+        self._waiting.forget()
+        await self._turn(self.blocking.seek, partition, offset)
+
+    async def position(self, partition: int) -> int:
+        """The offset of the next message of a partition."""
+        return await self._turn(self.blocking.position, partition)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            for message in await self.poll():
+                yield message
+
+
+class AsyncSubscription(_Held):
+    """See `txnkv.Subscription`. Belongs to one task at a time."""
+
+    def __init__(self, subscription: Subscription, calls: Calls) -> None:
+        super().__init__(subscription, calls)
+        self.blocking = subscription
+        self._waiting = _Waiting(self._turn)
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when the time is over."""
+        return await self._waiting(
+            "receive", lambda wait: self.blocking.receive(timeout=wait), timeout
+        )
+
+    async def receive_many(
+        self, max_messages: int = 100, timeout: float | None = None
+    ) -> list[Message]:
+        """The next messages, at least one; none when the time is over."""
+        receive = self.blocking.receive_many
+        return await self._waiting(
+            "receive_many", lambda wait: receive(max_messages, timeout=wait), timeout
+        )
+
+    async def ack(self, message: Acknowledged, txn: AsyncTransaction | None = None) -> None:
+        """Acknowledge a message or its id, at once or with a transaction."""
+        if txn is not None:
+            await txn.ack(self, message)
+        else:
+            await self._turn(self.blocking.ack, message)
+
+    async def ack_cumulative(
+        self, message: Acknowledged, txn: AsyncTransaction | None = None
+    ) -> None:
+        """Acknowledge all messages of a partition up to this one."""
+        if txn is not None:
+            await txn.ack_cumulative(self, message)
+        else:
+            await self._turn(self.blocking.ack_cumulative, message)
+
+    async def nack(self, message: Message | MessageId) -> None:
+        """Let a message be delivered again."""
+        await self._turn(self.blocking.nack, message)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            message = await self.receive()
+            if message is not None:
+                yield message
+
+
+class AsyncProducer(_Held):
+    """See `txnkv.Producer`. Shared by tasks."""
+
+    def __init__(self, producer: Producer, calls: Calls) -> None:
+        super().__init__(producer, calls)
+        self.blocking = producer
+
+    async def send(self, value: Any, key: Any = None, **options: Any) -> MessageId:
+        """Send a message; returns when it is durable. Cancelled, it is sent all the same."""
+        send = self.blocking.send
+        return await self._turn.submitted(lambda: send(value, key, **options))
+
+    async def flush(self) -> None:
+        """Return when all that was sent is durable."""
+        await self._turn(self.blocking.flush)
+
+
+def plain_topic(topic: str | AsyncTopic | Topic) -> str | Topic:
+    """A topic as the blocking client takes it."""
+    return topic.blocking if isinstance(topic, AsyncTopic) else topic
+
+
+def plain_subscription(subscription: Any) -> Any:
+    """A subscription as the blocking client takes it."""
+    if isinstance(subscription, AsyncSubscription):
+        return subscription.blocking
+    return subscription

@@ -1,0 +1,202 @@
+"""Tables and topics of a store: made, found, listed and dropped, outside of transactions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from txnkv.errors import (
+    TableExistsError,
+    TableNotFoundError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from txnkv.table import Table
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.partitioning import PartitionBy, Partitioning
+from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.schema import Schema
+from txnkv.topic import Topic
+from txnkv.topics.catalog import TopicInfo, TopicOptions
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+    from txnkv.instance import Instance
+
+
+class CatalogOperations:
+    """The part of a client that is about the catalog."""
+
+    instance: Instance
+
+    @abstractmethod
+    def require_open(self) -> None:
+        """Refuse a closed client."""
+
+    @abstractmethod
+    def _require_writable(self) -> None: ...
+
+    @abstractmethod
+    def _itself(self) -> Client: ...
+
+    # -- tables ------------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partition_by: PartitionBy = None,
+        exists_ok: bool = False,
+    ) -> Table:
+        """Make a table. Takes effect at once, outside of transactions.
+
+        Args:
+            name: a new one.
+            schema: columns and primary key.
+            partition_by: `hash_partition`, `range_partition`, or a list of them; by default
+                the table is one tablet.
+            exists_ok: return the table of this name when there is one with this schema.
+
+        Raises:
+            TableExistsError: the name is taken (with exists_ok: by a table of another schema).
+            SchemaError: the partitioning does not fit the schema.
+        """
+        self._require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a table's name is a non-empty string, not {name!r}")
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
+        partitioning = Partitioning.of(schema, partition_by)
+        try:
+            return Table(self._itself(), self.instance.engine.create(name, schema, partitioning))
+        except TableExistsError:
+            found = self.instance.engine.find(name) if exists_ok else None
+            if found is None or found.schema != schema:
+                raise
+            return Table(self._itself(), found)
+
+    def table(self, name: str) -> Table:
+        """The table of this name.
+
+        Raises:
+            TableNotFoundError: there is none.
+        """
+        self.require_open()
+        return Table(self._itself(), self.instance.engine.get(name))
+
+    def tables(self) -> list[str]:
+        """The names of all tables, sorted."""
+        self.require_open()
+        return self.instance.engine.names()
+
+    def drop_table(self, name: str | Table, missing_ok: bool = False) -> None:
+        """Drop a table at once; open transactions that touched it are aborted.
+
+        Raises:
+            TableNotFoundError: there is none, and `missing_ok` is false.
+        """
+        self._require_writable()
+        text = name if isinstance(name, str) else name.name
+        if not self.instance.engine.drop(text) and not missing_ok:
+            raise TableNotFoundError(f"there is no table {text!r} to drop")
+
+    def resolve(self, table: str | Table) -> Table:
+        """A table handle of a name or a handle."""
+        return table if isinstance(table, Table) else self.table(table)
+
+    def table_info(self, table: str | Table) -> TableInfo:
+        """The catalog entry of a name or a handle, of a table that is not dropped."""
+        if isinstance(table, str):
+            self.require_open()
+            return self.instance.engine.get(table)
+        if not isinstance(table, Table):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        self.instance.engine.require_live(table.info)
+        return table.info
+
+    def writer(self, table: str | Table) -> RowWriter:
+        """What rows of a table are written with, of a table that is not dropped."""
+        return self.instance.engine.row_writer(self.table_info(table))
+
+    # -- topics ------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        buffer: str = "marker",
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: str | None = None,
+        exists_ok: bool = False,
+    ) -> Topic:
+        """Make a topic. Takes effect at once, outside of transactions.
+
+        Args:
+            name: a new one.
+            partitions: how many; messages of one key stay in one of them, in their order.
+            buffer: where messages of open transactions wait. "marker": in the log itself, so
+                that readers see them where they were sent, and wait behind an open transaction;
+                "sidecar": beside it, so that readers see transactions in the order of their
+                commits and nobody waits.
+            retention_seconds: messages older than this may go; None keeps them.
+            retention_bytes: of a partition, what is older than so many bytes may go.
+            compression: None, "lz4" or "zstd".
+            exists_ok: return the topic of this name when there is one that was made alike.
+
+        Raises:
+            TopicExistsError: the name is taken (with exists_ok: by a topic that is different).
+            ValueError: an argument makes no sense.
+        """
+        self._require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a topic's name is a non-empty string, not {name!r}")
+        options = TopicOptions(
+            compression=compression,
+            retention_seconds=retention_seconds,
+            retention_bytes=retention_bytes,
+        )
+        topics = self.instance.topics
+        try:
+            return Topic(self._itself(), topics.create(name, partitions, buffer, options))
+        except TopicExistsError:
+            found = topics.find(name) if exists_ok else None
+            wanted = (partitions, buffer, options)
+            if found is None or (len(found.partitions), found.buffer, found.options) != wanted:
+                raise
+            return Topic(self._itself(), found)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name.
+
+        Raises:
+            TopicNotFoundError: there is none.
+        """
+        self.require_open()
+        return Topic(self._itself(), self.instance.topics.get(name))
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        self.require_open()
+        return self.instance.topics.names()
+
+    def drop_topic(self, name: str | Topic, missing_ok: bool = False) -> None:
+        """Drop a topic at once; open transactions that touched it are aborted.
+
+        Raises:
+            TopicNotFoundError: there is none, and `missing_ok` is false.
+        """
+        self._require_writable()
+        text = name if isinstance(name, str) else name.name
+        if not self.instance.topics.drop(text) and not missing_ok:
+            raise TopicNotFoundError(f"there is no topic {text!r} to drop")
+
+    def topic_info(self, topic: str | Topic) -> TopicInfo:
+        """The catalog entry of a name or a handle, of a topic that is not dropped."""
+        if isinstance(topic, str):
+            self.require_open()
+            return self.instance.topics.get(topic)
+        if not isinstance(topic, Topic):
+            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
+        self.instance.topics.require_live(topic.info)
+        return topic.info

@@ -1,0 +1,130 @@
+"""What a session was given to send and has not flushed.
+
+    send        -> the list of its topic; the append of that list is all that most messages take
+    flush       -> the lists become parcels: Arrow, by partition
+                -> the parcels are given to a transaction, one after the other
+
+What could not be given is kept, in its order, and goes first the next time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from txnkv.errors import InvalidTxnStateError, TopicNotFoundError
+from txnkv.topics import messages
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.messages import Outgoing, Pending
+from txnkv.topics.partitioner import Sticky, spread
+
+if TYPE_CHECKING:
+    from txnkv.context import TxnContext
+    from txnkv.topics.engine import TopicEngine
+
+
+class Parcel(NamedTuple):
+    """Messages for one topic, by number of their partition."""
+
+    topic: TopicInfo
+    parts: list[tuple[int, pa.RecordBatch]]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.num_rows for _, part in self.parts)
+
+
+class Sending:
+    """The messages of one session. Shared by the threads that share its transaction."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lists: dict[int, tuple[TopicInfo, list[Pending]]] = {}
+        self._parcels: list[Parcel] = []
+        self._sticky: dict[int, Sticky] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Something waits."""
+        if not self._lists and not self._parcels:
+            return False
+        return bool(self._parcels) or any(rows for _, rows in self._lists.values())
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        waiting = sum(len(rows) for _, rows in self._lists.values())
+        return waiting + sum(parcel.rows for parcel in self._parcels)
+
+    def appender(self, topic: TopicInfo) -> Callable[[Pending], None]:
+        """Takes messages for a topic, as `messages.pending` makes them.
+
+        It stays good: a list is emptied when it is flushed, not replaced, so that no message of
+        another thread gets into one that nobody looks at any more.
+        """
+        with self._lock:
+            return self._lists.setdefault(topic.id, (topic, []))[1].append
+
+    def parcels_of(self, topic: TopicInfo, outgoing: Iterable[Outgoing]) -> Iterable[Parcel]:
+        """Messages by partition; those that say nothing all go to one."""
+        sticky = self._sticky.setdefault(topic.id, Sticky()).turn(len(topic.partitions))
+        for some in outgoing:
+            yield Parcel(topic, spread(some, len(topic.partitions), sticky))
+
+    def take(self) -> list[Parcel]:
+        """All that waits, to be given or put back."""
+        with self._lock:
+            parcels, self._parcels = self._parcels, []
+            for topic, rows in self._lists.values():
+                some = rows[:]
+                if some:
+                    parcels += self.parcels_of(topic, messages.outgoing(some))
+                    del rows[: len(some)]
+            return parcels
+
+    def put_back(self, parcels: list[Parcel]) -> None:
+        """What could not be given: it goes first the next time."""
+        with self._lock:
+            self._parcels = parcels + self._parcels
+
+    def put_back_living(self, engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
+        """Put back those for topics that were not dropped."""
+        kept = []
+        for parcel in parcels:
+            with suppress(TopicNotFoundError):
+                engine.require_live(parcel.topic)
+                kept.append(parcel)
+        self.put_back(kept)
+
+    def give(self, context: TxnContext) -> int:
+        """Give all that waits to a transaction; how many messages that were.
+
+        Raises:
+            TopicNotFoundError: a topic was dropped; what was sent to it is gone.
+            InvalidTxnStateError: the transaction has ended, and all is gone.
+        """
+        parcels = self.take()
+        given = 0
+        while parcels:
+            try:
+                context.send(parcels[0].topic, parcels[0].parts)
+            except InvalidTxnStateError:
+                raise
+            except TopicNotFoundError:
+                self.put_back(parcels[1:])
+                raise
+            except BaseException:
+                self.put_back(parcels)
+                raise
+            given += parcels.pop(0).rows
+        return given
+
+    def discard(self) -> None:
+        """Forget all that waits."""
+        with self._lock:
+            self._parcels = []
+            for _, rows in self._lists.values():
+                del rows[:]

@@ -1,0 +1,138 @@
+"""How a session sends and acknowledges."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from txnkv.message_operations import (
+    Acknowledged,
+    AnySubscription,
+    MessageOperations,
+    ids_of,
+    info_of,
+)
+from txnkv.own_transaction import write_alone
+from txnkv.sending import Sending
+from txnkv.tables import ingest
+from txnkv.tables.incoming import Outcome
+from txnkv.topics import message_batches, messages
+from txnkv.topics.message import MessageId
+from txnkv.write_result import WriteResult
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+    from txnkv.context import TxnContext
+    from txnkv.topic import Topic
+    from txnkv.topics.subscription_info import SubscriptionInfo
+
+
+def _nothing(message: Any) -> None: ...
+
+
+class SessionMessages(MessageOperations):
+    """The part of a session that is about topics and subscriptions."""
+
+    _client: Client
+    _context: TxnContext | None
+    _mode: str
+
+    def _begin_messages(self) -> None:
+        self._sending = Sending()
+        # Where messages are put without ado, while the topic stays the same.
+        self._topic: str | Topic | None = None
+        self._put: Callable[[Any], None] = _nothing
+        self._acks: list[tuple[SubscriptionInfo, list[MessageId], bool]] = []
+        self._sent = self._acked = 0
+
+    @property
+    @abstractmethod
+    def has_pending(self) -> bool:
+        """Rows or messages wait to be flushed."""
+
+    @abstractmethod
+    def flush(self) -> WriteResult:
+        """Write the rows and send the messages that wait."""
+
+    @abstractmethod
+    def _require_open(self, what: str) -> None: ...
+
+    @abstractmethod
+    def _after_call(self) -> None: ...
+
+    def send(
+        self,
+        topic: str | Topic,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        """Send one message; see `MessageOperations.send`."""
+        if (
+            topic is self._topic
+            and value.__class__ is bytes
+            and partition is None
+            and headers is None
+            and timestamp is None
+        ):
+            if key is None:
+                self._put(value)
+                return
+            if key.__class__ is bytes:
+                self._put((value, key))
+                return
+        self._require_open("send")
+        info = self._client.topic_info(topic)
+        count = len(info.partitions)
+        put = self._sending.appender(info)
+        put(messages.pending(value, key, partition, headers, timestamp, count))
+        if self._mode == "manual":
+            self._topic, self._put = topic, put
+        self._after_call()
+
+    def send_batch(self, topic: str | Topic, data: Any) -> WriteResult:
+        """Send Arrow data; see `MessageOperations.send_batch`."""
+        self._require_open("send")
+        info = self._client.topic_info(topic)
+        given, batches = ingest.open_stream(data)
+        message_batches.check_columns(given)
+        if self.has_pending:
+            self.flush()
+        streamed = isinstance(data, pa.RecordBatchReader)
+        outgoing = message_batches.outgoing_of(batches, len(info.partitions))
+        parcels = self._sending.parcels_of(info, outgoing if streamed else list(outgoing))
+        if not streamed:
+            parcels = list(parcels)
+        result = WriteResult()
+
+        def write(context: TxnContext) -> Outcome:
+            result.sent = 0
+            for parcel in parcels:
+                context.send(parcel.topic, parcel.parts)
+                context.settle()
+                result.sent += parcel.rows
+            return Outcome()
+
+        if self._context is not None:
+            write(self._context)
+        else:
+            write_alone(self._client.instance, write, again=not streamed)
+        return result
+
+    def _acknowledge(
+        self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
+    ) -> None:
+        self._require_open("acknowledge")
+        info, ids = info_of(subscription), ids_of(message)
+        if self._context is None:
+            self._acks.append((info, ids, cumulative))
+        else:
+            self._context.acknowledge(info, ids, cumulative=cumulative)
+            self._context.settle()
+            self._acked += len(ids)
+        self._after_call()

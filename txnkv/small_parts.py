@@ -1,0 +1,132 @@
+"""What a small transaction holds in memory: rows, messages, acknowledgements; one commit for all.
+
+    rows        tables.small.SmallWrites     sections known before, keys validated
+    messages    topics.outbox.Outbox         sections made when their offsets are taken
+    acks        the same                     rows of status.db, changed with the commit
+
+The parts know nothing of each other. They are validated one after the other, and then written,
+inside one SQLite transaction; or all are staged, when it turns large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import apsw
+import pyarrow as pa
+
+from txnkv.coordinator.commit_queue import SmallCommit
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.instance import Instance
+from txnkv.tables import staging
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.small import SmallWrites
+from txnkv.tables.staging import WriteContext
+from txnkv.topics.outbox import Outbox
+
+if TYPE_CHECKING:
+    from txnkv.topics.holding import Hold
+
+    pass
+
+Parts = Sequence[tuple[int, pa.RecordBatch]]
+"""Messages for one topic, by number of their partition."""
+
+
+class SmallParts:
+    """The parts of one transaction. Not for two threads at a time.
+
+    Args:
+        instance: the store's.
+        row: of the transaction.
+        reads: what it read, of a serializable one.
+        hold: keeps what is acknowledged while the transaction is tried again.
+        transactional: False for a write outside of any transaction.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        row: TxnRow,
+        reads: ReadSet | None,
+        hold: Hold | None,
+        *,
+        transactional: bool,
+    ) -> None:
+        self._instance = instance
+        self._row = row
+        self._reads = reads
+        self._hold = hold
+        self._transactional = transactional
+        self._rows: SmallWrites | None = None
+        self._outbox: Outbox | None = None
+
+    @property
+    def empty(self) -> bool:
+        return (self._rows is None or self._rows.empty) and (
+            self._outbox is None or self._outbox.empty
+        )
+
+    @property
+    def too_large(self) -> bool:
+        """More than a row of the commit log should hold."""
+        return (self._rows is not None and self._rows.too_large) or (
+            self._outbox is not None and self._outbox.too_large
+        )
+
+    @property
+    def shown(self) -> SmallWrites | None:
+        """The rows that its reads see; None when there are none."""
+        rows = self._rows
+        return None if rows is None or rows.empty else rows
+
+    @property
+    def rows(self) -> SmallWrites:
+        """Its rows, to be written to."""
+        if self._rows is None:
+            self._rows = SmallWrites(
+                self._instance.engine, self._row, self._reads, transactional=self._transactional
+            )
+        return self._rows
+
+    @property
+    def outbox(self) -> Outbox:
+        """What it sends and acknowledges, to be added to."""
+        if self._outbox is None:
+            self._outbox = Outbox(
+                self._instance.topics, self._row, self._hold, transactional=self._transactional
+            )
+        return self._outbox
+
+    def commit(self) -> SmallCommit:
+        """What the commit log is to commit."""
+        outbox = self._outbox
+        if outbox is None or outbox.empty:
+            return self.rows.commit()
+        sends = outbox.commit_parts()
+        if self._reads is None and self.shown is None:
+            return SmallCommit(self._row.txn_id, (), sends.validate, sends.write, sends.size)
+        changes = self.rows.commit()
+
+        def validate(cur: apsw.Cursor, latest: Timestamp) -> None:
+            changes.validate(cur, latest)
+            sends.validate(cur, latest)
+
+        return SmallCommit(self._row.txn_id, changes.sections, validate, sends.write, sends.size)
+
+    def stage(self, context: WriteContext) -> None:
+        """Give all of it to the participants; what is done is not done again."""
+        rows, outbox = self.shown, self._outbox
+        if rows is not None:
+            staging.stage_evaluated(self._instance.engine, context, rows.evaluated())
+        self._rows = None
+        if outbox is not None and not outbox.empty:
+            outbox.stage(context.row)
+        self._outbox = None
+
+    def ended(self, committed: bool) -> None:
+        """It has ended while it was small."""
+        if self._outbox is not None:
+            self._outbox.ended(committed)

@@ -1,0 +1,174 @@
+"""Topics as a user holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from txnkv.closing import Closing
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.fetch import FetchResult, fetch
+from txnkv.topics.log_view import Bounds, bounds
+from txnkv.topics.partition import Partition
+
+if TYPE_CHECKING:
+    from txnkv.client import Client
+    from txnkv.consumer import Consumer
+    from txnkv.producer import Producer
+    from txnkv.subscription import Subscription
+    from txnkv.topics.engine import TopicEngine
+
+
+class Topic(Closing):
+    """A topic. Shared by threads.
+
+    It is sent to by transactions and sessions (`txn.send`), or by a `producer`.
+    """
+
+    def __init__(self, client: Client, info: TopicInfo) -> None:
+        self._client = client
+        self.info = info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there are; they are numbered from 0."""
+        return len(self.info.partitions)
+
+    @property
+    def buffer(self) -> str:
+        """Where messages of open transactions wait: "marker" or "sidecar"."""
+        return self.info.buffer
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name!r}>"
+
+    def close(self) -> None:
+        """Nothing to give up: the topic stays, and other handles of it."""
+
+    # -- reading -----------------------------------------------------------------------
+
+    def end_offsets(self) -> dict[int, int]:
+        """For each partition the offset behind its last message, of whatever transaction."""
+        return {number: found.high_watermark for number, found in self._bounds().items()}
+
+    def last_stable_offsets(self) -> dict[int, int]:
+        """For each partition the offset up to which readers of committed messages get: that of
+        the first message of a transaction that is open, or the end.
+        """
+        return {number: found.last_stable_offset for number, found in self._bounds().items()}
+
+    def fetch(
+        self,
+        partition: int,
+        offset: int,
+        max_bytes: int = 1 << 20,
+        isolation: str = "read_committed",
+    ) -> FetchResult:
+        """Raw batches of one partition, unfiltered.
+
+        Args:
+            partition: its number.
+            offset: of the first message wanted; the batches begin with the one that holds it.
+            max_bytes: about how much; at least one batch.
+            isolation: "read_committed": below the last stable offset, with the list of aborted
+                transactions; "read_uncommitted": all there is.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is below the log's start or above its end.
+            ValueError: there is no such partition.
+        """
+        found = self._partition(partition)
+        return fetch(self._engine(), found, offset, max_bytes, isolation)
+
+    def consumer(
+        self,
+        isolation: str = "read_committed",
+        order: str = "offset",
+        start: str | Mapping[int, int] = "earliest",
+        partitions: Sequence[int] | None = None,
+    ) -> Consumer:
+        """A reader of messages, of its own position.
+
+        Args:
+            isolation: "read_committed", "read_uncommitted", or "serializable": transactions
+                whole, over all partitions, in the order of their commits.
+            order: "offset" or "commit".
+            start: "earliest", "latest", or offsets by partition.
+            partitions: their numbers; all by default.
+        """
+        from txnkv.consumer import Consumer
+
+        self._engine()
+        return Consumer(
+            self._client,
+            self.info,
+            isolation=isolation,
+            order=order,
+            start=start,
+            partitions=partitions,
+        )
+
+    def subscribe(
+        self,
+        name: str,
+        type: str = "exclusive",
+        start: str | Mapping[int, int] = "earliest",
+        partitions: Sequence[int] | None = None,
+        **options: Any,
+    ) -> Subscription:
+        """A consumer whose position is kept in the store, moved by acknowledgements.
+
+        Args:
+            name: of the subscription; it is made when there is none.
+            type: "exclusive": one consumer at a time; "shared": messages are leased to many.
+            start: where a new one begins: "earliest", "latest", or offsets by partition.
+            partitions: their numbers; all by default.
+            **options: see `txnkv.subscription.subscribe`.
+        """
+        from txnkv.subscription import subscribe
+
+        self._engine()
+        return subscribe(self._client, self.info, name, type, start, partitions, **options)
+
+    # -- writing -----------------------------------------------------------------------
+
+    def producer(self, name: str | None = None, **options: Any) -> Producer:
+        """An idempotent producer; a later one of the same name fences this one.
+
+        Args:
+            name: of the producer; without one it is nobody else's.
+            **options: see `txnkv.producer.Producer`.
+        """
+        from txnkv.producer import Producer
+
+        self._engine()
+        return Producer(self._client, self.info, name, **options)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _engine(self) -> TopicEngine:
+        self._client.require_open()
+        engine = self._client.instance.topics
+        engine.require_live(self.info)
+        return engine
+
+    def _partition(self, number: int) -> Partition:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"a partition is a number, not {type(number).__name__}")
+        if not 0 <= number < self.partitions:
+            raise ValueError(
+                f"there is no partition {number}: topic {self.name!r} has {self.partitions}, "
+                f"numbered from 0 to {self.partitions - 1}"
+            )
+        return self._engine().partitions(self.info)[number]
+
+    def _bounds(self) -> dict[int, Bounds]:
+        engine = self._engine()
+        return {
+            partition.number: bounds(engine, partition)
+            for partition in engine.partitions(self.info)
+        }

@@ -1,0 +1,79 @@
+"""How messages are cut into batches, and one that is too large for a batch into pieces.
+
+    rows     [a b c][d e][F: 3 MiB][g]
+    batches  [a b c][d e] F0 F1 F2 [g]        F0..F2: CHUNK batches of one row each
+
+The pieces of a message share a random id of 64 bits and stand one behind the other; key, headers
+and timestamp stand in the first. They are of one transaction, so a reader finds all or none.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txnkv.core import Chunk
+
+MAX_ROWS: Final = 1 << 16
+"""Messages of a batch, at most."""
+
+
+def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, Chunk | None]]:
+    """Messages in parts that a batch holds, in their order.
+
+    Args:
+        messages: column value and maybe others.
+        most: bytes of values in a batch.
+
+    Returns:
+        Parts, and of a piece of a large message which one it is.
+    """
+    values = messages.column("value")
+    if values.nbytes <= most and messages.num_rows <= MAX_ROWS:
+        yield messages, None
+        return
+    large = pc.indices_nonzero(pc.fill_null(pc.greater(pc.binary_length(values), most), False))
+    at = 0
+    for row in large.to_pylist():
+        yield from _runs(messages.slice(at, row - at), most)
+        yield from _pieces(messages.slice(row, 1), most)
+        at = row + 1
+    yield from _runs(messages.slice(at), most)
+
+
+def _runs(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, None]]:
+    values = messages.column("value")
+    n = messages.num_rows
+    if n == 0:
+        return
+    ends = memoryview(values.buffers()[1]).cast("i")[values.offset : values.offset + n + 1]
+    at = 0
+    while at < n:
+        end = bisect_right(ends, ends[at] + most) - 1
+        end = min(max(end, at + 1), at + MAX_ROWS, n)
+        yield messages.slice(at, end - at), None
+        at = end
+
+
+def _pieces(message: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, Chunk]]:
+    value = message.column("value")[0].as_buffer()
+    place = message.schema.get_field_index("value")
+    id = int.from_bytes(os.urandom(8), "little")
+    count = -(-value.size // most)
+    for piece in range(count):
+        part = value.slice(piece * most, min(most, value.size - piece * most))
+        column = pa.Array.from_buffers(pa.binary(), 1, [None, _offsets(part.size), part])
+        chunk = Chunk(id, piece, count, value.size)
+        if piece == 0:
+            yield message.set_column(place, "value", column), chunk
+        else:
+            yield pa.RecordBatch.from_arrays([column], ["value"]), chunk
+
+
+def _offsets(size: int) -> pa.Buffer:
+    return pa.array([0, size], pa.int32()).buffers()[1]

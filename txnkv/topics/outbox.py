@@ -1,0 +1,260 @@
+"""What a small transaction sends and acknowledges: in memory until it commits.
+
+    add, acknowledge   kept as Arrow, by partition, and as acks by subscription
+    commit             one section of batches a partition; offsets are taken, and acks applied,
+                       inside the SQLite transaction that commits
+    too much for that  staged: the batches are appended to the logs, open, and the acks pending
+
+Outside of a transaction the same, but the batches belong to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import apsw
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator import payload
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.payload import Section
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import TransactionTimedOutError
+from txnkv.storage.seam import clock
+from txnkv.topics import catalog, chunking
+from txnkv.topics.acks import PendingAcks
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.message import MessageId
+from txnkv.topics.messages import now_micros
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.holding import Hold
+    from txnkv.topics.subscription_info import SubscriptionInfo
+
+MAX_BYTES: Final = 1 << 20
+"""What is above this is no small transaction."""
+
+_MESSAGE_BYTES: Final = 16
+"""What a message takes in a batch beside its content, about."""
+
+_APPEND_BYTES: Final = 8 << 20
+"""So much is appended to a log at once."""
+
+
+class _Lot(NamedTuple):
+    """Messages of one flush."""
+
+    messages: pa.RecordBatch
+    timestamp: int
+
+
+class _Partition:
+    """What goes to one partition, in its order."""
+
+    __slots__ = ("lots", "portions", "topic")
+
+    def __init__(self, topic: TopicInfo) -> None:
+        self.topic = topic
+        self.lots: list[_Lot] = []
+        self.portions: list[list[bytes]] = []  # encoded, to be appended first
+
+
+class CommitParts(NamedTuple):
+    """What the commit log calls: both inside of its SQLite transaction."""
+
+    validate: Callable[[apsw.Cursor, Timestamp], None]
+    write: Callable[[apsw.Cursor, Timestamp], Sequence[Section]]
+    size: int
+
+
+class Outbox:
+    """What one transaction has sent and acknowledged. Not for two threads at a time.
+
+    Args:
+        engine: of the topics.
+        row: of the transaction.
+        hold: keeps what is acknowledged while the transaction is tried again.
+        transactional: False for a write outside of any transaction.
+    """
+
+    def __init__(
+        self, engine: TopicEngine, row: TxnRow, hold: Hold | None, *, transactional: bool
+    ) -> None:
+        self._engine = engine
+        self._hold = hold
+        self._row = row
+        self._transactional = transactional
+        self._partitions: dict[int, _Partition] = {}
+        self._acks: PendingAcks | None = None
+        self._bytes = 0
+        self._catalog: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self._partitions and self._acks is None
+
+    @property
+    def too_large(self) -> bool:
+        """More than a row of the commit log should hold."""
+        return self._bytes > MAX_BYTES
+
+    def require_live(self, topic: TopicInfo) -> None:
+        """Look at the topic before messages for it are added.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+        """
+        version = self._engine.live_at(topic)
+        self._catalog = version if self._catalog is None else min(version, self._catalog)
+
+    def add(self, topic: TopicInfo, number: int, messages: pa.RecordBatch) -> None:
+        """Take messages for a partition of a topic that was seen to live. Memory alone.
+
+        Args:
+            topic: to which.
+            number: of the partition.
+            messages: as `core.encode_batch` takes them.
+
+        """
+        id = topic.partitions[number]
+        found = self._partitions.get(id)
+        if found is None:
+            found = self._partitions[id] = _Partition(topic)
+        found.lots.append(_Lot(messages, now_micros()))
+        self._bytes += messages.nbytes + _MESSAGE_BYTES * messages.num_rows
+
+    def acknowledge(
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+    ) -> None:
+        """Take acknowledgements.
+
+        Raises:
+            AckConflictError: another transaction has one of them.
+            OffsetOutOfRangeError: there is no such message.
+        """
+        acks = self._acks
+        if acks is None:
+            acks = PendingAcks(
+                self._engine, self._row, transactional=self._transactional, hold=self._hold
+            )
+        acks.add(info, ids, cumulative=cumulative)
+        self._acks = acks
+
+    # -- small -------------------------------------------------------------------------
+
+    def commit_parts(self) -> CommitParts:
+        """How the commit log commits it."""
+        txn_id = self._row.txn_id if self._transactional else 0
+        encoded = {
+            id: self._encoded(partition, txn_id, decided=self._transactional)
+            for id, partition in self._partitions.items()
+        }
+        batches = {id: (b"".join(some), _count(some)) for id, some in encoded.items()}
+
+        def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
+            if self._acks is not None:
+                self._acks.write(cur, stamp)
+            take = self._engine.take_offsets
+            return [
+                Section(payload.TOPIC, id, core.place(data, take(cur, id, count), stamp))
+                for id, (data, count) in batches.items()
+            ]
+
+        size = sum(len(data) for data, _ in batches.values())
+        return CommitParts(self._validate, write, size)
+
+    def _validate(self, cur: apsw.Cursor, latest: Timestamp) -> None:
+        row = self._row
+        if row.deadline is not None and clock.monotonic_micros() > row.deadline:
+            raise TransactionTimedOutError(
+                f"cannot commit: transaction {row.txn_id} timed out, after "
+                f"{(row.timeout or 0) / 1e6:g} s. Begin a new transaction, with a longer timeout"
+            )
+        if self._partitions:
+            topics = [partition.topic for partition in self._partitions.values()]
+            self._engine.refuse_dropped(cur, self._catalog, topics)
+        if self._acks is not None:
+            self._acks.validate(cur, latest)
+
+    def ended(self, committed: bool) -> None:
+        """The transaction has ended while it was small."""
+        if self._acks is not None:
+            self._acks.ended(committed)
+
+    # -- large -------------------------------------------------------------------------
+
+    def stage(self, row: TxnRow) -> None:
+        """Append all to the logs and register the acks; what is done is not done again.
+
+        Args:
+            row: as it is stored; OPEN.
+
+        Raises:
+            InvalidTxnStateError: it is not open any more.
+            TopicNotFoundError: a topic was dropped.
+            AckConflictError: another transaction has one of the acks.
+        """
+        for id, kept in list(self._partitions.items()):
+            kept.portions += _portions(self._encoded(kept, row.txn_id, decided=False))
+            kept.lots = []
+            partition = self._engine.partition(id)
+            if partition is None:
+                raise catalog.dropped(kept.topic)
+            while kept.portions:
+                self._engine.append(row, partition, kept.portions[0])
+                del kept.portions[0]
+            del self._partitions[id]
+        if self._acks is not None:
+            self._acks.stage(row)
+            self._acks = None
+        self._bytes = 0
+
+    def _encoded(self, partition: _Partition, txn_id: int, *, decided: bool) -> list[bytes]:
+        options = partition.topic.options
+        return [
+            core.encode_batch(
+                messages,
+                timestamp=timestamp,
+                txn_id=txn_id,
+                decided=decided,
+                codec=options.compression,
+                chunk=chunk,
+            )
+            for lot, timestamp in _joined(partition.lots)
+            for messages, chunk in chunking.cut(lot, options.max_message_bytes)
+        ]
+
+
+def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
+    """The lots of the same columns that follow each other, as one."""
+    groups: list[list[_Lot]] = []
+    for lot in lots:
+        if groups and groups[-1][0].messages.schema == lot.messages.schema:
+            groups[-1].append(lot)
+        else:
+            groups.append([lot])
+    return [
+        group[0]
+        if len(group) == 1
+        else _Lot(pa.concat_batches([lot.messages for lot in group]), group[0].timestamp)
+        for group in groups
+    ]
+
+
+def _count(batches: Sequence[bytes]) -> int:
+    return sum(core.read_header(batch).count for batch in batches)
+
+
+def _portions(batches: list[bytes]) -> list[list[bytes]]:
+    portions: list[list[bytes]] = []
+    size = _APPEND_BYTES
+    for batch in batches:
+        if size >= _APPEND_BYTES:
+            portions.append([])
+            size = 0
+        portions[-1].append(batch)
+        size += len(batch)
+    return portions
