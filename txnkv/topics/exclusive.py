@@ -1,0 +1,333 @@
+r"""An exclusive subscription in the process of its one consumer: acks at the speed of memory.
+
+Nobody else delivers, so what is pending here need not be known elsewhere before it commits:
+
+    cursors     as status.db has them                  -\\
+    foreign     acks of stored transactions, there too   > deliverable: in none of these
+    pending     acks of small transactions, here alone  |
+    holds       of attempts of client.run that failed  -/
+    gaps        offsets that are no messages: they go with the ack beside them
+
+Processes that joined a transaction by its token write to status.db and raise the subscription's
+version. While the version is the one that was read, memory is the whole truth, and the commit
+of an ack checks one number; else it checks against what they wrote. So the earlier of two acks
+wins inside of a process, and between processes the one that status.db had first.
+
+Lock order: the write lock of status.db, then `lock`, which is held for reads of it at most.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import apsw
+
+from txnkv.coordinator.query import one
+from txnkv.storage.seam import clock
+from txnkv.storage.store import Store
+from txnkv.topics import cursors, pending_acks
+from txnkv.topics.cursors import Cursor
+from txnkv.topics.pending_acks import conflict
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_info import SubscriptionInfo
+
+Held = dict[int, Ranges]
+"""Offsets by partition id."""
+
+_ELSEWHERE = 0
+"""Stands for the holds that status.db has."""
+
+
+class Exclusive:
+    """What the consumer's process knows of an exclusive subscription. Shared by threads.
+
+    Attributes:
+        cursors: by partition id.
+        gaps: by partition id: what a reader has seen not to be messages.
+        pieces: by partition id and offset of a large message, where its other pieces are.
+    """
+
+    def __init__(self, store: Store, info: SubscriptionInfo) -> None:
+        self.lock = threading.RLock()
+        self.info = info
+        self._store = store
+        self._number: int | None = None
+        self._returned = 0
+        self.version = -1
+        self.cursors: dict[int, Cursor] = {}
+        self.gaps: Held = {id: Ranges() for id in info.topic.partitions}
+        self.pieces: dict[int, dict[int, Ranges]] = {}
+        self.pending: Held = {id: Ranges() for id in info.topic.partitions}
+        self._positions: dict[int, tuple[object, int]] = {}
+        self._foreign: Held = {}
+        self._holds: dict[int, Held] = {}
+        self._back: deque[tuple[int, int, int]] = deque()
+        self._later: list[tuple[int, int, int]] = []
+        self.look()
+
+    # -- what others did ---------------------------------------------------------------
+
+    def look(self) -> None:
+        """See what other processes wrote since the last look. No I/O when nothing changed."""
+        number = self._number
+        if number is not None and number == self._store.runtime.change_word():
+            return
+        with self.lock:
+            number = self._store.status.change_number()
+            with self._store.status.read(durable=False) as cur:
+                version = self._version(cur)
+                if version != self.version:
+                    self._load(cur)
+            self.version = version
+            self._number = number
+
+    def _version(self, cur: apsw.Cursor) -> int:
+        found = cur.execute(
+            "SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)
+        ).fetchone()
+        return -2 if found is None else int(found[0])
+
+    def _load(self, cur: apsw.Cursor) -> None:
+        self.cursors = cursors.load(cur, self.info.id)
+        self._foreign = {}
+        self._holds[_ELSEWHERE] = {}
+        for id, first, last, pending in pending_acks.blocked(cur, self._store, self.info.id):
+            into = self._foreign if pending else self._holds[_ELSEWHERE]
+            into.setdefault(id, Ranges()).add(first, last)
+        returned = cur.execute(
+            "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
+            "AND id > ? ORDER BY id",
+            (self.info.id, self._returned),
+        ).fetchall()
+        for self._returned, partition_id, first, last in returned:
+            self._back.append((partition_id, first, last))
+
+    # -- delivering --------------------------------------------------------------------
+
+    def deliverable(self, partition_id: int, offset: int) -> bool:
+        """Whether a message is PENDING: neither deleted nor acknowledged by a transaction."""
+        with self.lock:
+            return offset not in self.cursors[partition_id] and not self.held(partition_id, offset)
+
+    def deleted(self, partition_id: int, offset: int) -> bool:
+        """Whether a message is DELETED."""
+        return offset in self.cursors[partition_id]
+
+    def held(self, partition_id: int, offset: int) -> bool:
+        """Whether an ack of a message is pending, or a run goes on whose attempt had one."""
+        if offset in self.pending[partition_id] or offset < self._position(partition_id):
+            return True
+        foreign = self._foreign.get(partition_id)
+        if foreign is not None and offset in foreign:
+            return True
+        return any(offset in held.get(partition_id, ()) for held in self._holds.values())
+
+    def _position(self, partition_id: int) -> int:
+        found = self._positions.get(partition_id)
+        return 0 if found is None else found[1]
+
+    def give_back(self, partition_id: int, first: int, last: int, delay: float = 0.0) -> None:
+        """Let [first, last) be delivered again, as far as it is not deleted by then."""
+        with self.lock:
+            if delay > 0:
+                when = clock.monotonic_micros() + int(delay * 1e6)
+                for offset in range(first, last):
+                    heapq.heappush(self._later, (when, partition_id, offset))
+            else:
+                self._back.append((partition_id, first, last))
+
+    def next_back(self) -> tuple[int, int, int] | None:
+        """The next range to be delivered again; None when there is none now."""
+        if not self._back and not self._later:
+            return None
+        with self.lock:
+            now = clock.monotonic_micros()
+            while self._later and self._later[0][0] <= now:
+                _, partition_id, offset = heapq.heappop(self._later)
+                self._back.append((partition_id, offset, offset + 1))
+            return self._back.popleft() if self._back else None
+
+    def something_back(self) -> bool:
+        """Whether `next_back` has something, now."""
+        return bool(self._back) or bool(
+            self._later and self._later[0][0] <= clock.monotonic_micros()
+        )
+
+    def put_back(self, partition_id: int, first: int, last: int) -> None:
+        """What is left of a range that `next_back` gave."""
+        with self.lock:
+            self._back.appendleft((partition_id, first, last))
+
+    # -- acknowledging in a transaction ------------------------------------------------
+
+    def take(self, own: Ranges, number: int, offsets: Sequence[int]) -> None:
+        """Individual acks of a transaction: into `own`, what it has of the partition.
+
+        Raises:
+            AckConflictError: another ack was first. Nothing was taken.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            cursor, pending = self.cursors[partition_id], self.pending[partition_id]
+            position, foreign = self._position(partition_id), self._foreign.get(partition_id)
+            for offset in offsets:
+                if offset in cursor:
+                    raise conflict(self.info, number, offset, "is acknowledged already")
+                if (
+                    offset in pending
+                    or offset < position
+                    or (foreign is not None and offset in foreign)
+                ):
+                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
+            for offset in offsets:
+                own.add(offset, offset + 1)
+                pending.add(offset, offset + 1)
+
+    def refuse(self, number: int, offsets: Sequence[int], *, cumulative: bool) -> None:
+        """For a stored transaction of this process, of which memory has nothing.
+
+        Raises:
+            AckConflictError: a small transaction was first.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            pending, position = self.pending[partition_id], self._position(partition_id)
+            for offset in offsets:
+                first = 0 if cumulative else offset
+                if first < position or pending.overlaps(first, offset + 1):
+                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
+
+    def take_plain(self, wanted: Held) -> Held:
+        """What of these a plain ack gets. It is taken until the commit that is under way ends."""
+        with self.lock:
+            for partition_id, ranges in wanted.items():
+                pending = self.pending[partition_id]
+                ranges.difference_update(pending)
+                ranges.remove(0, self._position(partition_id))
+                pending.update(ranges)
+            return wanted
+
+    def take_position(self, owner: object, own: Ranges, number: int, offset: int) -> None:
+        """A cumulative ack of a transaction, up to and with `offset`.
+
+        Raises:
+            AckConflictError: another ack was first. Nothing was taken.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            if offset in self.cursors[partition_id]:
+                raise conflict(self.info, number, offset, "is acknowledged already")
+            by, position = self._positions.get(partition_id, (owner, 0))
+            others = self.pending[partition_id].minus(own)
+            foreign = self._foreign.get(partition_id)
+            if (
+                offset in own
+                or by is not owner
+                or offset < position
+                or others.overlaps(0, offset + 1)
+                or (foreign is not None and foreign.overlaps(0, offset + 1))
+            ):
+                why = "is acknowledged by a transaction, or one before it"
+                raise conflict(self.info, number, offset, why)
+            self._positions[partition_id] = (owner, offset + 1)
+
+    def release(self, owner: object, held: Held, positions: dict[int, int]) -> None:
+        """What `take` and `take_position` took is not pending any more."""
+        with self.lock:
+            for partition_id, ranges in held.items():
+                self.pending[partition_id].difference_update(ranges)
+            for partition_id in positions:
+                if self._positions.get(partition_id, (None, 0))[0] is owner:
+                    del self._positions[partition_id]
+
+    def passed(self) -> list[tuple[int, int, int]]:
+        """Ranges that are no messages and that a cursor stands before."""
+        with self.lock:
+            found = []
+            for partition_id, cursor in self.cursors.items():
+                _, last = self.gaps[partition_id].touching(cursor.mark, cursor.mark)
+                if last > cursor.mark:
+                    found.append((partition_id, cursor.mark, last))
+            return found
+
+    # -- the end of a transaction ------------------------------------------------------
+
+    def current(self, cur: apsw.Cursor) -> bool:
+        """Whether memory is the whole truth, inside a write to status.db."""
+        (version,) = one(
+            cur, "SELECT coalesce((SELECT version FROM subscriptions WHERE id = ?), -2)",
+            (self.info.id,),
+        )  # fmt: skip
+        return bool(version == self.version)
+
+    def applied(self, held: Held) -> Held:
+        """What is to be deleted, with the gaps beside it."""
+        with self.lock:
+            found: Held = {}
+            for partition_id, ranges in held.items():
+                gaps = self.gaps[partition_id]
+                found[partition_id] = into = Ranges(
+                    gaps.touching(first, last) if gaps else (first, last) for first, last in ranges
+                )
+                for offset, pieces in self.pieces.get(partition_id, {}).items():
+                    if offset in ranges:
+                        for first, last in pieces:
+                            into.add(*gaps.touching(first, last))
+            return found
+
+    def committed(self, number: int | None, deleted: Held) -> None:
+        """A commit whose write began at a change number has deleted these.
+
+        If nobody committed before that write unseen, there is nothing more to look at after it.
+        """
+        with self.lock:
+            for partition_id, ranges in deleted.items():
+                cursor = self.cursors[partition_id]
+                for first, last in ranges:
+                    cursor.delete(first, last)
+                gaps = self.gaps[partition_id]
+                if gaps:
+                    gaps.remove(0, cursor.mark)
+                pieces = self.pieces.get(partition_id)
+                for offset in [at for at in pieces if at < cursor.mark] if pieces else ():
+                    del pieces[offset]
+            if number is not None and self._number == number:
+                self._number = number + 2
+
+    def unsure(self) -> None:
+        """A commit broke off: what status.db has is to be read again."""
+        with self.lock:
+            self._number = None
+            self.version = -1
+
+    def hold(self, id: int, held: Held, positions: dict[int, int]) -> None:
+        """An attempt of a run had these; they are not delivered while the run goes on."""
+        with self.lock:
+            kept = self._holds.setdefault(id, {})
+            for partition_id, ranges in _with_positions(self, held, positions).items():
+                kept.setdefault(partition_id, Ranges()).update(ranges)
+
+    def end_hold(self, id: int) -> None:
+        """The run has ended."""
+        with self.lock:
+            for partition_id, ranges in self._holds.pop(id, {}).items():
+                for first, last in ranges:
+                    self._back.append((partition_id, first, last))
+
+    def return_all(self, held: Held, positions: dict[int, int]) -> None:
+        """A transaction is aborted: what it had is delivered again."""
+        with self.lock:
+            for partition_id, ranges in _with_positions(self, held, positions).items():
+                for first, last in ranges:
+                    self._back.append((partition_id, first, last))
+
+
+def _with_positions(state: Exclusive, held: Held, positions: dict[int, int]) -> Held:
+    found = {partition_id: Ranges(ranges) for partition_id, ranges in held.items()}
+    for partition_id, position in positions.items():
+        mark = state.cursors[partition_id].mark
+        found.setdefault(partition_id, Ranges()).add(mark, position)
+    return found

@@ -1,0 +1,127 @@
+"""Sets of offsets as ranges: what a cursor, an acknowledgement and a gap are made of.
+
+    {3, 4, 5, 9}   is   [3, 6) [9, 10)
+
+Ranges in a set are in order and do not touch, so a set is as long as it has holes, however many
+offsets it has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+
+class Ranges:
+    """A set of offsets. Not for two threads at a time.
+
+    Args:
+        ranges: half open, in any order.
+    """
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._first: list[int] = []
+        self._last: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """Put [first, last) in."""
+        if first >= last:
+            return
+        if not self._last or first > self._last[-1]:
+            self._first.append(first)
+            self._last.append(last)
+            return
+        if first == self._last[-1]:
+            self._last[-1] = last
+            return
+        low = bisect_left(self._last, first)
+        high = bisect_right(self._first, last)
+        if low < high:
+            first = min(first, self._first[low])
+            last = max(last, self._last[high - 1])
+        self._first[low:high] = [first]
+        self._last[low:high] = [last]
+
+    def remove(self, first: int, last: int) -> None:
+        """Take [first, last) out, as far as it is in."""
+        low = bisect_right(self._last, first)
+        high = bisect_left(self._first, last)
+        if first >= last or low >= high:
+            return
+        kept = []
+        if self._first[low] < first:
+            kept.append((self._first[low], first))
+        if self._last[high - 1] > last:
+            kept.append((last, self._last[high - 1]))
+        self._first[low:high] = [part for part, _ in kept]
+        self._last[low:high] = [part for _, part in kept]
+
+    def pop_from(self, mark: int) -> int:
+        """Take out the range that begins at or below `mark`; behind it, or `mark`."""
+        if self._first and self._first[0] <= mark:
+            del self._first[0]
+            mark = max(mark, self._last.pop(0))
+        return mark
+
+    def update(self, other: Ranges) -> None:
+        """Put all of another set in."""
+        for first, last in other:
+            self.add(first, last)
+
+    def difference_update(self, other: Ranges) -> None:
+        """Take all of another set out."""
+        for first, last in other:
+            self.remove(first, last)
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether something of [first, last) is in."""
+        at = bisect_right(self._last, first)
+        return at < len(self._first) and self._first[at] < last and first < last
+
+    def touching(self, first: int, last: int) -> tuple[int, int]:
+        """[first, last), made longer by what lies at either end of it."""
+        low = bisect_left(self._last, first)
+        if low < len(self._first) and self._first[low] < first:
+            first = self._first[low]
+        high = bisect_right(self._first, last) - 1
+        if high >= 0 and self._last[high] > last:
+            last = self._last[high]
+        return first, last
+
+    def minus(self, other: Ranges) -> Ranges:
+        """What is in here and not in there."""
+        left = Ranges(self)
+        left.difference_update(other)
+        return left
+
+    @property
+    def count(self) -> int:
+        """How many offsets are in."""
+        return sum(self._last) - sum(self._first)
+
+    @property
+    def end(self) -> int:
+        """Behind the highest offset; 0 when it is empty."""
+        return self._last[-1] if self._last else 0
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._first, offset) - 1
+        return at >= 0 and offset < self._last[at]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._first, self._last, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranges) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "Ranges(" + ", ".join(f"[{first}, {last})" for first, last in self) + ")"
