@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
+from tools import crash_logs, crash_side, crash_topics
 from tools.crash_scenarios import (
     ACKNOWLEDGED,
     BEFORE,
@@ -67,28 +68,59 @@ class Plan:
     every: int = 0
 
 
+def _examine_topics(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    there = client.table(TABLES[0]).get(BEFORE) is not None
+    return crash_topics.examine(client, said, there)
+
+
 PLANS: Final[dict[str, Plan]] = {
     "directory.before_format": Plan(("create",)),
-    "lmdb.before_commit": Plan(("commit", "rollback"), every=1),
-    "lmdb.after_commit": Plan(("commit", "rollback"), every=4),
-    "status.before_commit": Plan(("create", "commit", "commit_small", "rollback"), every=1),
-    "status.after_commit": Plan(("create", "commit", "commit_small", "rollback"), every=2),
-    "status.unsynced": Plan(("create", "commit", "commit_small", "rollback"), every=2),
-    "log.written": Plan(("commit_small",), GONE),
+    "lmdb.before_commit": Plan(
+        ("commit", "rollback", "log", "topics_commit", "topics_rollback"), every=1
+    ),
+    "lmdb.after_commit": Plan(
+        ("commit", "rollback", "log", "topics_commit", "topics_small"), every=4
+    ),
+    "status.before_commit": Plan(
+        (
+            "create",
+            "commit",
+            "commit_small",
+            "rollback",
+            "topics_commit",
+            "topics_rollback",
+            "topics_small",
+        ),
+        every=1,
+    ),
+    "status.after_commit": Plan(
+        ("create", "commit", "commit_small", "rollback", "topics_commit"), every=2
+    ),
+    "status.unsynced": Plan(
+        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_small"), every=2
+    ),
+    "append.reserved": Plan(("topics_commit",), GONE, every=1),
+    "append.written": Plan(("topics_commit",), GONE, every=2),
+    "append.side": Plan(("topics_commit", "side"), GONE, every=2),
+    "log.completed": Plan(("topics_commit", "topics_small"), every=1),
+    "marker.written": Plan(("topics_commit",), THERE),
+    "marker.aborting": Plan(("topics_rollback",), GONE, every=1),
+    "marker.aborted": Plan(("topics_rollback",), GONE, every=1),
+    "log.written": Plan(("commit_small", "topics_small"), GONE),
     "log.durable": Plan(("commit_small",), THERE),
     "stage.claimed": Plan(("commit", "commit_locked"), GONE),
     "stage.blocks": Plan(("commit",), GONE),
     "stage.written": Plan(("commit",), GONE),
     "stage.staged": Plan(("commit", "commit_locked"), GONE),
     "stage.accepted": Plan(("commit",), GONE),
-    "commit.started": Plan(("commit", "replace")),
-    "commit.validated": Plan(("commit", "replace")),
-    "commit.in_point": Plan(("commit", "commit_locked", "replace")),
-    "commit.decided": Plan(("commit", "commit_locked", "replace"), THERE),
+    "commit.started": Plan(("commit", "replace", "topics_commit")),
+    "commit.validated": Plan(("commit", "replace", "topics_commit")),
+    "commit.in_point": Plan(("commit", "commit_locked", "replace", "topics_commit")),
+    "commit.decided": Plan(("commit", "commit_locked", "replace", "topics_commit"), THERE),
     "resolve.put": Plan(("replace",), THERE, every=5),
     "resolve.resolved": Plan(("replace",), THERE),
-    "commit.finalized": Plan(("commit", "commit_locked", "replace"), THERE),
-    "commit.ended": Plan(("commit",), THERE),
+    "commit.finalized": Plan(("commit", "commit_locked", "replace", "topics_commit"), THERE),
+    "commit.ended": Plan(("commit", "topics_commit"), THERE),
     "flush.claimed": Plan(("maintain",), THERE, every=1),
     "flush.blocks": Plan(("maintain",), THERE, every=9),
     "flush.written": Plan(("maintain",), THERE, every=1),
@@ -105,11 +137,36 @@ PLANS: Final[dict[str, Plan]] = {
     "log.trimmed": Plan(("maintain",), THERE),
     "shrink.copied": Plan(("maintain",), THERE, every=3),
     "shrink.renamed": Plan(("maintain",), THERE, every=3),
-    "abort.started": Plan(("rollback",), GONE),
-    "abort.swept": Plan(("rollback",), GONE),
-    "abort.ended": Plan(("rollback",), GONE),
+    "abort.started": Plan(("rollback", "topics_rollback"), GONE),
+    "abort.swept": Plan(("rollback", "topics_rollback"), GONE),
+    "abort.ended": Plan(("rollback", "topics_rollback"), GONE),
+    "side.own_written": Plan(("side",), every=2),
+    "side.own_renamed": Plan(("side",), every=1),
+    "side.dropped": Plan(("side",), every=1),
+    "side.retired": Plan(("side",), every=1),
+    "side.removed": Plan(("side",), every=3),
+    "side.moving": Plan(("side",), every=3),
+    "side.compacted": Plan(("side",), every=3),
+    "partition.put": Plan(("log",), GONE, every=1),
+    "partition.rolled": Plan(("log",), GONE, every=1),
+    "partition.snapshot": Plan(("log",), GONE, every=1),
+    "partition.truncated": Plan(("log",), GONE, every=1),
+    "partition.trimmed": Plan(("log",), GONE, every=1),
 }
 """A death in COMMIT_IN_PROGRESS may end either way: who recovers goes on with the commit."""
+
+EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] = {
+    "topics_commit": _examine_topics,
+    "topics_rollback": _examine_topics,
+    "topics_small": _examine_topics,
+    "side": crash_side.examine,
+}
+"""By scenario: what else is wrong, as a client of the store sees it, after what the child said."""
+
+PATH_EXAMINERS: Final[dict[str, Callable[[Path, Sequence[str]], list[str]]]] = {
+    "log": crash_logs.examine,
+}
+"""By scenario: what else is wrong with a store that nobody has open, and what its child said."""
 
 
 # -- children --------------------------------------------------------------------------
@@ -282,7 +339,7 @@ def _works(client: txnkv.Client) -> list[str]:
 
 def expected(scenario: str, plan: Plan, death: Death) -> str:
     """What has to become of the transaction of this child."""
-    if scenario == "rollback":
+    if scenario.endswith("rollback"):
         return GONE
     return THERE if death.acknowledged else plan.outcome
 
@@ -327,6 +384,8 @@ def _open_twice(path: Path, scenario: str, plan: Plan, death: Death) -> list[str
     with txnkv.connect(path, create=False) as client:
         again = [client.table(name).count() for name in TABLES]
         problems += client.check().problems
+    if scenario in PATH_EXAMINERS:
+        problems += PATH_EXAMINERS[scenario](path, death.said)
     if again != counts:
         problems.append(f"opened again there are {again} rows, before there were {counts}")
     return problems

@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 import txnkv
+from tools import crash_logs, crash_side, crash_topics
 from txnkv import compacting
 from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 
@@ -71,6 +72,7 @@ def prepare(path: str) -> None:
         with client.transaction() as txn:
             for name in TABLES:
                 txn.write(name, rows(0, BEFORE))
+        crash_topics.prepare(client)
         client.instance.engine.flush()
 
 
@@ -196,6 +198,37 @@ def work(path: str, token: str) -> None:
     say(ACKNOWLEDGED)
 
 
+def topics_commit(path: str) -> None:
+    """A large transaction in topics and tables that commits, small ones in between."""
+    crash_topics.load(path, say, _load, "commit")
+
+
+def topics_rollback(path: str) -> None:
+    """The same, rolled back."""
+    crash_topics.load(path, say, _load, "rollback")
+
+
+def _load(txn: txnkv.Transaction) -> None:
+    cut_small()
+    for name in TABLES:
+        txn.write(name, rows(BEFORE, ROWS))
+
+
+def topics_small(path: str) -> None:
+    """Small commits in topics, and flushes."""
+    crash_topics.trickle(path, say)
+
+
+def log(path: str) -> None:
+    """Change a partition's log, in every way there is."""
+    crash_logs.change(path, say)
+
+
+def side(path: str) -> None:
+    """Send in large transactions to a topic with side logs; sweep, give up its beginning."""
+    crash_side.change(path, say)
+
+
 SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "create": create,
     "commit": commit,
@@ -207,4 +240,9 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "maintain": maintain,
     "recover": recover,
     "work": work,
+    "log": log,
+    "side": side,
+    "topics_commit": topics_commit,
+    "topics_rollback": topics_rollback,
+    "topics_small": topics_small,
 }

@@ -1,0 +1,147 @@
+"""Topics under the crash driver: messages of a large transaction, and of small ones in between.
+
+Each scenario sends to both partitions of a topic with a marker buffer and of one with a side
+log; the large transaction writes rows as well. After a death every partition has all of the large
+transaction if its rows are there and nothing of it if not, the same small commits, every one that
+was acknowledged, and all in the order they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import txnkv
+from tools.topic_writers import abort, begin, commit, create, send, small
+from txnkv import core
+from txnkv.topics.partition import Partition
+
+TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}
+PARTITIONS: Final = 2
+ACKNOWLEDGED: Final = "acknowledged"
+"""What a child says of the large transaction, as in the scenarios of tables."""
+
+BATCHES: Final = 3
+"""That the large transaction sends to each partition."""
+
+Say = Callable[..., None]
+
+
+def prepare(client: txnkv.Client) -> None:
+    """Make the topics, with a message in each partition."""
+    for name, buffer in TOPICS.items():
+        create(client, name, PARTITIONS, buffer)
+    small(client, partitions(client), [b"before"])
+
+
+def partitions(client: txnkv.Client) -> list[Partition]:
+    """Those of all the topics."""
+    engine = client.instance.topics
+    return [each for name in TOPICS for each in engine.partitions(engine.get(name))]
+
+
+def load(path: str, say: Say, write: Callable[[txnkv.Transaction], None], end: str) -> None:
+    """A large transaction that ends so, small commits in between, another one that stays open.
+
+    Args:
+        path: of the store.
+        say: takes what is acknowledged.
+        write: has the transaction write rows.
+        end: "commit" or "rollback".
+    """
+    client = txnkv.connect(path, create=False)
+    everywhere = partitions(client)
+    large = client.new_transaction()
+    large.serialize()  # others may know it from now on: its row is stored
+    txn, other = client.instance.coordinator.get(large.id.local), begin(client)
+    for number in range(BATCHES):
+        for partition in everywhere:
+            send(client, txn, partition, [b"large %d %d" % (number, i) for i in range(2)])
+        small(client, everywhere, [b"small %d" % number])
+        say("small", number)
+        send(client, other, everywhere[number], [b"never"])
+    write(large)
+    getattr(large, end)()
+    say(ACKNOWLEDGED)
+    small(client, everywhere, [b"small %d" % BATCHES])
+    say("small", BATCHES)
+
+
+def trickle(path: str, say: Say) -> None:
+    """Small commits, and flushes between them."""
+    client = txnkv.connect(path, create=False)
+    for number in range(6):
+        small(client, partitions(client), [b"small %d" % number])
+        say("small", number)
+        if number % 2:
+            client.instance.engine.flush()
+
+
+def examine(client: txnkv.Client, said: Sequence[str], rows: bool) -> list[str]:
+    """What is wrong in the topics; nobody's transaction is open any more.
+
+    Args:
+        client: of the store.
+        said: what the child said.
+        rows: the rows of the large transaction are there.
+    """
+    found = {partition.label: committed(client, partition) for partition in partitions(client)}
+    contents = list(found.values())
+    problems = [
+        f"{label} has {values}, another partition {contents[0]}"
+        for label, values in found.items()
+        if sorted(values) != sorted(contents[0])
+    ]
+    for label, values in found.items():
+        problems += [f"{label}: {problem}" for problem in _wrong(values, said, rows)]
+    if not problems:
+        problems += _works(client)
+    return problems
+
+
+def _wrong(values: Sequence[bytes], said: Sequence[str], rows: bool) -> list[str]:
+    large = [b"large %d %d" % (number, i) for number in range(BATCHES) for i in range(2)]
+    problems = []
+    if [value for value in values if value.startswith(b"large")] != (large if rows else []):
+        problems.append(f"with rows {'there' if rows else 'gone'}, the messages are {values}")
+    smalls = [value for value in values if value.startswith(b"small")]
+    if smalls != [b"small %d" % number for number in range(len(smalls))]:
+        problems.append(f"small commits are out of order, or missing: {values}")
+    told = sum(line.startswith("small") for line in said)
+    if len(smalls) < told:
+        problems.append(f"of {told} small commits that were acknowledged there are {len(smalls)}")
+    if b"never" in values or values[:1] != [b"before"]:
+        problems.append(f"there is what was not committed: {values}")
+    return problems
+
+
+def committed(client: txnkv.Client, partition: Partition) -> list[bytes]:
+    """The values that a reader of committed messages gets."""
+    client.instance.topics.complete(partition)
+    log = partition.log
+    with partition.environment.read() as txn:
+        start, stable = log.start(txn), log.last_stable_offset(txn)
+        data = b"".join(bytes(part) for part in log.read(txn, start, 1 << 62))
+        entries = log.aborted(txn, start, stable)
+    aborted = [(entry.txn_id, entry.first_offset) for entry in entries]
+    spans = core.CommittedFilter().keep(data, aborted, start, stable)
+    values: list[bytes] = core.decode(data, spans, start, None).column("value").to_pylist()
+    return values
+
+
+def _works(client: txnkv.Client) -> list[str]:
+    """Transactions after the crash."""
+    everywhere = partitions(client)
+    before = [len(committed(client, partition)) for partition in everywhere]
+    undone, done = begin(client), begin(client)
+    for partition in everywhere:
+        send(client, undone, partition, [b"after, undone"])
+        send(client, done, partition, [b"after"])
+    small(client, everywhere, [b"after"])
+    abort(client, undone)
+    commit(client, done)
+    more = [
+        len(committed(client, partition)) - count
+        for partition, count in zip(everywhere, before, strict=True)
+    ]
+    return [] if more == [2] * len(more) else [f"of 2 new messages there are {more}"]
