@@ -171,6 +171,17 @@ void committed_held(const committed_t *filter, uint64_t *out_waiting, uint64_t *
     *out_inside = filter->set_n;
 }
 
+static uint16_t control_type(const uint8_t *batch) {
+    return load_le16(batch + BATCH_HEADER_BYTES + 2);
+}
+
+static status_t check_control(const uint8_t *batch, size_t len) {
+    const status_t status = batch_check(batch, len);
+    if (status != STATUS_OK) return status;
+    const bool known = load_le16(batch + BATCH_HEADER_BYTES) == 0;
+    return known && control_type(batch) <= CONTROL_SIDE_LIST ? STATUS_OK : STATUS_CORRUPT;
+}
+
 /* All that a walk up to `upto` will trust: headers, rising offsets, control batches whole. */
 static status_t validate(const uint8_t *bytes, size_t len, uint64_t upto, uint32_t room) {
     batch_header_t header;
@@ -182,17 +193,13 @@ static status_t validate(const uint8_t *bytes, size_t len, uint64_t upto, uint32
         before = header.base_offset;
         if (header.base_offset + header.count > upto) return STATUS_OK;
         if ((header.attributes & BATCH_CONTROL) != 0) {
-            status = batch_check(bytes + at, len - at);
+            status = check_control(bytes + at, len - at);
             if (status != STATUS_OK) return status;
         } else {
             CHECK(room-- != 0);
         }
     }
     return STATUS_OK;
-}
-
-static control_type_t control_type(const uint8_t *batch) {
-    return (control_type_t)load_le16(batch + BATCH_HEADER_BYTES + 2);
 }
 
 /* What a batch does to the state, and whether it is shown as far as that goes. */

@@ -106,14 +106,16 @@ static void check_flips(void) {
 
 /* Bytes of a header changed at random, with the right checksum: any answer, no harm. */
 static void check_forged(void) {
-    uint64_t at[3];
+    uint64_t starts[3];
     size_t len;
-    uint8_t *bytes = some_batches(3, &len, at);
+    uint8_t *bytes = some_batches(3, &len, starts);
     for (int i = 0; i < 3000; i++) {
         uint8_t *copy = exact_copy(bytes, len);
-        const uint64_t batch = at[random_below(3)];
+        const uint64_t batch = starts[random_below(3)];
         for (uint32_t n = 1 + random_below(3); n != 0; n--) {
-            copy[batch + 20 + random_below(120)] = (uint8_t)(1u << random_below(8));
+            const uint64_t left = len - batch - 20;
+            const uint32_t at = 20 + random_below(left < 120 ? (uint32_t)left : 120);
+            copy[batch + at] = (uint8_t)(1u << random_below(8));
         }
         const uint32_t length = load_le32(copy + batch + 20);
         if (length >= 80 && length <= len - batch) {

@@ -264,6 +264,20 @@ static void check_held(void) {
     committed_destroy(filter);
 }
 
+/* A control batch of a type that a later version may have. */
+static void check_unknown(void) {
+    const batch_header_t head = {.count = 1};
+    messages_span_t span;
+    committed_shown_t shown;
+    for (int type = CONTROL_ABORT; type <= CONTROL_SIDE_LIST + 1; type++) {
+        size_t len;
+        uint8_t *batch = log_control_of((control_type_t)type, head, &len);
+        const status_t want = type <= CONTROL_SIDE_LIST ? STATUS_OK : STATUS_CORRUPT;
+        EXPECT(committed_plain(batch, len, COMMITTED_ALL, 0, 9, &span, 1, &shown) == want);
+        free(batch);
+    }
+}
+
 /* Without memory, or with damaged bytes, the state is as it was. */
 static void check_refused(void) {
     story_t *story = story_make();
@@ -308,4 +322,5 @@ void test_log_committed(void) {
     for (int i = 0; i < 60; i++) check_story();
     check_held();
     check_refused();
+    check_unknown();
 }
