@@ -1,0 +1,372 @@
+"""A follower store: the same batches, its own state, the same index byte for byte."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from tools.topic_contents import partitions, raw, values
+from tools.topic_writing import Writer
+from txnkv.errors import (
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    StoreNotFoundError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from txnkv.producer import Producer
+from txnkv.replicating import Replicated, replicate
+from txnkv.topics.aborted_index import unpack_entries
+from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.fetch import fetch
+
+TOPIC = "events"
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Iterator[txnkv.Client]:
+    with txnkv.connect(tmp_path / "follower") as opened:
+        yield opened
+        assert opened.check().problems == []
+
+
+@pytest.fixture
+def source(client: txnkv.Client) -> Writer:
+    return Writer(client, TOPIC, partitions=2, options=TopicOptions(segment_bytes=1500))
+
+
+def copy(source: Writer, dest: txnkv.Client, **options: Any) -> Replicated:
+    return replicate(source.client, dest, **{"max_bytes": 500, **options})
+
+
+def state(client: txnkv.Client, number: int = 0) -> dict[str, Any]:
+    """What a log says of itself, after it was brought up to date."""
+    client.instance.topics.complete(partitions(client, TOPIC)[number])
+    partition = partitions(client, TOPIC)[number]
+    log = partition.log
+    with partition.environment.read() as txn:
+        segments = log.segments(txn)
+        return {
+            "bounds": (log.start(txn), log.end(txn), log.last_stable_offset(txn)),
+            "open": log.open_transactions(txn),
+            "mark": log.low_water_mark(txn),
+            "segments": segments,
+            "index": [log.aborted_index(txn, segment.base) for segment in segments],
+            "commits": log.commits(txn, 0, 1 << 30),
+        }
+
+
+def agree(source: Writer, dest: txnkv.Client) -> None:
+    for number in range(2):
+        assert raw(dest, TOPIC, number) == raw(source.client, TOPIC, number)
+        assert state(dest, number) == state(source.client, number)
+
+
+def mixed(source: Writer, rounds: int = 6) -> None:
+    """Small and large transactions, committed, aborted, interleaved."""
+    for i in range(rounds):
+        first, second = source.begin(), source.begin()
+        source.append(first, f"{i}p1", f"{i}p2")
+        source.small(f"{i}s")
+        source.append(second, f"{i}q1", number=i % 2)
+        source.append(first, f"{i}p3", number=1)
+        (source.commit if i % 3 else source.abort)(first)
+        source.append(second, f"{i}q2")
+        (source.abort if i % 2 else source.commit)(second)
+
+
+def test_it_has_the_same_batches_state_and_index(source: Writer, dest: txnkv.Client) -> None:
+    mixed(source)
+    done = copy(source, dest)
+    agree(source, dest)
+    index = b"".join(state(dest)["index"])
+    assert len(unpack_entries(index)) > 3
+    assert len(state(dest)["segments"]) > 2
+    assert done.high_watermarks == {TOPIC: [state(dest, n)["bounds"][1] for n in range(2)]}
+    assert done.copied_bytes == sum(len(raw(dest, TOPIC, n)) for n in range(2))
+
+
+def test_it_goes_on_where_it_stopped(source: Writer, dest: txnkv.Client) -> None:
+    sizes = []
+    for _ in range(4):
+        mixed(source, 2)
+        sizes.append(copy(source, dest).copied_bytes)
+        agree(source, dest)
+    assert copy(source, dest).copied_bytes == 0
+    assert sum(sizes) == sum(len(raw(dest, TOPIC, n)) for n in range(2))
+
+
+def test_an_open_transaction_is_open_in_the_copy(source: Writer, dest: txnkv.Client) -> None:
+    source.small("a")
+    txn = source.begin()
+    source.append(txn, "b", "c")
+    source.small("d")
+    copy(source, dest)
+    agree(source, dest)
+    assert state(dest)["bounds"] == (0, 4, 1)
+    origin = partitions(dest, TOPIC)[0]
+    assert fetch(dest.instance.topics, origin, 1).records == b""
+    uncommitted = fetch(dest.instance.topics, origin, 1, isolation="read_uncommitted")
+    assert uncommitted.records == raw(dest, TOPIC, 0, 1)
+    source.abort(txn)
+    copy(source, dest)
+    agree(source, dest)
+    found = fetch(dest.instance.topics, origin, 1)
+    assert (found.last_stable_offset, found.high_watermark) == (5, 5)
+    assert [each.first_offset for each in found.aborted or []] == [1]
+
+
+def test_its_high_watermark_is_its_own(source: Writer, dest: txnkv.Client) -> None:
+    source.small("a")
+    copy(source, dest)
+    source.small("b")
+    ours = fetch(source.engine, partitions(source.client, TOPIC)[0], 0)
+    theirs = fetch(dest.instance.topics, partitions(dest, TOPIC)[0], 0)
+    assert (ours.high_watermark, theirs.high_watermark) == (2, 1)
+    with pytest.raises(OffsetOutOfRangeError):
+        fetch(dest.instance.topics, partitions(dest, TOPIC)[0], 2)
+
+
+def test_messages_that_nobody_has_flushed_come_too(source: Writer, dest: txnkv.Client) -> None:
+    for i in range(10):
+        source.small(f"{i}")
+    copy(source, dest)
+    assert values(dest, TOPIC) == [b"%d" % i for i in range(10)]
+    assert source.engine.tail.entries(partitions(source.client, TOPIC)[0].id, 0, 1 << 62)
+
+
+def test_snapshots_of_the_follower_hold_what_was_copied(source: Writer, dest: txnkv.Client) -> None:
+    source.small("a")
+    done = copy(source, dest)
+    assert dest.instance.coordinator.latest() >= done.snapshot
+    assert done.snapshot == source.client.instance.coordinator.latest()
+    with dest.snapshot() as snapshot:
+        assert snapshot.timestamp >= done.snapshot
+
+
+def test_nobody_else_writes_to_a_copy(source: Writer, dest: txnkv.Client) -> None:
+    source.small("a")
+    copy(source, dest)
+    with pytest.raises(NotSupportedError, match="copy"):
+        Producer(dest, dest.instance.topics.get(TOPIC), "p")
+    assert values(dest, TOPIC) == [b"a"]
+
+
+# -- what the source gives up or takes back ----------------------------------------------
+
+
+def test_it_gives_up_what_the_source_gave_up(source: Writer, dest: txnkv.Client) -> None:
+    mixed(source)
+    copy(source, dest)
+    origin = partitions(source.client, TOPIC)[0]
+    with origin.environment.read() as txn:
+        base = origin.log.segments(txn)[2].base
+    origin.environment.write(lambda txn: origin.log.advance_start(txn, base))
+    copy(source, dest)
+    assert state(dest)["bounds"][0] == base
+    agree(source, dest)
+
+
+def test_it_begins_anew_where_it_fell_behind_retention(source: Writer, dest: txnkv.Client) -> None:
+    source.small("a")
+    copy(source, dest)
+    mixed(source)
+    origin = partitions(source.client, TOPIC)[0]
+    source.engine.complete(origin)
+    with origin.environment.read() as txn:
+        base = origin.log.segments(txn)[2].base
+    origin.environment.write(lambda txn: origin.log.advance_start(txn, base))
+    copy(source, dest)
+    assert raw(dest, TOPIC) == raw(source.client, TOPIC)
+    assert state(dest)["bounds"] == state(source.client)["bounds"]
+    source.small("b")
+    copy(source, dest)
+    assert values(dest, TOPIC)[-1] == b"b"
+
+
+@pytest.mark.parametrize("keep", [0, 3, 7, 12])
+def test_it_is_truncated_with_the_source(keep: int, source: Writer, dest: txnkv.Client) -> None:
+    """Also where the source has gone on with others at the same offsets since."""
+    for i in range(15):
+        source.small(f"old {i}")
+    copy(source, dest)
+    source.truncate(keep)
+    assert copy(source, dest).copied_bytes == 0
+    agree(source, dest)
+    for i in range(20):
+        source.small(f"new {i}")
+    source.truncate(keep + 1)
+    for i in range(15):
+        source.small(f"newer {i}")
+    copy(source, dest)
+    agree(source, dest)
+    assert values(dest, TOPIC)[keep + 1] == b"newer 0"
+
+
+def test_truncated_in_a_transaction_its_index_goes_back(source: Writer, dest: txnkv.Client) -> None:
+    txn = source.begin()
+    source.append(txn, "a", "b")
+    source.abort(txn)
+    source.small("c")
+    copy(source, dest)
+    partition = partitions(dest, TOPIC)[0]
+    partition.environment.write(lambda txn: partition.log.truncate(txn, 2))
+    with dest.instance.store.status.write() as cur:
+        cur.execute("UPDATE partitions SET next_offset = 2 WHERE id = ?", (partition.id,))
+    assert state(dest)["bounds"] == (0, 2, 0)
+    copy(source, dest)
+    agree(source, dest)
+
+
+# -- which topics ------------------------------------------------------------------------
+
+
+def test_topics_can_be_named(source: Writer, dest: txnkv.Client) -> None:
+    Writer(source.client, "other").small("x")
+    source.small("a")
+    assert list(copy(source, dest, topics=["other"]).high_watermarks) == ["other"]
+    assert dest.instance.topics.names() == ["other"]
+    assert sorted(copy(source, dest).high_watermarks) == [TOPIC, "other"]
+    with pytest.raises(TopicNotFoundError):
+        copy(source, dest, topics=["none"])
+
+
+def test_a_topic_of_its_own_is_not_overwritten(source: Writer, dest: txnkv.Client) -> None:
+    Writer(dest, TOPIC).small("mine")
+    source.small("a")
+    with pytest.raises(TopicExistsError, match="no copy"):
+        copy(source, dest)
+    assert values(dest, TOPIC) == [b"mine"]
+
+
+def test_paths_are_opened_and_closed(source: Writer, tmp_path: Path) -> None:
+    mixed(source, 1)
+    path = tmp_path / "new"
+    steps: list[int] = []
+    done = replicate(source.client.path, path, progress=steps.append)
+    assert sum(steps) == done.copied_bytes > 0
+    with txnkv.connect(path) as follower:
+        agree(source, follower)
+    with pytest.raises(ValueError, match="itself"):
+        replicate(source.client, source.client.path)
+    with pytest.raises(StoreNotFoundError):
+        replicate(tmp_path / "none", path)
+    with pytest.raises(ValueError, match="max_bytes"):
+        replicate(source.client, path, max_bytes=0)
+
+
+def test_a_side_log_topic_is_copied_in_commit_order(
+    dest: txnkv.Client, client: txnkv.Client
+) -> None:
+    source = Writer(client, TOPIC, partitions=2, buffer="sidecar")
+    first, second = source.begin(), source.begin()
+    source.append(first, "a1")
+    source.append(second, "b1", "b2")
+    source.append(first, "a2")
+    source.small("s")
+    source.commit(second)
+    source.commit(first)
+    lost = source.begin()
+    source.append(lost, "lost")
+    source.abort(lost)
+    copy(source, dest)
+    assert values(dest, TOPIC) == [b"s", b"b1", b"b2", b"a1", b"a2"]
+    source.small("t")
+    copy(source, dest)
+    assert values(dest, TOPIC)[-1] == b"t"
+    assert raw(dest, TOPIC) == raw(client, TOPIC)
+
+
+# -- deaths ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "hit"),
+    [
+        *(("follow.put", hit) for hit in (1, 2, 3)),
+        *(("follow.offset", hit) for hit in (1, 2)),
+        *(("lmdb.before_commit", hit) for hit in (1, 2, 5)),
+        *(("lmdb.after_commit", hit) for hit in (1, 4)),
+        *(("status.before_commit", hit) for hit in (1, 2, 3)),
+    ],
+)
+def test_killed_it_goes_on(
+    point: str, hit: int, source: Writer, dest: txnkv.Client, process: Callable[..., Any],
+) -> None:  # fmt: skip
+    mixed(source, 4)
+    path = dest.path
+    child = process(
+        """
+        from txnkv.storage import arm
+        from txnkv.replicating import replicate
+        with txnkv.connect(path) as follower:
+            say()
+            wait()
+            arm(point, f"kill@{hit}")
+            replicate(client, follower, max_bytes=500)
+        """,
+        path=path, point=point, hit=hit,
+    )  # fmt: skip
+    child.hear()
+    child.tell()
+    child.finish(-signal.SIGKILL)
+    copy(source, dest)
+    agree(source, dest)
+
+
+def test_killed_while_it_gives_up_what_the_source_has_not(
+    source: Writer, dest: txnkv.Client, process: Callable[..., Any]
+) -> None:
+    for i in range(8):
+        source.small(f"old {i}")
+    copy(source, dest)
+    source.truncate(3)
+    source.small("new")
+    child = process(
+        """
+        from txnkv.storage import arm
+        from txnkv.replicating import replicate
+        with txnkv.connect(path) as follower:
+            arm("follow.cut", "kill")
+            replicate(client, follower, max_bytes=500)
+        """,
+        path=dest.path,
+    )
+    child.finish(-signal.SIGKILL)
+    copy(source, dest)
+    agree(source, dest)
+
+
+def test_it_follows_a_writer_that_goes_on(source: Writer, dest: txnkv.Client) -> None:
+    """Run between and during writes, it is always a prefix of the source."""
+    import threading
+
+    stop = threading.Event()
+
+    def write() -> None:
+        i = 0
+        while not stop.is_set():
+            txn = source.begin()
+            source.append(txn, f"{i}a", f"{i}b")
+            source.small(f"{i}c")
+            (source.commit if i % 2 else source.abort)(txn)
+            i += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(6):
+            copy(source, dest)
+            for number in range(2):
+                own = raw(dest, TOPIC, number)
+                assert raw(source.client, TOPIC, number)[: len(own)] == own
+    finally:
+        stop.set()
+        thread.join()
+    copy(source, dest)
+    agree(source, dest)

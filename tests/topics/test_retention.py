@@ -1,0 +1,310 @@
+"""Retention: what goes, what stays, and what readers behind it are told."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txnkv
+from tools.topic_contents import values
+from tools.topic_writing import Writer
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics import retention
+from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.fetch import fetch
+from txnkv.topics.messages import now_micros
+from txnkv.topics.retention import Surplus, surplus
+from txnkv.topics.segments import Segment
+
+pytestmark = pytest.mark.usefixtures("by_hand")  # else the leader may be first
+
+TOPIC = "events"
+NOW = 1_000_000_000
+
+
+def segment(base: int, size: int = 100, age: float = 0.0) -> Segment:
+    """One whose newest message is so many seconds old."""
+    newest = NOW - int(age * 1e6)
+    return Segment(base, newest - 1, size, newest)
+
+
+def options(seconds: float | None = None, size: int | None = None) -> TopicOptions:
+    return TopicOptions(retention_seconds=seconds, retention_bytes=size)
+
+
+OLD = [segment(0, age=50), segment(10, age=40), segment(20, age=30), segment(30, age=20)]
+MIXED = [segment(0, age=50), segment(10, age=10), segment(20, age=30), segment(30)]
+
+
+@pytest.mark.parametrize(
+    ("segments", "stable", "kept", "expected"),
+    [
+        ([], 0, options(10), Surplus([], False)),
+        (OLD, 40, options(), Surplus([], False)),
+        (OLD, 40, options(60), Surplus([], False)),
+        (OLD, 40, options(35), Surplus([10, 20], False)),
+        (OLD, 40, options(25), Surplus([10, 20, 30], False)),
+        (OLD, 40, options(15), Surplus([10, 20, 30], True)),  # the last one is old, too
+        (OLD, 39, options(15), Surplus([10, 20, 30], False)),  # it has an open transaction
+        (OLD, 25, options(15), Surplus([10, 20], False)),
+        (OLD, 20, options(15), Surplus([10, 20], False)),
+        (OLD, 19, options(15), Surplus([10], False)),
+        (OLD, 0, options(15), Surplus([], False)),
+        (MIXED, 40, options(25), Surplus([10], False)),  # the oldest first, without a hole
+        (OLD, 40, options(size=400), Surplus([], False)),
+        (OLD, 40, options(size=301), Surplus([], False)),
+        (OLD, 40, options(size=300), Surplus([10], False)),
+        (OLD, 40, options(size=100), Surplus([10, 20, 30], False)),
+        (OLD, 40, options(size=0), Surplus([10, 20, 30], False)),  # never the last one by size
+        (OLD, 40, options(45, 200), Surplus([10, 20], False)),  # whichever wants more
+        (OLD, 40, options(35, 400), Surplus([10, 20], False)),
+        ([Segment.empty(7)], 7, options(0), Surplus([], False)),
+        ([*OLD[:2], Segment.empty(20)], 20, options(5), Surplus([10, 20], False)),
+    ],
+)
+def test_what_may_go(
+    segments: list[Segment], stable: int, kept: TopicOptions, expected: Surplus
+) -> None:
+    end = segments[-1].base + (10 if segments[-1].bytes else 0) if segments else 0
+    assert surplus(segments, end, stable, NOW, kept) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100)), min_size=1, max_size=8),
+    st.integers(0, 80),
+    st.none() | st.integers(0, 100),
+    st.none() | st.integers(0, 300),
+)
+def test_what_may_go_against_a_plain_model(
+    sizes: list[tuple[int, int]], stable: int, seconds: int | None, most: int | None
+) -> None:
+    segments = [segment(i * 10, size, age) for i, (size, age) in enumerate(sizes)]
+    end = len(sizes) * 10
+    starts, _ = surplus(segments, end, min(stable, end), NOW, options(seconds, most))
+    left = list(sizes)
+    expected = []
+    while len(left) > 1:
+        _, age = left[0]
+        old = seconds is not None and age > seconds
+        large = most is not None and sum(size for size, _ in left[1:]) >= most
+        following = (len(sizes) - len(left) + 1) * 10
+        if not (old or large) or following > min(stable, end):
+            break
+        expected.append(following)
+        left.pop(0)
+    assert starts == expected
+
+
+# -- in a store --------------------------------------------------------------------------
+
+
+def writer(client: txnkv.Client, buffer: str = "marker", **kept: Any) -> Writer:
+    kept.setdefault("segment_bytes", 1000)
+    return Writer(client, TOPIC, buffer=buffer, options=TopicOptions(**kept))
+
+
+def fill(to: Writer, count: int, ago: float = 0.0, first: int = 0) -> None:
+    """Messages that are so many seconds old, in the log."""
+    at = now_micros() - int(ago * 1e6)
+    for i in range(first, first + count):
+        to.small(f"{i}".ljust(100, "."), timestamp=at)
+    to.engine.complete(to.partitions[0])
+
+
+def bounds(to: Writer) -> tuple[int, int, int]:
+    """Start, end and bytes of the log."""
+    log = to.partitions[0].log
+    with to.partitions[0].environment.read() as txn:
+        size = sum(each.bytes for each in log.segments(txn))
+        return log.start(txn), log.end(txn), size
+
+
+def test_old_messages_go(client: txnkv.Client) -> None:
+    to = writer(client, retention_seconds=3600)
+    fill(to, 30, ago=4000)
+    fill(to, 30, first=30)
+    assert retention.enforce(to.partitions[0]) > 0
+    start, end, _ = bounds(to)
+    assert 20 < start <= 30 < end == 60
+    left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
+    assert left == list(range(left[0], 60))
+    assert left[0] <= start
+    assert retention.enforce(to.partitions[0]) == 0
+
+
+def test_an_idle_log_becomes_empty_and_goes_on(client: txnkv.Client) -> None:
+    to = writer(client, retention_seconds=3600)
+    fill(to, 30, ago=4000)
+    retention.enforce(to.partitions[0])
+    assert bounds(to) == (30, 30, 0)
+    fill(to, 1, first=30)
+    assert bounds(to)[:2] == (30, 31)
+    assert len(values(client, TOPIC)) == 1
+
+
+def test_a_large_log_is_cut_to_size(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=5000)
+    fill(to, 100)
+    assert retention.enforce(to.partitions[0]) > 0
+    _, end, size = bounds(to)
+    assert end == 100
+    assert 5000 <= size < 6200
+
+
+def test_without_options_nothing_goes(client: txnkv.Client) -> None:
+    to = writer(client)
+    fill(to, 50, ago=1e9)
+    assert retention.enforce(to.partitions[0]) == 0
+    assert bounds(to)[0] == 0
+
+
+def test_an_open_transaction_keeps_its_messages(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0)
+    fill(to, 20)
+    txn = to.begin()
+    (first,) = to.append(txn, "open")
+    fill(to, 20, first=20)
+    retention.enforce(to.partitions[0])
+    assert bounds(to)[0] <= first
+    to.commit(txn)
+    retention.enforce(to.partitions[0])
+    assert bounds(to)[0] > first
+
+
+def test_readers_behind_are_told(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0)
+    fill(to, 30)
+    retention.enforce(to.partitions[0])
+    start, end, _ = bounds(to)
+    log, environment = to.partitions[0].log, to.partitions[0].environment
+    with environment.read() as txn:
+        with pytest.raises(OffsetOutOfRangeError, match=rf"\[{start}, {end}\)"):
+            log.read(txn, start - 1, 100)
+        assert log.read(txn, start, 100)
+
+
+def test_a_consumer_behind_is_told(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0)
+    fill(to, 30)
+    retention.enforce(to.partitions[0])
+    start, _, _ = bounds(to)
+    with pytest.raises(OffsetOutOfRangeError, match="earliest"):
+        fetch(to.engine, to.partitions[0], 0)
+    assert fetch(to.engine, to.partitions[0], start).start_offset == start
+
+
+def test_aborted_entries_and_commits_go_with_their_segments(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0, segment_bytes=600)
+    for i in range(20):
+        txn = to.begin()
+        to.append(txn, f"{i}".ljust(100, "."))
+        (to.abort if i % 2 else to.commit)(txn)
+    to.engine.complete(to.partitions[0])
+    retention.enforce(to.partitions[0])
+    log = to.partitions[0].log
+    with to.partitions[0].environment.read() as txn:
+        start = log.start(txn)
+        assert start > 20
+        assert all(entry.last_offset >= start for entry in log.aborted(txn, 0, 1 << 62))
+        assert all(entry.marker_offset >= start for entry in log.commits(txn, 0, 1000))
+        assert [each.base for each in log.segments(txn)] == [start]
+
+
+def test_the_leader_does_it(by_hand: Any, client: txnkv.Client, now: Any) -> None:
+    to = writer(client, retention_seconds=3600)
+    fill(to, 30)
+    by_hand(client)
+    assert bounds(to)[0] == 0
+    now.forward(4000)
+    fill(to, 1, first=30)
+    by_hand(client)
+    assert bounds(to)[0] > 0
+
+
+def test_a_partition_nobody_wrote_to_is_not_opened(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0)
+    assert retention.enforce_all(to.engine) == 0
+    assert not to.partitions[0].exists
+
+
+def test_the_side_log_follows(client: txnkv.Client) -> None:
+    to = writer(client, "sidecar", retention_bytes=0, segment_bytes=2000)
+    for i in range(20):
+        txn = to.begin()
+        to.append(txn, f"{i}".ljust(500, "."))
+        to.commit(txn)
+    to.engine.complete(to.partitions[0])
+    side = to.partitions[0].side
+    assert side is not None
+    retention.enforce(to.partitions[0])
+    assert bounds(to)[0] > 0
+    side.sweep(to.partitions[0].log)
+    left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
+    assert left == list(range(left[0], 20))
+    assert left[0] > 0
+
+
+@pytest.mark.parametrize("point", ["retention.dropped", "partition.trimmed", "lmdb.before_commit",
+                                   "lmdb.after_commit"])  # fmt: skip
+@pytest.mark.parametrize("hit", [1, 2])
+def test_killed_it_goes_on(
+    point: str, hit: int, client: txnkv.Client, process: Callable[..., Any]
+) -> None:
+    to = writer(client, retention_bytes=0)
+    fill(to, 50)
+    child = process(
+        """
+        from txnkv.storage import arm
+        from txnkv.topics import retention
+        engine = client.instance.topics
+        partition = engine.partitions(engine.get("events"))[0]
+        arm(point, f"kill@{hit}")
+        retention.enforce(partition)
+        """,
+        point=point, hit=hit,
+    )  # fmt: skip
+    child.finish(-signal.SIGKILL)
+    start, end, _ = bounds(to)
+    assert end == 50
+    left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
+    assert left == list(range(left[0], 50))
+    retention.enforce(to.partitions[0])
+    assert bounds(to)[0] > start
+    fill(to, 1, first=50)
+    assert bounds(to)[1] == 51
+
+
+def test_killed_after_the_roll(client: txnkv.Client, process: Callable[..., Any]) -> None:
+    to = writer(client, retention_seconds=3600)
+    fill(to, 30, ago=4000)
+    process(
+        """
+        from txnkv.topics import retention
+        engine = client.instance.topics
+        retention.enforce(engine.partitions(engine.get("events"))[0])
+        """,
+        fault="retention.rolled=kill",
+    ).finish(-signal.SIGKILL)
+    assert bounds(to)[:2] == (0, 30)
+    retention.enforce(to.partitions[0])
+    assert bounds(to) == (30, 30, 0)
+
+
+def test_a_leader_that_lost_its_lease_stops(client: txnkv.Client) -> None:
+    to = writer(client, retention_bytes=0)
+    fill(to, 30)
+
+    class Lost(Exception):
+        pass
+
+    def check() -> None:
+        raise Lost
+
+    with pytest.raises(Lost):
+        retention.enforce(to.partitions[0], check)
+    assert bounds(to)[0] == 0
