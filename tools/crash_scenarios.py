@@ -209,7 +209,6 @@ def topics_rollback(path: str) -> None:
 
 
 def _load(txn: txnkv.Transaction) -> None:
-    cut_small()
     for name in TABLES:
         txn.write(name, rows(BEFORE, ROWS))
 
