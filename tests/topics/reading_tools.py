@@ -1,0 +1,60 @@
+"""What tests of readers share: logs put down batch by batch, and what consumers were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import txnkv
+from tests.topics.log_tools import data
+from txnkv import core
+from txnkv.topics.partition import Partition
+
+
+def partition_of(client: txnkv.Client, topic: Any, number: int = 0) -> Partition:
+    """A partition of a topic."""
+    return client.instance.topics.partitions(topic.info)[number]
+
+
+def put(client: txnkv.Client, topic: Any, *batches: bytes, number: int = 0, ts: int = 0) -> int:
+    """Put batches at the end of a log as if they had been appended; the offset of the first."""
+    partition = partition_of(client, topic, number)
+
+    def write(txn: Any) -> int:
+        first = at = partition.log.end(txn)
+        for batch in batches:
+            partition.log.put(txn, [core.place(batch, at, ts)])
+            at = partition.log.end(txn)
+        with client.instance.store.status.write() as cur:
+            cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (at, partition.id))
+        return first
+
+    return int(partition.environment.write(write))
+
+
+def drained(consumer: Any, most: int = 500) -> list[Any]:
+    """All messages that a consumer is given now."""
+    found: list[Any] = []
+    while messages := consumer.poll(max_messages=most, timeout=0):
+        found += messages
+    return found
+
+
+def given(consumer: Any, most: int = 500) -> list[tuple[int, bytes]]:
+    """(offset, value) of all messages that a consumer is given now."""
+    return [(m.offset, m.value) for m in drained(consumer, most)]
+
+
+def offsets(consumer: Any) -> list[int]:
+    """The offsets of all messages that a consumer is given now."""
+    return [m.offset for m in drained(consumer)]
+
+
+def uncounted(batch: bytes, count: int) -> bytes:
+    """A batch that takes more offsets than it has messages, as compaction leaves one."""
+    header = bytearray(batch)
+    header[28:32] = count.to_bytes(4, "little")
+    header[16:20] = core.crc32c(memoryview(header)[20:]).to_bytes(4, "little")
+    return bytes(header)
+
+
+__all__ = ["data", "drained", "given", "offsets", "partition_of", "put", "uncounted"]
