@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -11,19 +12,31 @@ from txnkv.core.log_filter import Spans
 from txnkv.core.log_header import CHUNK_BYTES, HEADER_BYTES, read_header
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 
+_OFFSET = pa.uint64()
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_BINARY = pa.binary()
+
 MESSAGES = pa.schema(
     [
-        ("offset", pa.uint64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.binary()),
-        ("txn_id", pa.uint64()),
+        ("offset", _OFFSET),
+        ("timestamp", _TIMESTAMP),
+        ("key", _BINARY),
+        ("value", _BINARY),
+        ("headers", _BINARY),
+        ("txn_id", _OFFSET),
     ]
 )
 
-_TYPES = {field.name: field.type for field in MESSAGES}
 _UNLIMITED = (1 << 64) - 1
+_ABSENT: list[pa.Buffer | None] = [None, None, None]
+_SOURCE = ffi.typeof("messages_source_t *")
+_SIZES = ffi.typeof("messages_sizes_t *")
+_WHERE = ffi.typeof("uint32_t[2]")
+_MESSAGES_OUT = ffi.typeof("messages_out_t *")
+# messages_out_t, packed here: its fields one by one cost more than decoding a few messages.
+_OUT = struct.Struct("@12Q3Q")
+_NULLS = struct.Struct("@3Q")
+assert _OUT.size == ffi.sizeof("messages_out_t")
 
 
 def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -> pa.RecordBatch:
@@ -44,13 +57,13 @@ def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -
     """
     memory = readable(buf)
     most = _UNLIMITED if limit is None else limit
-    where = ffi.new("uint32_t[2]")
+    where = ffi.new(_WHERE)
     asked = (memory, len(memory), spans.c, len(spans), from_offset, most)
     check(lib.messages_select(*asked, where, where + 1), "looking for messages")
     c, n = spans.c + where[0], where[1]
     held, bodies = _bodies(memory, c, n)
-    source = ffi.new("messages_source_t *", [memory, len(memory), c, n, bodies, from_offset, most])
-    sizes = ffi.new("messages_sizes_t *")
+    source = ffi.new(_SOURCE, [memory, len(memory), c, n, bodies, from_offset, most])
+    sizes = ffi.new(_SIZES)
     if status := lib.messages_decode_size(source, sizes):
         check(status, f"decoding messages from offset {from_offset} on")
     batch = _decode(source, sizes)
@@ -89,41 +102,34 @@ def _decompressed(buf: Any, at: int) -> pa.Buffer:
 
 def _decode(source: Any, sizes: Any) -> pa.RecordBatch:
     n, flags = sizes.rows, sizes.attributes
-    out = ffi.new("messages_out_t *")
-    bits = (n + 7) // 8
-    offset, timestamp, txn_id = (allocate(8 * n) for _ in range(3))
-    out.offset = pointer(offset, "uint64_t *")
-    out.timestamp = pointer(timestamp, "int64_t *")
-    out.txn_id = pointer(txn_id, "uint64_t *")
-    values, value_ends = allocate(sizes.value_bytes), allocate(4 * (n + 1))
-    out.values, out.value_ends = pointer(values), pointer(value_ends, "uint32_t *")
-    value_bits = allocate(bits) if flags & lib.BATCH_NULL_VALUES else None
-    out.value_validity = pointer(value_bits)
-    keys: list[Any] = []
-    if flags & lib.BATCH_KEYS:
-        keys = [allocate(bits), allocate(4 * (n + 1)), allocate(sizes.key_bytes)]
-        out.key_validity, out.keys = pointer(keys[0]), pointer(keys[2])
-        out.key_ends = pointer(keys[1], "uint32_t *")
-    headers: list[Any] = []
-    if flags & lib.BATCH_HEADERS:
-        headers = [allocate(bits), allocate(4 * (n + 1)), allocate(sizes.header_bytes)]
-        out.header_validity, out.headers = pointer(headers[0]), pointer(headers[2])
-        out.header_ends = pointer(headers[1], "uint32_t *")
-    lib.messages_decode(source, sizes, out)
-    columns = {
-        "offset": _array("offset", n, [None, offset], 0),
-        "timestamp": _array("timestamp", n, [None, timestamp], 0),
-        "key": _array("key", n, keys, out.null_keys),
-        "value": _array("value", n, [value_bits, value_ends, values], out.null_values),
-        "headers": _array("headers", n, headers, out.null_headers),
-        "txn_id": _array("txn_id", n, [None, txn_id], 0),
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGES)
+    offset, timestamp, txn_id = allocate(8 * n), allocate(8 * n), allocate(8 * n)
+    bits = allocate((n + 7) // 8) if flags & lib.BATCH_NULL_VALUES else None
+    value = [bits, allocate(4 * (n + 1)), allocate(sizes.value_bytes)]
+    key = _strings(n, sizes.key_bytes) if flags & lib.BATCH_KEYS else _ABSENT
+    headers = _strings(n, sizes.header_bytes) if flags & lib.BATCH_HEADERS else _ABSENT
+    buffers = (offset, timestamp, txn_id, *value, *key, *headers)
+    packed = bytearray(_OUT.size)
+    _OUT.pack_into(packed, 0, *[0 if b is None else b.address for b in buffers], 0, 0, 0)
+    lib.messages_decode(source, sizes, ffi.cast(_MESSAGES_OUT, ffi.from_buffer(packed)))
+    null_values, null_keys, null_headers = _NULLS.unpack_from(packed, _OUT.size - _NULLS.size)
+    columns = [
+        pa.Array.from_buffers(_OFFSET, n, [None, offset], 0),
+        pa.Array.from_buffers(_TIMESTAMP, n, [None, timestamp], 0),
+        _binary(n, key, null_keys),
+        _binary(n, value, null_values),
+        _binary(n, headers, null_headers),
+        pa.Array.from_buffers(_OFFSET, n, [None, txn_id], 0),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
 
-def _array(name: str, n: int, buffers: list[pa.Buffer | None], nulls: int) -> pa.Array:
-    if not buffers:
-        return pa.nulls(n, pa.binary())
+def _strings(n: int, size: int) -> list[pa.Buffer | None]:
+    return [allocate((n + 7) // 8), allocate(4 * (n + 1)), allocate(size)]
+
+
+def _binary(n: int, buffers: list[pa.Buffer | None], nulls: int) -> pa.Array:
+    if buffers is _ABSENT:
+        return pa.nulls(n, _BINARY)
     if not nulls:
         buffers[0] = None
-    return pa.Array.from_buffers(_TYPES[name], n, buffers, nulls)
+    return pa.Array.from_buffers(_BINARY, n, buffers, nulls)

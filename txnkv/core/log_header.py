@@ -147,13 +147,13 @@ def check_batch(buf: Any, at: int = 0) -> None:
     Raises:
         CoreError: it is not.
     """
-    header = read_header(buf, at)
     memory = readable(buf)
-    if lib.batch_check(memory + at, len(memory) - at):
-        raise CoreError(
-            f"the batch at offset {header.base_offset} is damaged: its checksum differs. "
-            "Check the store that it came from."
-        )
+    if 0 <= at <= len(memory) and not lib.batch_check(memory + at, len(memory) - at):
+        return
+    raise CoreError(
+        f"the batch at offset {read_header(buf, at).base_offset} is damaged: its checksum "
+        "differs. Check the store that it came from."
+    )
 
 
 def walk(buf: Any, start: int = 0) -> list[tuple[int, BatchHeader]]:
