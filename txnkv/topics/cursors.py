@@ -1,4 +1,4 @@
-"""Cursors: what a subscription has deleted of a partition, and so what it still has to deliver.
+r"""Cursors: what a subscription has deleted of a partition, and so what it still has to deliver.
 
     offsets       0 1 2 3 4 5 6 7 8 9
     deleted       x x x . . x x . x .

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 import apsw
@@ -64,7 +63,7 @@ class Exclusive:
         self._positions: dict[int, tuple[object, int]] = {}
         self._foreign: Held = {}
         self._holds: dict[int, Held] = {}
-        self._back: deque[tuple[int, int, int]] = deque()
+        self._back: Held = {id: Ranges() for id in info.topic.partitions}
         self._later: list[tuple[int, int, int]] = []
         self.look()
 
@@ -103,7 +102,7 @@ class Exclusive:
             (self.info.id, self._returned),
         ).fetchall()
         for self._returned, partition_id, first, last in returned:
-            self._back.append((partition_id, first, last))
+            self._back[partition_id].add(first, last)
 
     # -- delivering --------------------------------------------------------------------
 
@@ -137,29 +136,32 @@ class Exclusive:
                 for offset in range(first, last):
                     heapq.heappush(self._later, (when, partition_id, offset))
             else:
-                self._back.append((partition_id, first, last))
+                self._back[partition_id].add(first, last)
 
     def next_back(self) -> tuple[int, int, int] | None:
         """The next range to be delivered again; None when there is none now."""
-        if not self._back and not self._later:
+        if not self._later and not any(self._back.values()):
             return None
         with self.lock:
             now = clock.monotonic_micros()
             while self._later and self._later[0][0] <= now:
                 _, partition_id, offset = heapq.heappop(self._later)
-                self._back.append((partition_id, offset, offset + 1))
-            return self._back.popleft() if self._back else None
+                self._back[partition_id].add(offset, offset + 1)
+            for partition_id, ranges in self._back.items():
+                if ranges:
+                    return partition_id, *ranges.pop()
+            return None
 
     def something_back(self) -> bool:
         """Whether `next_back` has something, now."""
-        return bool(self._back) or bool(
+        return any(self._back.values()) or bool(
             self._later and self._later[0][0] <= clock.monotonic_micros()
         )
 
     def put_back(self, partition_id: int, first: int, last: int) -> None:
         """What is left of a range that `next_back` gave."""
         with self.lock:
-            self._back.appendleft((partition_id, first, last))
+            self._back[partition_id].add(first, last)
 
     # -- acknowledging in a transaction ------------------------------------------------
 
@@ -315,14 +317,14 @@ class Exclusive:
         with self.lock:
             for partition_id, ranges in self._holds.pop(id, {}).items():
                 for first, last in ranges:
-                    self._back.append((partition_id, first, last))
+                    self._back[partition_id].add(first, last)
 
     def return_all(self, held: Held, positions: dict[int, int]) -> None:
         """A transaction is aborted: what it had is delivered again."""
         with self.lock:
             for partition_id, ranges in _with_positions(self, held, positions).items():
                 for first, last in ranges:
-                    self._back.append((partition_id, first, last))
+                    self._back[partition_id].add(first, last)
 
 
 def _with_positions(state: Exclusive, held: Held, positions: dict[int, int]) -> Held:

@@ -67,6 +67,10 @@ class Ranges:
             mark = max(mark, self._last.pop(0))
         return mark
 
+    def pop(self) -> tuple[int, int]:
+        """Take out the first range."""
+        return self._first.pop(0), self._last.pop(0)
+
     def update(self, other: Ranges) -> None:
         """Put all of another set in."""
         for first, last in other:
