@@ -13,6 +13,7 @@ from tools import log_reference as reference
 from txnkv.core import (
     MESSAGES,
     Chunk,
+    CommittedFilter,
     ControlType,
     CoreError,
     all_data,
@@ -332,6 +333,24 @@ def test_damaged_bytes():
         walk(batch, len(batch) + 1)
     with pytest.raises(CoreError, match="no control"):
         read_control(batch)
+
+
+@given(
+    st.lists(rows, min_size=1, max_size=8),
+    st.sampled_from(CODECS),
+    st.lists(st.tuples(st.integers(20, 300), st.integers(0, 255)), max_size=4),
+)
+def test_forged_bytes_give_an_error_or_an_answer(rows, codec, changes):
+    forged = bytearray(encode_batch(record_batch(rows), timestamp=1, txn_id=5, codec=codec))
+    for at, byte in changes:
+        forged[20 + (at - 20) % (len(forged) - 20)] = byte
+    forged[16:20] = crc32c(forged[20:]).to_bytes(4, "little")
+    try:
+        decode_all(bytes(forged))
+        CommittedFilter().keep(forged, [(5, 0)], 0, 1 << 62)
+    except (CoreError, MemoryError):
+        return
+    check_batch(forged)
 
 
 def test_a_body_that_does_not_decompress():

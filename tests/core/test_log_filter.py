@@ -14,6 +14,7 @@ from txnkv.core import (
     CoreError,
     Spans,
     all_data,
+    crc32c,
     decided,
     decode,
     encode_batch,
@@ -126,6 +127,26 @@ def test_control_records_are_never_shown():
     for spans in (CommittedFilter().keep(buf, [], 0, END), all_data(buf, 0, END)):
         assert shown(buf, spans) == {3: "a"}
         assert spans.next_offset == 5
+
+
+def gapped(batch, taken):
+    """A batch that takes more offsets than it has messages, as compaction leaves them."""
+    forged = bytearray(batch)
+    forged[28:32] = taken.to_bytes(4, "little")
+    forged[16:20] = crc32c(forged[20:]).to_bytes(4, "little")
+    return bytes(forged)
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_the_position_passes_messages_that_are_missing(isolation):
+    buf = place(gapped(data(0, "a", "b", "c"), 18), 37)
+    read = all_data if isolation == "uncommitted" else CommittedFilter().keep
+    args = () if isolation == "uncommitted" else ([],)
+    spans = read(buf, *args, 37, END)
+    assert shown(buf, spans) == {37: "a", 38: "b", 39: "c"}
+    assert spans.next_offset == 55
+    behind = read(buf, *args, 40, END)
+    assert (len(behind), behind.next_offset) == (0, 55)
 
 
 # -- what is ours --------------------------------------------------------------------------------
