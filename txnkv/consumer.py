@@ -105,10 +105,11 @@ class Consumer(Closing):
 
         Args:
             max_messages: at most so many.
-            timeout: seconds to wait; None for ever, 0 not at all.
+            timeout: seconds to wait when there is none; None for ever, 0 not at all.
 
         Returns:
-            Messages, of several partitions perhaps. None when the time was over.
+            Messages, of several partitions perhaps. None of them when there was nothing to be
+            read until the time was over.
 
         Raises:
             OffsetOutOfRangeError: a position is not in the log any more, or not yet: `seek`.
@@ -286,10 +287,10 @@ class Consumer(Closing):
             parts = self._gather(most)
             if parts:
                 return parts
-            if any(reader.moved for reader in self._readers.values()):
-                if waiting.is_over:
-                    return []
-            elif not waiting.wait(any(reader.pending for reader in self._readers.values())):
+            readers = self._readers.values()
+            if any(reader.moved for reader in readers):
+                continue  # nothing is given only where nothing is there, whatever the time
+            if not waiting.wait(any(reader.pending for reader in readers)):
                 return []
 
     def _gather(self, most: int) -> _Parts:

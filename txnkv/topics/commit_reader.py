@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, all_data, walk
+from txnkv.core import CoreError, all_data, decided, walk
 from txnkv.errors import CorruptionError
 from txnkv.topics.fetch import FETCH_BYTES
 from txnkv.topics.log_view import LogView, look_at
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _END: Final = 1 << 63
 _ENTRIES: Final = 4096
 """Commits of a run, at most."""
-_APART: Final = 64
+_APART: Final = 16
 """Offsets between two commits of a run, at most: what lies there is read in vain."""
 _SCAN_BYTES: Final = 64 << 20
 """Of the log, looked through in one look for batches of one transaction."""
@@ -192,11 +192,13 @@ class CommitReader:
         return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
 
     def _go_on(self, view: LogView, entries: list[CommitEntry], at: int) -> _Found:
-        first, last = entries[0], entries[-1]
+        first = entries[0]
         if _is_marked(first):
-            parts, read_to = _picked(view, at, first.marker_offset, self._max_bytes, first.txn_id)
+            upto = first.marker_offset
+            parts, read_to = _picked(view, at, upto, self._max_bytes, first.txn_id)
         else:
-            parts, read_to = _decided(view.read(at, self._max_bytes, _behind(last)))
+            parts = view.read(at, self._max_bytes, _behind(entries[-1]))
+            read_to = 0  # the last of them says it
         return _Found(b"".join(parts), entries, read_to)
 
     def _decoded(self, found: _Found) -> _Run | None:
@@ -205,9 +207,11 @@ class CommitReader:
         first = entries[0]
         rows = None
         if found.records:
-            wanted = 0 if _is_marked(first) else self._next
-            spans = all_data(found.records, wanted, _END)
-            rows = self._reassembly.decode(found.records, spans, wanted)
+            marked = _is_marked(first)
+            wanted = 0 if marked else self._next
+            spans = (all_data if marked else decided)(found.records, wanted, _END)
+            read_to = read_to or spans.next_offset
+            rows = self._reassembly.decode(found.records, spans, wanted) if len(spans) else None
         ends = [_shown_to(entry) for entry in entries]
         whole = bisect_left(ends, read_to + 1)
         is_open = whole < len(entries) and read_to > entries[whole].first_offset
@@ -307,23 +311,6 @@ def _picked(
                 size += header.length
             at = header.next_offset
     return picked, at
-
-
-def _decided(parts: list[Buffer]) -> tuple[list[Buffer], int]:
-    """Batches that were decided when they were written, and where they all end."""
-    kept: list[Buffer] = []
-    end = 0
-    for part in parts:
-        begin = at = 0
-        for at, header in walk(part):
-            if header.is_control or (header.is_transactional and not header.is_decided):
-                if begin < at:
-                    kept.append(part[begin:at])
-                begin = at + header.length
-            end = header.next_offset
-        if begin < len(part):
-            kept.append(part[begin:] if begin else part)
-    return kept, end
 
 
 def _is_marked(entry: CommitEntry) -> bool:
