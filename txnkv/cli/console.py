@@ -105,12 +105,22 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def rate(rows: int, seconds: float) -> str:
-    """Rows per second, as 2.4 M rows/s."""
-    per_second = rows / max(seconds, 1e-9)
+def rate(count: int, seconds: float, noun: str = "row") -> str:
+    """How many per second, as 2.4 M rows/s."""
+    per_second = count / max(seconds, 1e-9)
     if per_second >= 1e6:
-        return f"{per_second / 1e6:.1f} M rows/s"
-    return f"{per_second:,.0f} rows/s"
+        return f"{per_second / 1e6:.1f} M {noun}s/s"
+    return f"{per_second:,.0f} {noun}s/s"
+
+
+def duration(seconds: float) -> str:
+    """As 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for unit, small, large in (("min", "s", 60), ("h", "min", 3600)):
+        if seconds < large * 60:
+            return f"{seconds // large:.0f} {unit} {seconds % large // (large // 60):.0f} {small}"
+    return f"{seconds // 86400:,.0f} d {seconds % 86400 // 3600:.0f} h"
 
 
 def plural(count: int, noun: str) -> str:

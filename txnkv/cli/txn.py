@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
 import click
 
 import txnkv
-from txnkv.cli.console import json_option, print_grid, print_json, print_pairs, store_argument
+from txnkv.cli.console import (
+    duration,
+    json_option,
+    print_grid,
+    print_json,
+    print_pairs,
+    store_argument,
+)
 from txnkv.coordinator.ids import TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import TxnNotFoundError
+from txnkv.topics.overview import SentTo, sent_to
 from txnkv.txn_info import TxnInfo
+
+Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
 
 
 @click.group()
@@ -30,21 +42,29 @@ def txn() -> None:
 )
 @json_option
 def list_(store: str, states: tuple[str, ...], as_json: bool) -> None:
-    """List the transactions that are open and those that ended of late."""
+    """List the transactions that are open and those that ended of late.
+
+    Of those that are not decided, the partitions they have sent messages to: `events/0 @12` from
+    offset 12 on, in the log; with * where readers of committed messages wait for it;
+    `events/0 +500` waiting in a side log, where nobody waits for them.
+    """
     with txnkv.connect(store, create=False, read_only=True) as client:
         found = client.transactions()
+        sent = sent_to(client.instance.topics)
     if states:
         found = [info for info in found if info.state.name in states]
     if as_json:
-        print_json([_document(info) for info in found])
+        print_json([_document(info, sent) for info in found])
     elif not found:
         click.echo("no transactions")
     else:
         print_grid(
-            ["id", "state", "begun", "timeout", "participants", "note"],
-            [_cells(info) for info in found],
-            right=["id", "timeout", "participants"],
+            ["id", "state", "begun", "open for", "messages", "note"],
+            [_cells(info, sent) for info in found],
+            right=["id", "open for"],
         )
+        for info in found:
+            _print_held(store, info, sent)
 
 
 @txn.command()
@@ -55,10 +75,19 @@ def show(store: str, id: int, as_json: bool) -> None:
     """Show the transaction ID."""
     with txnkv.connect(store, create=False, read_only=True) as client:
         info = _find(client, id)
+        sent = sent_to(client.instance.topics)
+    document = _document(info, sent)
     if as_json:
-        print_json(_document(info))
-    else:
-        print_pairs((name, _shown(value)) for name, value in _document(info).items())
+        print_json(document)
+        return
+    document["messages"] = _sent_cell(info, sent) or None
+    if document["open_seconds"] is not None:
+        document["open_seconds"] = duration(document["open_seconds"])
+    print_pairs(
+        ("open for" if name == "open_seconds" else name, _shown(value))
+        for name, value in document.items()
+    )
+    _print_held(store, info, sent)
 
 
 @txn.command()
@@ -87,30 +116,69 @@ def _find(client: txnkv.Client, id: int) -> TxnInfo:
     )
 
 
-def _cells(info: TxnInfo) -> list[str]:
+def _open_seconds(info: TxnInfo) -> float | None:
+    """Since when it is undecided; None: it has ended."""
+    if info.state in (TxnState.COMMITTED, TxnState.ABORTED):
+        return None
+    return max((datetime.now(UTC) - info.begin.datetime).total_seconds(), 0.0)
+
+
+def _sent_cell(info: TxnInfo, sent: Sent) -> str:
+    return ", ".join(
+        f"{to.topic}/{to.partition} +{to.messages:,}"
+        if to.first_offset is None
+        else f"{to.topic}/{to.partition} @{to.first_offset}{'*' if to.holds_back else ''}"
+        for to in sent.get(info.id.local, ())
+    )
+
+
+def _print_held(store: str, info: TxnInfo, sent: Sent) -> None:
+    """That readers wait for it, and how to end it."""
+    held = [to for to in sent.get(info.id.local, ()) if to.holds_back]
+    age = _open_seconds(info)
+    if held and age is not None:
+        where = ", ".join(f"{to.topic}/{to.partition} at {to.first_offset}" for to in held)
+        click.echo(
+            f"\ntransaction {info.id.local} holds back {where}, open for {duration(age)}; "
+            f"if nobody will end it: txnkv txn abort {store} {info.id.local}"
+        )
+
+
+def _begun(info: TxnInfo) -> str:
+    """In UTC; today's without the day."""
+    when = info.begin.datetime
+    today = when.date() == datetime.now(UTC).date()
+    return f"{when:%H:%M:%S}" if today else f"{when:%Y-%m-%d %H:%M:%S}"
+
+
+def _cells(info: TxnInfo, sent: Sent) -> list[str]:
+    age = _open_seconds(info)
+    limit = "" if info.timeout is None else f" of {info.timeout:g} s"
     return [
         str(info.id.local),
         info.state.name,
-        info.begin.datetime.isoformat(sep=" ", timespec="milliseconds"),
-        "none" if info.timeout is None else f"{info.timeout:g} s",
-        str(info.participants),
+        _begun(info),
+        "" if age is None else duration(age) + limit,
+        _sent_cell(info, sent),
         info.reason or "",
     ]
 
 
-def _document(info: TxnInfo) -> dict[str, Any]:
+def _document(info: TxnInfo, sent: Sent) -> dict[str, Any]:
     commit = info.commit
     return {
         "id": info.id.local,
         "full_id": str(int(info.id)),
         "state": info.state.name,
         "begun": info.begin.datetime.isoformat(),
+        "open_seconds": _open_seconds(info),
         "commit_timestamp": None if commit is None else int(commit),
         "committed": None if commit is None else commit.datetime.isoformat(),
         "timeout": info.timeout,
         "isolation": info.isolation,
         "locking": info.locking,
         "participants": info.participants,
+        "messages": [to._asdict() for to in sent.get(info.id.local, ())],
         "reason": info.reason,
     }
 

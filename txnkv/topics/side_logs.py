@@ -160,9 +160,12 @@ class SideLogs:
     # -- the end -----------------------------------------------------------------------
 
     def marker_body(self, txn: lmdb.Transaction, txn_id: int) -> bytes:
-        """The list of a transaction's side batches, for its marker; the marker counts `count`."""
+        """The list of an open transaction's side batches, for its marker, which counts `count`.
+
+        Nothing when it has none, or was cut off by a truncation: then no marker may be put.
+        """
         side = SideIndex(txn, self.environment).get(txn_id)
-        return b"" if side is None else pack_runs(side.runs)
+        return b"" if side is None or side.state is not SideState.OPEN else pack_runs(side.runs)
 
     def max_timestamp(self, txn: lmdb.Transaction, txn_id: int) -> int:
         """The greatest timestamp of a transaction's messages, which is the marker's."""

@@ -1,0 +1,212 @@
+"""`txnkv consume`: messages of a topic as lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import click
+
+import txnkv
+from txnkv.cli import message_lines
+from txnkv.cli.console import store_argument
+
+_ROUND = 5000
+
+
+@click.command()
+@store_argument
+@click.argument("topic", metavar="TOPIC")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more at the end, until Ctrl-C.")
+@click.option(
+    "--from",
+    "start",
+    metavar="WHERE",
+    default="earliest",
+    show_default=True,
+    help="earliest, latest, an offset, or a time with its zone.",
+)
+@click.option(
+    "-p", "--partition", "partitions", multiple=True, type=click.IntRange(min=0),
+    help="This partition alone; may be repeated.",
+)  # fmt: skip
+@click.option("-n", "--limit", type=click.IntRange(min=0), help="At most so many messages.")
+@click.option("-k", "--key-separator", metavar="TEXT", help="Write keys, too: key, TEXT, value.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON lines: all of each message.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted", "serializable"]),
+    default="read_committed",
+    show_default=True,
+    help="serializable: transactions whole and in the order of their commits.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["offset", "commit"]),
+    default="offset",
+    show_default=True,
+    help="commit: as transactions were committed, behind none that is open.",
+)
+@click.option(
+    "-s",
+    "--subscription",
+    metavar="NAME",
+    help="Go on where NAME is, acknowledging what was written; it is made when missing.",
+)
+@click.option("--shared", is_flag=True, help="The subscription is a shared one.")
+def consume(
+    store: str,
+    topic: str,
+    follow: bool,
+    start: str,
+    partitions: tuple[int, ...],
+    limit: int | None,
+    key_separator: str | None,
+    as_json: bool,
+    isolation: str,
+    order: str,
+    subscription: str | None,
+    shared: bool,
+) -> None:
+    """Write the messages of TOPIC to stdout, a line each.
+
+    Ends with what is there, or goes on with --follow. What an open transaction holds back is not
+    there yet: `txnkv topics STORE TOPIC` shows for which it waits.
+
+    With --subscription, a message that was written and not yet acknowledged when the program
+    died is written again.
+    """
+    if as_json and key_separator is not None:
+        raise click.UsageError("--json and --key-separator exclude each other")
+    if subscription is None and shared:
+        raise click.UsageError("--shared is for --subscription NAME")
+    if subscription is not None and (isolation, order) != ("read_committed", "offset"):
+        raise click.UsageError("--subscription reads read_committed, in the order of offsets")
+    separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
+    with txnkv.connect(store, create=False, read_only=subscription is None) as client:
+        found = client.topic(topic)
+        if subscription is None:
+            reader = _Reader(found, start, partitions, isolation, order, follow)
+        else:
+            reader = _Member(client, found, subscription, shared, start, partitions, follow)
+        with suppress(KeyboardInterrupt):
+            for messages in _limited(reader, limit):
+                sys.stdout.buffer.write(message_lines.lines_of(messages, separator, as_json))
+                sys.stdout.buffer.flush()
+                reader.written(messages)
+
+
+def _limited(reader: Rounds, limit: int | None) -> Iterator[list[txnkv.Message]]:
+    left = limit
+    while left is None or left > 0:
+        messages = reader.next(_ROUND if left is None else min(left, _ROUND))
+        if messages is None:
+            return
+        if messages:
+            yield messages
+        if left is not None:
+            left -= len(messages)
+
+
+class Rounds:
+    """Messages in rounds: None at the end."""
+
+    def next(self, most: int) -> list[txnkv.Message] | None:
+        """At most so many, perhaps none; None when there is nothing more."""
+        raise NotImplementedError
+
+    def written(self, messages: Iterable[txnkv.Message]) -> None:
+        """They are on their way to whoever reads."""
+
+
+class _Reader(Rounds):
+    """By a consumer of its own."""
+
+    def __init__(
+        self,
+        topic: txnkv.Topic,
+        start: str,
+        partitions: tuple[int, ...],
+        isolation: str,
+        order: str,
+        follow: bool,
+    ) -> None:
+        chosen = sorted(set(partitions)) or list(range(topic.partitions))
+        options: dict[str, Any] = {"isolation": isolation, "order": order}
+        begin, when = _place(start, chosen)
+        self._consumer = topic.consumer(start=begin, partitions=chosen, **options)
+        if when is not None:
+            self._consumer.seek_to_time(when)
+        self._follow = follow
+
+    def next(self, most: int) -> list[txnkv.Message] | None:
+        if self._follow:
+            return self._consumer.poll(max_messages=most, timeout=1.0)
+        before = self._positions()
+        messages = self._consumer.poll(max_messages=most, timeout=0)
+        # A round may have passed over aborted messages alone; there may be more behind them.
+        return messages or (None if before == self._positions() else [])
+
+    def _positions(self) -> list[int]:
+        return [self._consumer.position(number) for number in self._consumer.partitions]
+
+
+class _Member(Rounds):
+    """By a subscription; what was written is acknowledged together."""
+
+    def __init__(
+        self,
+        client: txnkv.Client,
+        topic: txnkv.Topic,
+        name: str,
+        shared: bool,
+        start: str,
+        partitions: tuple[int, ...],
+        follow: bool,
+    ) -> None:
+        begin, when = _place(start, list(partitions) or list(range(topic.partitions)))
+        if when is not None:
+            raise click.UsageError("--from takes no time with --subscription")
+        self._subscription = topic.subscribe(
+            name,
+            type="shared" if shared else "exclusive",
+            start=begin,
+            partitions=sorted(set(partitions)) or None,
+        )
+        self._session = client.new_session()
+        self._timeout = 1.0 if follow else 0.0
+        self._follow = follow
+
+    def next(self, most: int) -> list[txnkv.Message] | None:
+        messages = self._subscription.receive_many(max_messages=most, timeout=self._timeout)
+        return messages or ([] if self._follow else None)
+
+    def written(self, messages: Iterable[txnkv.Message]) -> None:
+        for message in messages:
+            self._session.ack(self._subscription, message)
+        self._session.flush()
+
+
+def _place(text: str, partitions: list[int]) -> tuple[str | dict[int, int], datetime | None]:
+    """Where to begin, for a consumer; and a time to seek to.
+
+    Raises:
+        ValueError: it is none of those.
+    """
+    if text in ("earliest", "latest"):
+        return text, None
+    if text.isdecimal():
+        return dict.fromkeys(partitions, int(text)), None
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"--from: {text!r} is neither earliest, latest, an offset nor a time, as "
+            "2026-01-31T12:00:00+00:00"
+        ) from None
+    if when.tzinfo is None:
+        raise ValueError(f"--from: {text!r} has no time zone; end it with Z or +02:00")
+    return "earliest", when

@@ -1,0 +1,179 @@
+"""Messages as lines: plain ones, with keys, or JSON.
+
+    plain      the value, to the end of the line
+    with keys  key, a separator, value
+    JSON       {"key": "k", "value": "v", "headers": [["name", "text"]], "timestamp": "2026-..."}
+
+In JSON, bytes that are no UTF-8 are {"base64": "..."}, and null is none.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+
+from txnkv.cli.console import json_text
+from txnkv.core import encode_headers
+from txnkv.topics.message import Message
+from txnkv.topics.messages import TIME
+
+_PIECE: Final = 1 << 20
+_FIELDS: Final = ("value", "key", "headers", "timestamp", "partition")
+_IGNORED: Final = ("offset", "txn_id")
+
+
+def read_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a stream, as many together as there are at the moment, without their ends."""
+    read = getattr(stream, "read1", stream.read)
+    rest = b""
+    while piece := read(_PIECE):
+        *lines, rest = (rest + piece).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+# -- in --------------------------------------------------------------------------------
+
+
+def plain(lines: Sequence[bytes], first: int) -> dict[str, Any]:
+    """Lines as columns of messages: each a value."""
+    return {"value": pa.array(lines, pa.binary())}
+
+
+def with_keys(lines: Sequence[bytes], first: int, separator: bytes) -> dict[str, Any]:
+    """Lines as columns of messages: key, separator, value.
+
+    Raises:
+        ValueError: a line has no separator; `first` is the number of the first line.
+    """
+    keys, values = [], []
+    for number, line in enumerate(lines, first):
+        key, found, value = line.partition(separator)
+        if not found:
+            raise ValueError(
+                f"line {number} has no {separator.decode()!r} between key and value: {_short(line)}"
+            )
+        keys.append(key)
+        values.append(value)
+    return {"value": pa.array(values, pa.binary()), "key": pa.array(keys, pa.binary())}
+
+
+def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
+    """Lines of JSON as columns of messages; empty ones are left out.
+
+    Raises:
+        ValueError: a line is no message; `first` is the number of the first line.
+    """
+    found = []
+    for number, line in enumerate(lines, first):
+        if line.strip():
+            try:
+                found.append(_fields(json.loads(line)))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"line {number} is no message: {error}: {_short(line)}") from None
+    values, keys, headers, times, partitions = zip(*found, strict=True) if found else ((),) * 5
+    columns = {
+        "value": pa.array(values, pa.binary()),
+        "key": pa.array(keys, pa.binary()),
+        "headers": pa.array(headers, pa.binary()),
+        "timestamp": pa.array(times, TIME),
+        "partition": pa.array(partitions, pa.int32()),
+    }
+    return {
+        name: column
+        for name, column in columns.items()
+        if name == "value" or column.null_count < len(column)
+    }
+
+
+def _fields(message: Any) -> tuple[Any, ...]:
+    if not isinstance(message, dict):
+        raise ValueError('write an object, as {"key": "k", "value": "v"}')
+    unknown = [name for name in message if name not in (*_FIELDS, *_IGNORED)]
+    if unknown or "value" not in message:
+        raise ValueError(
+            f"it has the fields {', '.join(map(repr, message)) or 'none'}; a message has 'value' "
+            "and perhaps 'key', 'headers', 'timestamp', 'partition'"
+        )
+    headers, time, partition = (message.get(name) for name in _FIELDS[2:])
+    return (
+        _bytes(message["value"]),
+        _bytes(message.get("key")),
+        encode_headers(_headers(headers)) if headers else None,
+        None if time is None else _time(time),
+        partition,
+    )
+
+
+def _bytes(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and list(value) == ["base64"] and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"base64: {error}") from None
+    # What is JSON itself, an object or a number, is the text of it.
+    return json_text(value).encode()
+
+
+def _headers(headers: Any) -> list[tuple[str, bytes]]:
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    return [(str(name), _bytes(value) or b"") for name, value in pairs]
+
+
+def _time(text: Any) -> datetime:
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"timestamp {text!r} has no time zone; end it with Z or +02:00")
+    return when
+
+
+def _short(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# -- out -------------------------------------------------------------------------------
+
+
+def lines_of(messages: Iterable[Message], separator: bytes | None, as_json: bool) -> bytes:
+    """Messages as lines; no value, or no key, is nothing."""
+    if as_json:
+        lines: Iterable[bytes] = (json_text(_document(each)).encode() for each in messages)
+    elif separator is not None:
+        lines = ((each.key or b"") + separator + (each.value or b"") for each in messages)
+    else:
+        lines = (each.value or b"" for each in messages)
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _document(message: Message) -> dict[str, Any]:
+    return {
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp": message.timestamp.isoformat(),
+        "key": _text(message.key),
+        "value": _text(message.value),
+        "headers": [[name, _text(value)] for name, value in message.headers],
+        "txn_id": None if message.txn_id is None else message.txn_id.local,
+    }
+
+
+def _text(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
