@@ -31,6 +31,7 @@ _PRELUDE = """
 import base64, os, pickle, sys
 import txnkv
 from txnkv.tables import small
+from txnkv.topics import outbox
 _path, _options, _values = pickle.loads(base64.b64decode(sys.argv[1]))
 globals().update(_values)
 def say(value=None):
@@ -38,7 +39,7 @@ def say(value=None):
 def wait():
     return sys.stdin.readline().strip()
 if "TXNKV_TEST_STAGE_ALL" in os.environ:
-    small.MAX_ROWS = small.FEW_ROWS = -1
+    small.MAX_ROWS = small.FEW_ROWS = outbox.MAX_BYTES = -1
 client = txnkv.connect(_path, **_options)
 """
 
@@ -217,6 +218,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write is staged at once, as one too large for the small path; in children too."""
     monkeypatch.setattr("txnkv.tables.small.MAX_ROWS", -1)
     monkeypatch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+    monkeypatch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
     monkeypatch.setenv("TXNKV_TEST_STAGE_ALL", "1")  # of children
 
 

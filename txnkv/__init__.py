@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from txnkv import aio
 from txnkv.client import Client, connect
 from txnkv.compacting import CompactReport
+from txnkv.consumer import Consumer
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
@@ -48,12 +49,18 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.inspection import CheckReport
+from txnkv.producer import Producer
+from txnkv.replicating import replicate
 from txnkv.scan import Scan, ScanToken
 from txnkv.session import Session
+from txnkv.subscription import Subscription
 from txnkv.table import Snapshot, Table
 from txnkv.tables.partitioning import hash_partition, range_partition
 from txnkv.tables.schema import Column, Schema
 from txnkv.token import TxnToken
+from txnkv.topic import Topic
+from txnkv.topics.fetch import AbortedTxn, FetchResult
+from txnkv.topics.message import Message, MessageId
 from txnkv.transaction import Transaction
 from txnkv.txn_info import TxnInfo
 from txnkv.write_result import WriteResult
@@ -64,24 +71,30 @@ except PackageNotFoundError:
     __version__ = "0+unknown"
 
 __all__ = [
+    "AbortedTxn",
     "AckConflictError",
     "AlreadyPresentError",
     "AuthenticationError",
     "CheckReport",
-    "CompactReport",
     "Client",
     "ClosedError",
     "Column",
     "CommitOutcomeUnknownError",
+    "CompactReport",
+    "Consumer",
     "CorruptionError",
+    "FetchResult",
     "HistoryExpiredError",
     "IncompatibleStoreError",
     "InvalidTokenError",
     "InvalidTxnStateError",
+    "Message",
+    "MessageId",
     "NotFoundError",
     "NotSupportedError",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
+    "Producer",
     "ProducerFencedError",
     "RowError",
     "RowErrors",
@@ -93,10 +106,12 @@ __all__ = [
     "Snapshot",
     "StorageFullError",
     "StoreNotFoundError",
+    "Subscription",
     "Table",
     "TableExistsError",
     "TableNotFoundError",
     "Timestamp",
+    "Topic",
     "TopicExistsError",
     "TopicNotFoundError",
     "Transaction",
@@ -105,14 +120,15 @@ __all__ = [
     "TransactionTimedOutError",
     "TxnId",
     "TxnInfo",
-    "TxnkvError",
     "TxnNotFoundError",
     "TxnState",
     "TxnToken",
+    "TxnkvError",
     "UnavailableError",
     "WriteResult",
     "aio",
     "connect",
     "hash_partition",
     "range_partition",
+    "replicate",
 ]

@@ -17,10 +17,16 @@ from txnkv.context import TxnContext
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
-from txnkv.errors import InvalidTxnStateError, TransactionConflictError, TxnkvError
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    InvalidTxnStateError,
+    TransactionConflictError,
+    TxnkvError,
+    UnavailableError,
+)
 from txnkv.heart import Heart
 from txnkv.instance import Instance
-from txnkv.small_commit import commit_small
+from txnkv.small_commit import commit_small, make_sure
 from txnkv.tables.incoming import Outcome
 
 _ATTEMPTS: Final = 20
@@ -38,6 +44,8 @@ def write_alone(
 
     Raises:
         TransactionConflictError: others were first, again and again.
+        UnavailableError: the disk failed; nothing was written.
+        CommitOutcomeUnknownError: the disk failed and fails; it was written whole or not at all.
         What `write` raises; nothing was written then.
     """
     for attempt in range(1, _ATTEMPTS + 1):
@@ -68,7 +76,7 @@ def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outc
         if context.stored:
             _commit_large(context)
         else:
-            commit_small(context)
+            _commit_small(context)
         return outcome
     except BaseException:
         _abort(context)
@@ -89,6 +97,18 @@ class _Hearts:
     def start_heart(self) -> None:
         self.one = Heart(self._context.row)
         self._context.instance.coordinator.heartbeats.add(self.one)
+
+
+def _commit_small(context: TxnContext) -> None:
+    try:
+        commit_small(context)
+    except CommitOutcomeUnknownError as error:
+        try:
+            state = make_sure(context)
+        except TxnkvError:
+            raise error from None
+        if state is not TxnState.COMMITTED:
+            raise UnavailableError(f"{error.__cause__ or error}. Nothing was written") from error
 
 
 def _commit_large(context: TxnContext) -> None:

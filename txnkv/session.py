@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.context import TxnContext
-from txnkv.errors import ClosedError, InvalidTxnStateError, RowError, TableNotFoundError
+from txnkv.errors import (
+    ClosedError,
+    CommitOutcomeUnknownError,
+    InvalidTxnStateError,
+    RowError,
+    TableNotFoundError,
+)
 from txnkv.own_transaction import write_alone
 from txnkv.row_operations import RowOperations
 from txnkv.session_messages import SessionMessages
@@ -322,8 +328,9 @@ class Session(RowOperations, SessionMessages, Closing):
             with self._lock:
                 self._table = None
                 self._runs = ([] if isinstance(error, TableNotFoundError) else runs) + self._runs
-                self._acks = acks + self._acks
-            self._sending.put_back_living(self._client.instance.topics, parcels)
+                if not isinstance(error, CommitOutcomeUnknownError):  # else they may be sent
+                    self._acks = acks + self._acks
+                    self._sending.put_back_living(self._client.instance.topics, parcels)
             raise
         self._sent += sum(parcel.rows for parcel in parcels)
         self._acked += sum(len(ids) for _, ids, _ in acks)

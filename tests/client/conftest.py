@@ -269,3 +269,33 @@ def make(request: pytest.FixtureRequest, client: txnkv.Client) -> Any:
         return txn.new_session(mode), txn.commit
 
     return made
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["marker", "sidecar"])
+def topic(request: pytest.FixtureRequest, client: txnkv.Client) -> txnkv.Topic:
+    """A topic of one partition, of either buffer."""
+    return client.create_topic("events", buffer=request.param)
+
+
+def read(topic: txnkv.Topic, isolation: str = "read_committed") -> list[txnkv.Message]:
+    """All messages that a new reader finds, by partition."""
+    found: list[txnkv.Message] = []
+    with topic.consumer(isolation=isolation) as consumer:
+        while some := consumer.poll(max_messages=1000, timeout=0):
+            found += some
+    return sorted(found, key=lambda message: message.id)
+
+
+@pytest.fixture
+def messages() -> Callable[..., list[txnkv.Message]]:
+    """All messages of a topic that a new reader finds, by partition."""
+    return read
+
+
+@pytest.fixture
+def values() -> Callable[..., list[bytes | None]]:
+    """Their values."""
+    return lambda topic, isolation="read_committed": [m.value for m in read(topic, isolation)]

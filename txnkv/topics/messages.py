@@ -28,6 +28,9 @@ TIME: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SLICE_ROWS: Final = 1 << 18
+_BYTES: Final = pa.binary()
+_VALUE: Final = pa.schema([("value", _BYTES)])
+_VALUE_KEY: Final = pa.schema([("value", _BYTES), ("key", _BYTES)])
 
 Pending = bytes | tuple[bytes | None, bytes | None] | tuple[Any, Any, Any, Any, Any]
 """A message that waits; see above."""
@@ -155,34 +158,35 @@ def outgoing(waiting: list[Pending]) -> Iterator[Outgoing]:
 
 def _outgoing(rows: list[Pending]) -> Iterator[Outgoing]:
     columns = _columns(rows)
-    made = [_binary(column) for column in columns[:2]]
-    if any(column is None for column in made):  # more than 32-bit offsets hold
-        half = len(rows) // 2
+    made = [pa.array(column, _BYTES) for column in columns[:2]]
+    if any(isinstance(column, pa.ChunkedArray) for column in made):
+        half = len(rows) // 2  # more than 32-bit offsets hold
         yield from _outgoing(rows[:half])
         yield from _outgoing(rows[half:])
-        return
-    arrays: dict[str, pa.Array] = dict(zip(("value", "key"), made, strict=False))
-    partitions = None
-    if len(columns) == 5:
-        partitions = pa.array(columns[2], pa.int32())
-        arrays["headers"] = pa.array(columns[3], pa.binary())
-        arrays["timestamp"] = pa.array(columns[4], TIME)
-    yield lean(arrays, partitions)
+    elif len(columns) < 5:
+        schema = _VALUE if len(columns) == 1 else _VALUE_KEY
+        yield Outgoing(pa.RecordBatch.from_arrays(made, schema=schema), None)
+    else:
+        arrays = {
+            "value": made[0],
+            "key": made[1],
+            "headers": pa.array(columns[3], _BYTES),
+            "timestamp": pa.array(columns[4], TIME),
+        }
+        yield lean(arrays, pa.array(columns[2], pa.int32()))
 
 
 def _columns(rows: Sequence[Any]) -> list[list[Any]]:
     """Values alone, with keys, or all five."""
+    if len(rows) == 1:
+        row = rows[0]
+        return [[given] for given in row] if type(row) is tuple else [[row]]
     if set(map(type, rows)) == {bytes}:
         return [list(rows)]
     full = [row if type(row) is tuple else (row, None) for row in rows]
     if len(set(map(len, full))) > 1:
         full = [row if len(row) == 5 else (*row, None, None, None) for row in full]
     return [[row[i] for row in full] for i in range(len(full[0]))]
-
-
-def _binary(column: list[Any]) -> pa.BinaryArray | None:
-    array = pa.array(column, pa.binary())
-    return None if isinstance(array, pa.ChunkedArray) else array
 
 
 def lean(arrays: dict[str, pa.Array], partitions: pa.Int32Array | None) -> Outgoing:

@@ -49,6 +49,7 @@ class _Lot(NamedTuple):
 
     messages: pa.RecordBatch
     timestamp: int
+    size: int
 
 
 class _Partition:
@@ -123,8 +124,9 @@ class Outbox:
         found = self._partitions.get(id)
         if found is None:
             found = self._partitions[id] = _Partition(topic)
-        found.lots.append(_Lot(messages, now_micros()))
-        self._bytes += messages.nbytes + _MESSAGE_BYTES * messages.num_rows
+        size = messages.nbytes
+        found.lots.append(_Lot(messages, now_micros(), size))
+        self._bytes += size + _MESSAGE_BYTES * messages.num_rows
 
     def acknowledge(
         self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
@@ -214,22 +216,27 @@ class Outbox:
 
     def _encoded(self, partition: _Partition, txn_id: int, *, decided: bool) -> list[bytes]:
         options = partition.topic.options
-        return [
-            core.encode_batch(
-                messages,
-                timestamp=timestamp,
-                txn_id=txn_id,
-                decided=decided,
-                codec=options.compression,
-                chunk=chunk,
-            )
-            for lot, timestamp in _joined(partition.lots)
-            for messages, chunk in chunking.cut(lot, options.max_message_bytes)
-        ]
+        batches = []
+        for lot, timestamp, size in _joined(partition.lots):
+            few = size <= options.max_message_bytes and lot.num_rows <= chunking.MAX_ROWS
+            parts = ((lot, None),) if few else chunking.cut(lot, options.max_message_bytes)
+            for messages, chunk in parts:
+                batch = core.encode_batch(
+                    messages,
+                    timestamp=timestamp,
+                    txn_id=txn_id,
+                    decided=decided,
+                    codec=options.compression,
+                    chunk=chunk,
+                )
+                batches.append(batch)
+        return batches
 
 
 def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
     """The lots of the same columns that follow each other, as one."""
+    if len(lots) == 1:
+        return list(lots)
     groups: list[list[_Lot]] = []
     for lot in lots:
         if groups and groups[-1][0].messages.schema == lot.messages.schema:
@@ -239,7 +246,11 @@ def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
     return [
         group[0]
         if len(group) == 1
-        else _Lot(pa.concat_batches([lot.messages for lot in group]), group[0].timestamp)
+        else _Lot(
+            pa.concat_batches([lot.messages for lot in group]),
+            group[0].timestamp,
+            sum(lot.size for lot in group),
+        )
         for group in groups
     ]
 

@@ -11,12 +11,15 @@ The numbers of keys are frozen: messages of one key stay together over versions 
 from __future__ import annotations
 
 import random
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.topics.messages import Outgoing
+
+_MIX: Final = 0x9E3779B97F4A7C15
 
 
 class Sticky:
@@ -44,6 +47,12 @@ def spread(outgoing: Outgoing, partitions: int, sticky: int) -> list[tuple[int, 
     keys = messages.column("key") if "key" in messages.schema.names else None
     if given is None and keys is None:
         return [(sticky, messages)]
+    if messages.num_rows == 1:
+        number = None if given is None else given[0].as_py()
+        key = None if keys is None else keys[0].as_py()
+        if number is None:
+            number = sticky if key is None else partition_of(key, partitions)
+        return [(number, messages)]
     numbers = pa.scalar(sticky, pa.uint16())
     if keys is not None:
         hashed = core.hash_partition(_as_keys(keys), partitions)
@@ -57,6 +66,12 @@ def spread(outgoing: Outgoing, partitions: int, sticky: int) -> list[tuple[int, 
         if rows.n:
             found.append((number, messages.take(rows.to_arrow())))
     return found
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Where one key goes: as `core.hash_partition` has it."""
+    mixed = core.hash64(key) * _MIX & 0xFFFFFFFFFFFFFFFF
+    return (mixed >> 32) * partitions >> 32
 
 
 def _as_keys(keys: pa.BinaryArray) -> core.Keys:
