@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from tools import crash_logs, crash_side, crash_topics
+from tools import crash_logs, crash_producers, crash_side, crash_topics
 from tools.crash_scenarios import (
     ACKNOWLEDGED,
     BEFORE,
@@ -152,6 +152,17 @@ PLANS: Final[dict[str, Plan]] = {
     "partition.snapshot": Plan(("log",), GONE, every=1),
     "partition.truncated": Plan(("log",), GONE, every=1),
     "partition.trimmed": Plan(("log",), GONE, every=1),
+    "producer.registered": Plan(("produce",), every=1),
+    "producer.checked": Plan(("produce",), every=1),
+    "producer.recorded": Plan(("produce",), every=1),
+    "producer.swept": Plan(("produce",)),
+    "retention.dropped": Plan(("retain",), every=3),
+    "retention.rolled": Plan(("retain",)),
+    "truncate.cut": Plan(("cut",), every=1),
+    "truncate.lowered": Plan(("cut",), every=1),
+    "follow.put": Plan(("follow",), every=7),
+    "follow.offset": Plan(("follow",), every=1),
+    "follow.cut": Plan(("follow",), every=1),
 }
 """A death in COMMIT_IN_PROGRESS may end either way: who recovers goes on with the commit."""
 
@@ -159,12 +170,13 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "topics_commit": _examine_topics,
     "topics_rollback": _examine_topics,
     "topics_small": _examine_topics,
-    "side": crash_side.examine,
+    **crash_producers.EXAMINERS,
 }
 """By scenario: what else is wrong, as a client of the store sees it, after what the child said."""
 
 PATH_EXAMINERS: Final[dict[str, Callable[[Path, Sequence[str]], list[str]]]] = {
     "log": crash_logs.examine,
+    "side": crash_side.examine,
 }
 """By scenario: what else is wrong with a store that nobody has open, and what its child said."""
 
@@ -380,6 +392,8 @@ def _open_twice(path: Path, scenario: str, plan: Plan, death: Death) -> list[str
             return examine(client, death, GONE)
     with txnkv.connect(path, create=False) as client:
         problems = examine(client, death, expected(scenario, plan, death))
+        if scenario in EXAMINERS:
+            problems += EXAMINERS[scenario](client, death.said)
         counts = [client.table(name).count() for name in TABLES]
     with txnkv.connect(path, create=False) as client:
         again = [client.table(name).count() for name in TABLES]

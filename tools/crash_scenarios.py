@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
 import txnkv
-from tools import crash_logs, crash_side, crash_topics
+from tools import crash_logs, crash_producers, crash_side, crash_topics
 from txnkv import compacting
 from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 
@@ -244,4 +245,5 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_commit": topics_commit,
     "topics_rollback": topics_rollback,
     "topics_small": topics_small,
+    **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
 }
