@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from . import beside, growth, memory, points, small, tables, ycsb
+from . import beside, growth, logs, memory, points, small, tables, topics, ycsb
 from .harness import Line, report
 from .tpcc.race import tpcc
 from .tpcc.schema import Scale
@@ -18,6 +18,8 @@ TINY_ROWS = 20_000
 SIZES = [1_000_000, 10_000_000]
 FULL_SIZES = [*SIZES, 100_000_000]
 TINY_SIZES = [1000, 2000]
+_ABORTED = [1, 1000, 100_000, 1_000_000]
+_OPEN = [100_000, 1_000_000, 10_000_000]
 
 Race = Callable[[], list[Line]]
 
@@ -49,6 +51,15 @@ def races(
         "scan-beside": lambda: beside.scan_beside(rows, size(2, 20), rounds, base),
         "compaction-latency": lambda: beside.compaction_latency(
             size(2000, 2_000_000), size(50, 2000), rounds, base
+        ),
+        "produce": lambda: topics.produce(size(1 << 16, 64 << 20), rounds, base),
+        "send": lambda: topics.send(size(2000, 1_000_000), rounds, base),
+        "fetch": lambda: topics.fetch(size(1 << 20, 1 << 30), rounds, base),
+        "pass-on": lambda: topics.pass_on(size(10, 1000), rounds, base),
+        "aborted": lambda: logs.aborted([1, 10] if tiny else _ABORTED, rounds, base),
+        "open-log": lambda: logs.opening(size(20, 100_000), rounds, base),
+        "open-transaction": lambda: logs.open_transaction(
+            [100, 1000] if tiny else _OPEN, base, plots
         ),
         "growth": lambda: growth.growth(sizes, size(20, 500), rounds, base, plots),
     }
