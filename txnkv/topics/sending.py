@@ -51,8 +51,8 @@ class Delivered:
 
     Attributes:
         number: of the partition.
-        base: offset of the first.
-        ends: how far behind `base` each message begins; None: one offset for each.
+        base: the first offset that was taken.
+        places: how far behind `base` each message stands; None: one offset for each.
     """
 
     number: int
@@ -172,7 +172,7 @@ class Sender:
                 places.extend(range(count, count + part.num_rows))
             else:
                 whole = False
-                if chunk.piece == 0:
+                if chunk.piece == chunk.pieces - 1:  # where readers have the message
                     places.append(count)
             count += part.num_rows
         return _Share(

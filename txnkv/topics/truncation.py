@@ -9,10 +9,13 @@ sound store:
     2. cut              LMDB: log, indexes, state, side logs
        between them     the log ends below the next offset: a hole, which anybody may fill
     3. lower            status.db, under LMDB's lock, if nobody filled the hole: next offset,
-                        producers, subscriptions
+                        producers
 
 Who dies between 2 and 3 leaves the hole: its offsets are filled and not given again. Truncating
 once more does the rest.
+
+A partition with subscriptions is not lowered at all: a consumer may hold a message that is cut,
+and its ack, coming later, would delete another one under the same offset. So the hole is filled.
 
 What must not be cut is refused, and nothing changes: messages of an open transaction, for they
 would be missing when it commits; the end marker of a transaction whose messages stay, for nobody
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
 
+from txnkv.coordinator.query import one
 from txnkv.core import walk
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -62,7 +66,7 @@ def truncate(
         flush: writes what small transactions committed out of memory, in all processes.
 
     Returns:
-        The end of the log now.
+        The end of the log now: where it was cut, or behind offsets that are not given again.
 
     Raises:
         OffsetOutOfRangeError: the log does not hold the offset. Nothing was cut.
@@ -82,9 +86,9 @@ def truncate(
             f"{partition.label} cannot be truncated to {offset}: others write to it all the time. "
             "Nothing was cut, try again when they are done"
         )
-    partition.environment.write(lambda txn: _lower(engine, txn, partition, cut))
+    lowered = partition.environment.write(lambda txn: _lower(engine, txn, partition, cut))
     fault_point("truncate.lowered")
-    return cut.end
+    return cut.end if lowered else engine.complete(partition)
 
 
 def _cut(
@@ -134,16 +138,20 @@ def _has_batches(
     return False
 
 
-def _lower(engine: TopicEngine, txn: lmdb.Transaction, partition: Partition, cut: _Cut) -> None:
+def _lower(engine: TopicEngine, txn: lmdb.Transaction, partition: Partition, cut: _Cut) -> bool:
+    """Whether the next offset is that of the cut now."""
     if partition.log.end(txn) != cut.end:
-        return
+        return False
     with engine.store.status.write() as cur:
         producers.truncate(cur, partition.id, cut.end, cut.next_offset)
-        if catalog.next_offset(cur, partition.id) == cut.next_offset:
-            cur.execute(
-                "UPDATE partitions SET next_offset = ? WHERE id = ?", (cut.end, partition.id)
-            )
-            cur.execute(
-                "DELETE FROM end_markers WHERE partition_id = ? AND first_offset >= ?",
-                (partition.id, cut.end),
-            )
+        (subscribed,) = one(
+            cur, "SELECT EXISTS (SELECT 1 FROM cursors WHERE partition_id = ?)", (partition.id,)
+        )
+        if subscribed or catalog.next_offset(cur, partition.id) != cut.next_offset:
+            return False
+        cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (cut.end, partition.id))
+        cur.execute(
+            "DELETE FROM end_markers WHERE partition_id = ? AND first_offset >= ?",
+            (partition.id, cut.end),
+        )
+    return True
