@@ -208,11 +208,11 @@ class ModelLog:
 
     @property
     def end(self) -> int:
-        return self.items[-1].base + self.items[-1].count if self.items else self.start
+        return self.items[-1].base + self.items[-1].count if self.items else 0
 
     def truncate(self, offset: int) -> int:
         self.items = [item for item in self.items if item.base + item.count <= offset]
-        self.start = min(self.start, self.end)
+        self.start = min(self.start, self.end)  # it may lie inside of the batch that goes
         return self.end
 
     def told(self) -> Told:

@@ -109,6 +109,8 @@ class PartitionLog:
     def truncate(self, txn: lmdb.Transaction, offset: int) -> int:
         """Removes the batch that holds an offset and all behind it; the state goes back.
 
+        A start of the log inside of that batch goes back to where the batch began.
+
         Returns:
             The end of the log now: the offset, or where its batch began.
 
