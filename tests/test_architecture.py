@@ -23,7 +23,7 @@ LAYERS = [
         "scan", "table", "token", "job", "inspection", "compacting",
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
         "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
-        "message_operations", "sending", "small_parts", "catalog_operations", "own_session",
+        "message_operations", "sending", "small_parts", "consumer", "catalog_operations", "own_session",
         "session_messages",
         "aio", "__init__",
     },

@@ -76,7 +76,7 @@ def _examine_topics(client: txnkv.Client, said: Sequence[str]) -> list[str]:
 PLANS: Final[dict[str, Plan]] = {
     "directory.before_format": Plan(("create",)),
     "lmdb.before_commit": Plan(
-        ("commit", "rollback", "log", "topics_commit", "topics_rollback"), every=1
+        ("commit", "rollback", "log", "topics_commit", "topics_rollback", "topics_alone"), every=1
     ),
     "lmdb.after_commit": Plan(
         ("commit", "rollback", "log", "topics_commit", "topics_small"), every=4
@@ -90,20 +90,31 @@ PLANS: Final[dict[str, Plan]] = {
             "topics_commit",
             "topics_rollback",
             "topics_small",
+            "topics_alone",
         ),
         every=1,
     ),
     "status.after_commit": Plan(
-        ("create", "commit", "commit_small", "rollback", "topics_commit"), every=2
+        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_alone"), every=2
     ),
     "status.unsynced": Plan(
-        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_small"), every=2
+        (
+            "create",
+            "commit",
+            "commit_small",
+            "rollback",
+            "topics_commit",
+            "topics_small",
+            "topics_alone",
+        ),
+        every=2,
     ),
     "append.reserved": Plan(("topics_commit",), GONE, every=1),
     "append.written": Plan(("topics_commit",), GONE, every=2),
     "append.side": Plan(("topics_commit", "side"), GONE, every=2),
     "log.completed": Plan(("topics_commit", "topics_small"), every=1),
     "marker.written": Plan(("topics_commit",), THERE),
+    "marker.decided": Plan(("topics_alone",), every=1),
     "marker.aborting": Plan(("topics_rollback",), GONE, every=1),
     "marker.aborted": Plan(("topics_rollback",), GONE, every=1),
     "log.written": Plan(("commit_small", "topics_small"), GONE),
@@ -170,6 +181,7 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "topics_commit": _examine_topics,
     "topics_rollback": _examine_topics,
     "topics_small": _examine_topics,
+    "topics_alone": crash_topics.examine_alone,
     **crash_producers.EXAMINERS,
 }
 """By scenario: what else is wrong, as a client of the store sees it, after what the child said."""

@@ -214,6 +214,11 @@ def _load(txn: txnkv.Transaction) -> None:
         txn.write(name, rows(BEFORE, ROWS))
 
 
+def topics_alone(path: str) -> None:
+    """Large transactions that send to one partition each."""
+    crash_topics.alone(path, say)
+
+
 def topics_small(path: str) -> None:
     """Small commits in topics, and flushes."""
     crash_topics.trickle(path, say)
@@ -245,5 +250,6 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_commit": topics_commit,
     "topics_rollback": topics_rollback,
     "topics_small": topics_small,
+    "topics_alone": topics_alone,
     **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
 }

@@ -77,6 +77,29 @@ def trickle(path: str, say: Say) -> None:
             client.instance.engine.flush()
 
 
+def alone(path: str, say: Say) -> None:
+    """Large transactions that send to one partition each."""
+    client = txnkv.connect(path, create=False)
+    for number, partition in enumerate(partitions(client)):
+        txn = begin(client)
+        for i in range(2):
+            send(client, txn, partition, [b"alone %d %d" % (number, i)])
+        commit(client, txn)
+        say("alone", number)
+
+
+def examine_alone(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    """What is wrong after a death in `alone`."""
+    problems = []
+    for number, partition in enumerate(partitions(client)):
+        wanted = [b"before", *(b"alone %d %d" % (number, i) for i in range(2))]
+        values = committed(client, partition)
+        told = f"alone {number}" in said
+        if values != wanted and (told or values != wanted[:1]):
+            problems.append(f"{partition.label}, of which {told} was told, has {values}")
+    return problems or _works(client)
+
+
 def examine(client: txnkv.Client, said: Sequence[str], rows: bool) -> list[str]:
     """What is wrong in the topics; nobody's transaction is open any more.
 

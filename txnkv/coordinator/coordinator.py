@@ -17,6 +17,7 @@ from txnkv.coordinator.id_ranges import IdRanges
 from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -56,7 +57,8 @@ class Coordinator:
         self.store = store
         self._boot = boot_id()
         self.history = history
-        self.orchestrator = Orchestrator(store)
+        self.metadata = SqliteTransactionMetadataStore(store.status)
+        self.orchestrator = Orchestrator(store, self.metadata)
         self.ids = IdRanges(store)
         self.heartbeats = liveness.Heartbeater(store)
         self.maintenance = Maintenance(store, self.orchestrator, history)
@@ -64,6 +66,7 @@ class Coordinator:
         self.log = CommitLog(store, self.metrics, self.maintenance.start)
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
+        self.orchestrator.tcid = self.tcid
 
     # -- snapshots ---------------------------------------------------------------------
 
@@ -157,7 +160,7 @@ class Coordinator:
             row = replace(row, heartbeat_slot=liveness.free_slot(cur, self.store))
             assert row.heartbeat_slot is not None
             self.store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, now)
-            status_table.insert(cur, row)
+            self.metadata.within(cur).new_transaction(row)
             if fixed:
                 locks.fix_snapshot(cur, row)
             self.ids.record(cur)

@@ -17,6 +17,7 @@ import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -27,7 +28,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage.seam import boot_id, clock
+from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 
 _log = logging.getLogger("txnkv")
@@ -57,11 +58,7 @@ def free_slot(cur: apsw.Cursor, store: Store) -> int:
 def expired(row: TxnRow, store: Store) -> str | None:
     """Why an OPEN transaction must be aborted, or None."""
     now = clock.monotonic_micros()
-    if row.deadline is not None and row.boot == boot_id():
-        late = now > row.deadline
-    else:  # the monotonic clock began anew
-        late = row.timeout is not None and clock.now_micros() > row.begin_ts.micros + row.timeout
-    if late:
+    if past_timeout(row):
         return f"passed its timeout of {(row.timeout or 0) / 1e6:g} s"
     if row.heartbeat_slot is None:
         return None

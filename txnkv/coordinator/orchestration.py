@@ -22,22 +22,27 @@ that resumes what a dead process left.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import apsw
 
 from txnkv.coordinator import jobs, locks, status_table
 from txnkv.coordinator.clock import next_timestamp
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.participant import ParticipantHandler
+from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore
+from txnkv.coordinator.participant import AloneHandler, ParticipantHandler
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AckConflictError,
+    CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    StorageFullError,
     TransactionConflictError,
     TransactionLockedError,
     TransactionTimedOutError,
     TxnkvError,
+    UnavailableError,
 )
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
@@ -73,10 +78,16 @@ def ending_error(row: TxnRow, what: str) -> TxnkvError:
 
 
 class Orchestrator:
-    """The moves of transactions, over the handlers of their participants."""
+    """The moves of transactions, over the handlers of their participants.
 
-    def __init__(self, store: Store) -> None:
+    Attributes:
+        tcid: the store's, for errors that name a transaction.
+    """
+
+    def __init__(self, store: Store, metadata: SqliteTransactionMetadataStore) -> None:
         self._store = store
+        self._metadata = metadata
+        self.tcid = 0
         self._handlers: dict[str, ParticipantHandler] = {}
 
     def add_handler(self, handler: ParticipantHandler) -> None:
@@ -94,9 +105,7 @@ class Orchestrator:
             TransactionTimedOutError: it passed its timeout; it is aborted.
         """
         while True:
-            with self._store.status.read() as cur:
-                row = status_table.get(cur, txn_id)
-                parts = status_table.participants(cur, txn_id)
+            row, parts = self._seen(txn_id)
             if row.state.committing:
                 return row
             if row.state is not TxnState.OPEN:
@@ -105,20 +114,78 @@ class Orchestrator:
                 row = self.start_abort(txn_id, "timed out", TransactionTimedOutError)
                 raise ending_error(self.finish(row.txn_id), "commit")
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
+            if self._commit_alone(row, parts):
+                return self._metadata.get(txn_id)
             with self._store.status.write() as cur:
-                if status_table.participants(cur, txn_id) != parts or not all(
+                metadata = self._metadata.within(cur)
+                if metadata.participants(txn_id) != parts or not all(
                     self._handlers[kind].checked_all(cur, row, checked[kind]) for kind in parts
                 ):
                     continue  # a worker came in between
                 jobs.refuse_running(cur, txn_id)
+                if metadata.get(txn_id).state is not TxnState.OPEN:
+                    continue
                 target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
-                moved = status_table.move(cur, txn_id, TxnState.OPEN, target)
-                row = status_table.get(cur, txn_id)
-                if moved and not parts:
+                row = metadata.update_status(txn_id, TxnState.OPEN, target)
+                if not parts:
                     locks.release(cur, txn_id)
-            if moved:
-                fault_point("commit.started")
-                return row
+            fault_point("commit.started")
+            return row
+
+    def _seen(self, txn_id: int) -> tuple[TxnRow, dict[str, list[int]]]:
+        with self._store.status.read() as cur:
+            metadata = self._metadata.within(cur)
+            return metadata.get(txn_id), metadata.participants(txn_id)
+
+    def _commit_alone(self, row: TxnRow, parts: Mapping[str, list[int]]) -> bool:
+        """The short way of who has one participant: from OPEN to COMMITTED in one step.
+
+        Returns:
+            False when it has to go the long way; nothing has changed then.
+        """
+        if len(parts) != 1 or row.isolation == "serializable":
+            return False
+        ((kind, ids),) = parts.items()
+        handler = self._handlers[kind]
+        if len(ids) != 1 or not isinstance(handler, AloneHandler):
+            return False
+
+        def decide(cur: apsw.Cursor) -> Timestamp | None:
+            metadata = self._metadata.within(cur)
+            still = metadata.get(row.txn_id).state is TxnState.OPEN
+            if not still or metadata.participants(row.txn_id) != parts:
+                return None
+            jobs.refuse_running(cur, row.txn_id)
+            commit_ts = next_timestamp(cur)
+            metadata.update_status(
+                row.txn_id, TxnState.OPEN, TxnState.COMMITTED, commit_ts=commit_ts
+            )
+            _note_commit(cur, commit_ts)
+            status_table.set_participants(cur, row.txn_id, kind, TxnState.COMMITTED, commit_ts)
+            locks.release(cur, row.txn_id)
+            return commit_ts
+
+        try:
+            return handler.commit_alone(row, ids[0], decide)
+        except (StorageFullError, UnavailableError) as error:
+            return self._committed_after(row, error)
+
+    def _committed_after(self, row: TxnRow, error: TxnkvError) -> bool:
+        """Whether a commit that broke off is done; raises the error when it is not."""
+        try:
+            with self._store.status.write() as cur:
+                # A write after the failed one decides: what did not come to light never does.
+                state = self._metadata.within(cur).get(row.txn_id).state
+        except TxnkvError:
+            raise CommitOutcomeUnknownError(
+                f"the disk failed while transaction {row.txn_id} was committing ({error}). It is "
+                "wholly committed or wholly not: when the disk is well again, ask "
+                "client.transaction_state(error.txn_id)",
+                TxnId.of(self.tcid, row.txn_id),
+            ) from error
+        if state is TxnState.COMMITTED:
+            return True
+        raise error
 
     def start_abort(
         self,
@@ -138,8 +205,8 @@ class Orchestrator:
         fault_point("abort.started")
         return row
 
-    @staticmethod
     def start_abort_in(
+        self,
         cur: apsw.Cursor,
         txn_id: int,
         reason: str,
@@ -147,7 +214,8 @@ class Orchestrator:
         *,
         only_open: bool = False,
     ) -> TxnRow:
-        row = status_table.get(cur, txn_id)
+        metadata = self._metadata.within(cur)
+        row = metadata.get(txn_id)
         if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
             return row
         if row.state.decided or (only_open and row.state is not TxnState.OPEN):
@@ -155,22 +223,18 @@ class Orchestrator:
                 f"cannot abort: transaction {txn_id} is {row.state.name}"
                 + (": it has its commit timestamp" if row.state.decided else "")
             )
-        status_table.move(
-            cur,
+        return metadata.update_status(
             txn_id,
             row.state,
             TxnState.ABORT_IN_PROGRESS,
             reason=reason,
             error=None if error is None else error.__name__,
         )
-        return status_table.get(cur, txn_id)
 
     def finish(self, txn_id: int) -> TxnRow:
         """Drive a transaction that is no longer OPEN to COMMITTED or ABORTED."""
         while True:
-            with self._store.status.read() as cur:
-                row = status_table.get(cur, txn_id)
-                parts = status_table.participants(cur, txn_id)
+            row, parts = self._seen(txn_id)
             if row.state is TxnState.OPEN:
                 raise InvalidTxnStateError(f"transaction {txn_id} is still open")
             if row.state.ended:
@@ -184,18 +248,22 @@ class Orchestrator:
 
     def decide(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS."""
+        asked = dict(parts)
+        if row.isolation == "serializable":  # what it has read counts where it wrote nothing
+            asked |= {kind: [] for kind in self._handlers if kind not in parts}
         try:
             while True:
                 validated = {
-                    kind: self._handlers[kind].begin_commit(row, ids) for kind, ids in parts.items()
+                    kind: self._handlers[kind].begin_commit(row, ids) for kind, ids in asked.items()
                 }
                 fault_point("commit.validated")
                 with self._store.status.write() as cur:
-                    if status_table.get(cur, row.txn_id).state is not TxnState.COMMIT_IN_PROGRESS:
+                    now = self._metadata.within(cur).get(row.txn_id)
+                    if now.state is not TxnState.COMMIT_IN_PROGRESS:
                         return
                     if not all(
                         self._handlers[kind].validate(cur, row, ids, validated[kind])
-                        for kind, ids in parts.items()
+                        for kind, ids in asked.items()
                     ):
                         continue
                     commit_ts = self._write_commit_point(cur, row, parts)
@@ -206,9 +274,8 @@ class Orchestrator:
                 fault_point("commit.decided")
                 return
         except (TransactionConflictError, TransactionLockedError) as error:
-            with self._store.status.write() as cur:
-                status_table.move(
-                    cur,
+            with suppress(InvalidTxnStateError):  # another one who drives it was faster
+                self._metadata.update_status(
                     row.txn_id,
                     TxnState.COMMIT_IN_PROGRESS,
                     TxnState.ABORT_IN_PROGRESS,
@@ -216,26 +283,21 @@ class Orchestrator:
                     error=type(error).__name__,
                 )
 
-    @staticmethod
     def _write_commit_point(
-        cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
+        self, cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
     ) -> Timestamp:
         for kind in parts:
             status_table.set_participants(
                 cur, row.txn_id, kind, TxnState.COMMIT_IN_PROGRESS, next_timestamp(cur)
             )
         commit_ts = next_timestamp(cur)
-        status_table.move(
-            cur,
+        self._metadata.within(cur).update_status(
             row.txn_id,
             TxnState.COMMIT_IN_PROGRESS,
             TxnState.FINALIZE_IN_PROGRESS,
             commit_ts=commit_ts,
         )
-        cur.execute(
-            "UPDATE clock SET last_commit = ?, manifest_version = manifest_version + 1",
-            (commit_ts,),
-        )
+        _note_commit(cur, commit_ts)
         return commit_ts
 
     def _finalize(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
@@ -257,8 +319,17 @@ class Orchestrator:
             for kind in parts:
                 status_table.set_participants(cur, row.txn_id, kind, state)
             locks.release(cur, row.txn_id)
-            status_table.move(cur, row.txn_id, row.state, state, commit_ts=row.commit_ts)
+            with suppress(InvalidTxnStateError):  # another one who drives it was faster
+                self._metadata.within(cur).update_status(
+                    row.txn_id, row.state, state, commit_ts=row.commit_ts
+                )
 
     @staticmethod
     def _past_deadline(row: TxnRow) -> bool:
         return row.deadline is not None and clock.monotonic_micros() > row.deadline
+
+
+def _note_commit(cur: apsw.Cursor, commit_ts: Timestamp) -> None:
+    cur.execute(
+        "UPDATE clock SET last_commit = ?, manifest_version = manifest_version + 1", (commit_ts,)
+    )

@@ -14,8 +14,8 @@ nothing else of them. Every call may come again after a crash, from another proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import apsw
 
@@ -67,3 +67,23 @@ class ParticipantHandler(Protocol):
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove the staged data, and let nothing late be staged."""
+
+
+@runtime_checkable
+class AloneHandler(Protocol):
+    """A handler of participants of which one can be committed in one step, where it is alone."""
+
+    def commit_alone(
+        self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
+    ) -> bool:
+        """Take the participant's lock, so that no write to it is under way, and decide.
+
+        Args:
+            row: of the transaction, OPEN when it was read.
+            id: of its only participant.
+            decide: writes the commit point with the cursor of a write of status.db; the commit
+                timestamp. None when something came in between: that write is to change nothing.
+
+        Returns:
+            Whether it was decided.
+        """

@@ -24,6 +24,7 @@ import lmdb
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import place, read_header
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -32,9 +33,6 @@ from txnkv.topics.partition import Partition
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
-
-KIND = "partition"
-"""Of the participants that are partitions of topics."""
 
 declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
 declare_fault_point("append.written", "the batches of an append are in the log, durable")
@@ -66,8 +64,7 @@ def append(
         return []
 
     def take_part(cur: apsw.Cursor) -> int:
-        status_table.get_open(cur, row.txn_id, "send messages")
-        status_table.register_participant(cur, row.txn_id, KIND, [partition.id])
+        engine.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
         return 0
 
     return _append(engine, partition, batches, take_part)
@@ -150,9 +147,7 @@ def _append_aside(
             status_table.get_open(cur, row.txn_id, "send messages")
             takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
         if not takes_part:
-            with engine.store.status.write() as cur:
-                status_table.get_open(cur, row.txn_id, "send messages")
-                status_table.register_participant(cur, row.txn_id, KIND, [partition.id])
+            engine.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
         side.append(txn, row.txn_id, batches)
 
     partition.environment.write(write)

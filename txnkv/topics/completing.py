@@ -246,5 +246,8 @@ def _write_side_list(txn: lmdb.Transaction, partition: Partition, marker: EndMar
     # As old as the messages it stands for: retention goes by that.
     timestamp = side.max_timestamp(txn, marker.txn_id)
     body = side.marker_body(txn, marker.txn_id)
+    if not body:  # the note of a marker came back that was cut off the log
+        partition.log.put(txn, _fillers(marker.first_offset, marker.next_offset))
+        return
     partition.log.put(txn, [_end_marker(marker, timestamp, body)])
     side.committed(txn, marker.txn_id, marker.first_offset, Timestamp(marker.commit_ts))

@@ -34,6 +34,7 @@ from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.looking_after import LookingAfter
 from txnkv.topics.participant import KIND, PartitionParticipants
 from txnkv.topics.partition import Partition
+from txnkv.topics.subscriptions import Subscriptions
 from txnkv.topics.tail import TopicTail
 
 
@@ -87,6 +88,9 @@ class TopicEngine:
         coordinator.orchestrator.add_handler(PartitionParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
         self.add_sweep(LookingAfter(self).sweep)
+        self.subscriptions = Subscriptions(self)
+        coordinator.orchestrator.add_handler(self.subscriptions.handler)
+        self.add_sweep(self.subscriptions.sweep)
 
     # -- catalog -----------------------------------------------------------------------
 
@@ -307,8 +311,13 @@ class TopicEngine:
         written: list[tuple[int, int]] = []
         for id in ids:
             partition = self.partition(id)
-            if partition is not None:
-                written.append((completing.complete(self, partition), id))
+            if partition is None:
+                continue
+            with partition.environment.read() as txn:
+                end = partition.log.end(txn)
+            if self.look(id).marker_end > end:
+                end = completing.complete(self, partition)
+            written.append((end, id))
         if written:
             completing.forget_markers(self.store, written)
 
@@ -316,3 +325,4 @@ class TopicEngine:
         """New locks: a thread that is not in this process may have held the old ones."""
         self._lock = threading.Lock()
         self._looks = {}
+        self.subscriptions.after_fork_in_child()

@@ -5,6 +5,7 @@
     write_commit     inside the commit point: each end marker takes its offset and is noted, so
                      markers stand in the log as commits in time
     finalize         markers go into the logs, unless somebody was faster, and are forgotten
+    commit_alone     of who sent to one partition only: the commit point and the marker at once
     abort            nothing has to be noted: under LMDB's lock the marker takes its offset and
                      is written, if the transaction has anything there
 
@@ -13,7 +14,7 @@ All of it may be done again, by any process: what is in the log says what is sti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import apsw
@@ -21,11 +22,12 @@ import lmdb
 
 from txnkv.coordinator import id_ranges
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import ControlType
+from txnkv.errors import TxnkvError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.topics import catalog, completing
-from txnkv.topics.append import KIND
 from txnkv.topics.completing import EndMarker
 from txnkv.topics.partition import Partition
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "PartitionParticipants"]
 
+declare_fault_point("marker.decided", "a commit of one partition is durable, unmarked")
 declare_fault_point("marker.aborting", "an abort marker has its offset, it is not in the log")
 declare_fault_point("marker.aborted", "an abort marker is in its log, durable")
 declare_fault_point("marker.written", "all end markers of a commit are in their logs")
@@ -59,6 +62,39 @@ class PartitionParticipants:
     def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
         """Nothing was checked."""
         return True
+
+    # -- alone -------------------------------------------------------------------------
+
+    def commit_alone(
+        self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
+    ) -> bool:
+        """The commit point and the end marker under the log's lock, which waits for appends."""
+        engine, partition = self._engine, self._engine.partition(id)
+        if partition is None:
+            return False
+        decided: list[Timestamp] = []
+
+        def write(txn: lmdb.Transaction) -> None:
+            end = None if decided else _end_of(txn, partition, row.txn_id)
+            with self._store.status.write() as cur:
+                stamp = None if decided else decide(cur)
+                if stamp is not None and end is not None:
+                    _give_offset(cur, id, end, stamp)
+                waiting = completing.look(engine, cur, partition, partition.log.end(txn))
+            if stamp is not None:
+                decided.append(stamp)
+                fault_point("marker.decided")
+            completing.write(txn, partition, waiting)
+
+        try:
+            partition.environment.write(write)
+        except TxnkvError:
+            # It is committed; the marker is noted, and whoever comes next writes it.
+            if not decided:
+                raise
+        if decided:
+            self._store.runtime.raise_durable(decided[0])
+        return bool(decided)
 
     # -- COMMIT_IN_PROGRESS ------------------------------------------------------------
 
@@ -86,13 +122,8 @@ class PartitionParticipants:
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
     ) -> None:
         """Give each end marker its offset."""
-        low = id_ranges.low_water_mark(cur)
         for id, end in self._ends[row.txn_id].items():
-            first = catalog.take_offsets(cur, id, end.count)
-            # In a log with a side log nothing is ever open, and nothing comes late.
-            mark = low if end.type == ControlType.COMMIT else 0
-            marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
-            completing.add_marker(cur, id, marker)
+            _give_offset(cur, id, end, commit_ts)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -122,6 +153,14 @@ def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMark
     if first is None:
         return None
     return EndMarker(0, 1, txn_id, int(ControlType.COMMIT), 0, 0, first)
+
+
+def _give_offset(cur: apsw.Cursor, id: int, end: EndMarker, commit_ts: Timestamp) -> None:
+    # In a log with a side log nothing is ever open, and nothing comes late.
+    mark = id_ranges.low_water_mark(cur) if end.type == ControlType.COMMIT else 0
+    first = catalog.take_offsets(cur, id, end.count)
+    marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
+    completing.add_marker(cur, id, marker)
 
 
 def _abort_in(engine: TopicEngine, partition: Partition, txn_id: int) -> None:
