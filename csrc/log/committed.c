@@ -7,6 +7,8 @@
 #include "common/bytes.h"
 #include "common/check.h"
 
+#define TRIM_AT 32 /* times too large */
+
 /* Both parts have room for all that is here: `heap` as a binary heap on first_offset, `set` as a
  * hash table by txn_id (0: empty) with linear probing, at most half full. */
 struct committed {
@@ -65,12 +67,7 @@ static void heap_merge_equals(committed_t *filter) {
     filter->heap_n = kept + 1;
 }
 
-static bool heap_reserve(committed_t *filter, size_t more) {
-    if (filter->heap_room - filter->heap_n >= more) return true;
-    heap_merge_equals(filter);
-    /* Room to spare after merging, or the next call would merge again. */
-    const size_t room = 2 * (filter->heap_n + more);
-    if (room <= filter->heap_room) return true;
+static bool heap_resize(committed_t *filter, size_t room) {
     committed_aborted_t *heap = alloc_array(room, sizeof *heap);
     if (heap == NULL) return false;
     copy_bytes(heap, filter->heap, filter->heap_n * sizeof *heap);
@@ -78,6 +75,14 @@ static bool heap_reserve(committed_t *filter, size_t more) {
     filter->heap = heap;
     filter->heap_room = room;
     return true;
+}
+
+static bool heap_reserve(committed_t *filter, size_t more) {
+    if (filter->heap_room - filter->heap_n >= more) return true;
+    heap_merge_equals(filter);
+    /* Room to spare after merging, or the next call would merge again. */
+    const size_t room = 2 * (filter->heap_n + more);
+    return room <= filter->heap_room || heap_resize(filter, room);
 }
 
 /* -- the set --------------------------------------------------------------------------------- */
@@ -122,10 +127,7 @@ static void set_remove(committed_t *filter, uint64_t txn_id) {
     filter->set_n--;
 }
 
-static bool set_reserve(committed_t *filter, size_t entries) {
-    size_t room = 16;
-    while (room < 2 * entries) room *= 2;
-    if (room <= filter->set_room || entries == 0) return true;
+static bool set_resize(committed_t *filter, size_t room) {
     committed_aborted_t *set = alloc_array(room, sizeof *set), *old = filter->set;
     if (set == NULL) return false;
     const size_t old_room = filter->set_room;
@@ -138,6 +140,17 @@ static bool set_reserve(committed_t *filter, size_t entries) {
     }
     alloc_free(old);
     return true;
+}
+
+static size_t set_room_for(size_t entries) {
+    size_t room = 16;
+    while (room < 2 * entries) room *= 2;
+    return room;
+}
+
+static bool set_reserve(committed_t *filter, size_t entries) {
+    const size_t room = set_room_for(entries);
+    return room <= filter->set_room || entries == 0 || set_resize(filter, room);
 }
 
 static bool set_holds(const committed_t *filter, const batch_header_t *header) {
@@ -166,9 +179,11 @@ void committed_destroy(committed_t *filter) {
     alloc_free(filter);
 }
 
-void committed_held(const committed_t *filter, uint64_t *out_waiting, uint64_t *out_inside) {
+void committed_held(const committed_t *filter, uint64_t *out_waiting, uint64_t *out_inside,
+                    uint64_t *out_bytes) {
     *out_waiting = filter->heap_n;
     *out_inside = filter->set_n;
+    *out_bytes = (filter->heap_room + filter->set_room) * sizeof *filter->heap;
 }
 
 static uint16_t control_type(const uint8_t *batch) {
@@ -180,6 +195,13 @@ static status_t check_control(const uint8_t *batch, size_t len) {
     if (status != STATUS_OK) return status;
     const bool known = load_le16(batch + BATCH_HEADER_BYTES) == 0;
     return known && control_type(batch) <= CONTROL_SIDE_LIST ? STATUS_OK : STATUS_CORRUPT;
+}
+
+/* A long list does not leave its memory behind. Where there is none for less, it stays. */
+static void trim(committed_t *filter) {
+    const size_t heap_room = 2 * filter->heap_n + 16, set_room = set_room_for(filter->set_n);
+    if (filter->heap_room / TRIM_AT > heap_room) (void)heap_resize(filter, heap_room);
+    if (filter->set_room / TRIM_AT > set_room) (void)set_resize(filter, set_room);
 }
 
 /* All that a walk up to `upto` will trust: headers, rising offsets, control batches whole. */
@@ -257,6 +279,7 @@ status_t committed_keep(committed_t *filter, const uint8_t *bytes, size_t len,
         if (aborted[i].txn_id != 0) heap_push(filter, aborted[i]);
     }
     show(filter, COMMITTED_ALL, bytes, len, from_offset, upto, out_spans, out);
+    trim(filter);
     return STATUS_OK;
 }
 

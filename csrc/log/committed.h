@@ -37,8 +37,10 @@ committed_t *committed_create(void);
 void committed_destroy(committed_t *filter);
 /* Forgets all, as a reader does that goes elsewhere. */
 void committed_reset(committed_t *filter);
-/* How many aborted transactions wait for their first offset, and how many are open here. */
-void committed_held(const committed_t *filter, uint64_t *out_waiting, uint64_t *out_inside);
+/* How many aborted transactions wait for their first offset, how many the walk is inside of,
+ * and the bytes that both take. */
+void committed_held(const committed_t *filter, uint64_t *out_waiting, uint64_t *out_inside,
+                    uint64_t *out_bytes);
 
 /* The committed data batches with rows at or above from_offset, of those that end at or below
  * `upto`; `aborted` is the fetch's list and is taken into the state. `out_spans` has room for

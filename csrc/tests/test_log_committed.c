@@ -211,11 +211,11 @@ static void check_end(const story_t *story) {
     committed_aborted_t aborted[2 * MOST];
     messages_span_t spans[MOST];
     committed_shown_t shown;
-    uint64_t waiting, inside;
+    uint64_t waiting, inside, bytes;
     const uint32_t n = collect(story, 0, story->end, aborted);
     EXPECT(committed_keep(filter, story->all.bytes, story->all.len, aborted, n, 0, story->end,
                           spans, story->n, &shown) == STATUS_OK);
-    committed_held(filter, &waiting, &inside);
+    committed_held(filter, &waiting, &inside, &bytes);
     EXPECT(waiting == 0 && inside == story->late_n);
     committed_destroy(filter);
 }
@@ -249,18 +249,50 @@ static void check_held(void) {
     committed_t *filter = committed_create();
     committed_aborted_t list[100];
     committed_shown_t shown;
-    uint64_t waiting, inside;
+    uint64_t waiting, inside, bytes;
     for (uint32_t i = 0; i < 100; i++) {
         list[i] = (committed_aborted_t){1 + i, 1000 + random_below(5)};
     }
     for (uint32_t i = 0; i < 1000; i++) {
         EXPECT(committed_keep(filter, NULL, 0, list, 100, 0, 9, NULL, 0, &shown) == STATUS_OK);
-        committed_held(filter, &waiting, &inside);
+        committed_held(filter, &waiting, &inside, &bytes);
         EXPECT(waiting <= 400 && inside == 0);
     }
     committed_reset(filter);
-    committed_held(filter, &waiting, &inside);
-    EXPECT(waiting == 0 && inside == 0);
+    committed_held(filter, &waiting, &inside, &bytes);
+    EXPECT(waiting == 0 && inside == 0 && bytes == 0);
+    committed_destroy(filter);
+}
+
+/* A long list, read through: its memory goes with it, and the filter works on. */
+static void check_trimmed(void) {
+    enum { LONG = 20000 };
+    committed_t *filter = committed_create();
+    committed_aborted_t *list = calloc(LONG, sizeof *list);
+    committed_shown_t shown;
+    messages_span_t span;
+    uint64_t waiting, inside, bytes;
+    EXPECT(list != NULL);
+    log_bytes_t all = {NULL, 0};
+    for (uint32_t i = 0; i < LONG; i++) {
+        const batch_header_t head = {
+            .base_offset = i, .txn_id = i + 1, .attributes = BATCH_TRANSACTIONAL};
+        size_t len;
+        uint8_t *batch = log_control_of(CONTROL_ABORT, head, &len);
+        log_append(&all, batch, len);
+        free(batch);
+        list[i] = (committed_aborted_t){i + 1, i};
+    }
+    for (int round = 0; round < 3; round++) {
+        alloc_fail_at(round == 1 ? 3 : 0); /* no memory for less: as well */
+        EXPECT(committed_keep(filter, all.bytes, all.len, list, LONG, 0, LONG, &span, 0, &shown) ==
+               STATUS_OK);
+        alloc_fail_at(0);
+        committed_held(filter, &waiting, &inside, &bytes);
+        EXPECT(waiting == 0 && inside == 0 && (round == 1 || bytes < 65536));
+    }
+    free(all.bytes);
+    free(list);
     committed_destroy(filter);
 }
 
@@ -285,13 +317,13 @@ static void check_refused(void) {
     messages_span_t spans[MOST];
     const committed_aborted_t aborted = {5, 1};
     committed_shown_t shown;
-    uint64_t waiting, inside;
+    uint64_t waiting, inside, bytes;
     for (size_t fail = 1; fail < 3; fail++) {
         alloc_fail_at(fail);
         EXPECT(committed_keep(filter, story->all.bytes, story->all.len, &aborted, 1, 0, 1000, spans,
                               story->n, &shown) == STATUS_NO_MEMORY);
         alloc_fail_at(0);
-        committed_held(filter, &waiting, &inside);
+        committed_held(filter, &waiting, &inside, &bytes);
         EXPECT(waiting == 0 && inside == 0);
     }
     alloc_fail_at(1);
@@ -311,7 +343,7 @@ static void check_refused(void) {
     store_le64(story->all.bytes, 1u << 20);
     EXPECT(committed_plain(story->all.bytes, story->all.len, COMMITTED_ALL, 0, UINT64_MAX, spans,
                            story->n, &shown) == STATUS_CORRUPT);
-    committed_held(filter, &waiting, &inside);
+    committed_held(filter, &waiting, &inside, &bytes);
     EXPECT(waiting == 0 && inside == 0);
     committed_destroy(filter);
     free(story->all.bytes);
@@ -321,6 +353,7 @@ static void check_refused(void) {
 void test_log_committed(void) {
     for (int i = 0; i < 60; i++) check_story();
     check_held();
+    check_trimmed();
     check_refused();
     check_unknown();
 }

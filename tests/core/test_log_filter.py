@@ -202,6 +202,22 @@ def test_the_same_list_again_and_again_takes_no_more_memory():
     assert reader.held[0] <= 400
 
 
+def test_memory_is_that_of_the_aborted_at_hand():
+    """However many messages an open transaction has, and however many were aborted before."""
+    reader, sizes = CommittedFilter(), set()
+    open_batch = data(1, *["x"] * 100)
+    for i in range(200):
+        at, aborted = 1000 * i, 10 + i
+        buf = log(open_batch, data(aborted, "y"), abort(aborted), base_offset=at)
+        assert len(reader.keep(buf, [(aborted, at + 100)], at, END)) == 1
+        sizes.add(reader.nbytes)
+    assert max(sizes) <= 4096
+    reader.keep(b"", [(i, END - 1) for i in range(1, 10_000)], 0, END)
+    assert reader.nbytes > 100_000
+    reader.reset()
+    assert reader.nbytes == 0
+
+
 def test_damage_leaves_the_state_alone():
     buf = log(data(1, "a"), abort(1))
     damaged = bytearray(buf)

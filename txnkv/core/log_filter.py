@@ -117,9 +117,16 @@ class CommittedFilter:
     @property
     def held(self) -> tuple[int, int]:
         """How many aborted transactions lie ahead, and how many the reader is inside of."""
-        waiting, inside = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        lib.committed_held(self._c, waiting, inside)
-        return waiting[0], inside[0]
+        numbers = ffi.new("uint64_t[3]")
+        lib.committed_held(self._c, numbers, numbers + 1, numbers + 2)
+        return numbers[0], numbers[1]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the state, in bytes."""
+        numbers = ffi.new("uint64_t[3]")
+        lib.committed_held(self._c, numbers, numbers + 1, numbers + 2)
+        return int(numbers[2])
 
     def keep(
         self, buf: Any, aborted: Sequence[tuple[int, int]], from_offset: int, upto: int
