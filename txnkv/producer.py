@@ -88,7 +88,7 @@ class Producer(Closing):
             raise ValueError(f"a producer's name is a non-empty string or None, not {name!r}")
         if linger < 0 or batch_bytes <= 0 or patience < 0:
             raise ValueError("linger and patience are at least 0, batch_bytes is above 0")
-        self._client = client
+        self.client = client
         self._topic = topic
         self._name = name
         self._linger = linger
@@ -212,7 +212,7 @@ class Producer(Closing):
             raise self._closed_error()
         if self._dead is not None:
             raise self._dead.with_traceback(None)
-        self._client.require_open()
+        self.client.require_open()
 
     def _closed_error(self) -> ClosedError:
         what = "was closed" if self._closed else "belongs to the process that forked this one"
@@ -326,14 +326,20 @@ def _size(row: Pending) -> int:
 _OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def _close_all() -> None:
+def close_producers(client: Client | None = None) -> None:
+    """Send what waits in the producers of a client, or in all of this process, and close them.
+
+    What cannot be sent is said in the log; the futures have it, too.
+    """
     for producer in list(_OPEN):
+        if client is not None and producer.client is not client:
+            continue
         try:
             producer.close()
         except TxnkvError as error:
-            _log.error("%r had messages that could not be sent at exit: %s", producer, error)
+            _log.error("%r had messages that could not be sent: %s", producer, error)
 
 
 # After that of `instance` is registered, so that it runs before the stores are closed.
 assert instances is not None
-atexit.register(_close_all)
+atexit.register(close_producers)

@@ -31,7 +31,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.producer import Producer
+from txnkv.producer import Producer, close_producers
 from txnkv.storage import arm, disarm
 from txnkv.topics import looking_after, producers
 from txnkv.topics.catalog import TopicInfo, TopicOptions
@@ -537,6 +537,20 @@ def test_what_waits_at_exit_is_sent(
         """
     ).finish()
     assert values(client, TOPIC) == [b"a", b"b"]
+
+
+def test_a_client_sends_what_waits_in_its_producers(
+    make: Make, client: txnkv.Client, store_path: Path
+) -> None:
+    mine = make("mine", linger=60.0).send("a")
+    with txnkv.connect(store_path) as other:
+        producer = Producer(other, other.instance.topics.get(TOPIC), "other", linger=60.0)
+        theirs = producer.send("b")
+        close_producers(other)
+        assert theirs.result(0) == MessageId(0, 0)
+        with pytest.raises(ClosedError):
+            producer.send("c")
+    assert not mine.done()
 
 
 def test_a_producer_that_nobody_holds_sends_what_it_has(make: Make, client: txnkv.Client) -> None:
