@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
@@ -100,6 +101,14 @@ def look(engine: TopicEngine, topic: TopicInfo) -> TopicOverview:
 
 def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOverview:
     """A partition as it is now."""
+    while True:
+        try:
+            return _look_at(engine, partition)
+        except StaleHandleError:
+            continue  # a thread has just made its side log
+
+
+def _look_at(engine: TopicEngine, partition: Partition) -> PartitionOverview:
     found = bounds(engine, partition)
     open_: tuple[OpenTxn, ...] = ()
     waiting: dict[int, int] = {}

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import lmdb
 
 from txnkv.core import ControlType, encode_control, place
 from txnkv.storage import Environment
+from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics.side_chunks import SideChunks
 from txnkv.topics.side_format import gathered, pack_runs
@@ -30,6 +31,8 @@ from txnkv.topics.side_own import OwnLogs
 
 if TYPE_CHECKING:
     from txnkv.topics.partition_log import PartitionLog
+
+T = TypeVar("T")
 
 COMPACT_BYTES = 4 << 20
 """What compaction moves in a step."""
@@ -97,12 +100,19 @@ class SideSweep:
         return self._done
 
     def _needs(self, question: Callable[[lmdb.Transaction, SideIndex], bool]) -> bool:
-        with self._environment.read() as txn:
-            try:
-                index = SideIndex(txn, self._environment)
-            except KeyError:
-                return False
-            return question(txn, index)
+        return self._ask(question) or False
+
+    def _ask(self, question: Callable[[lmdb.Transaction, SideIndex], T]) -> T | None:
+        """An answer from the indexes; None while there are none."""
+        while True:
+            with self._environment.read() as txn:
+                try:
+                    index = SideIndex(txn, self._environment)
+                except KeyError:
+                    return None
+                except StaleHandleError:
+                    continue  # a thread has just made them
+                return question(txn, index)
 
     def _index(self, txn: lmdb.Transaction) -> SideIndex:
         return SideIndex(txn, self._environment)
@@ -144,9 +154,13 @@ class SideSweep:
 
     def _owners(self) -> set[int]:
         """Garbage that has a side log of its own."""
-        with self._environment.read() as txn:
-            every = self._index(txn).all()
-            return {id for id, side in every if side.state is SideState.GARBAGE and side.has_own}
+
+        def found(_: lmdb.Transaction, index: SideIndex) -> set[int]:
+            return {
+                id for id, side in index.all() if side.state is SideState.GARBAGE and side.has_own
+            }
+
+        return self._ask(found) or set()
 
     def _remove(self, txn: lmdb.Transaction, dropped: set[int]) -> tuple[int, bool]:
         """Removes some; how many bytes, and whether there is more."""
@@ -164,7 +178,7 @@ class SideSweep:
         return removed, False
 
     def _remove_strays(self) -> None:
-        if self._own.names() and self._strays():
+        if self._strays():
             # Under the write lock no append is on its way to the row of its own side log.
             self._environment.write(lambda txn: self._drop_strays(txn))
 
@@ -176,14 +190,15 @@ class SideSweep:
             if side is None or not side.has_own:
                 self._own.drop(txn_id)
 
-    def _strays(self) -> bool:
+    def _strays(self) -> set[int]:
         names = set(self._own.names())
-        with self._environment.read() as txn:
-            try:
-                every = list(self._index(txn).all())
-            except KeyError:
-                return True
-        return bool(names - {txn_id for txn_id, side in every if side.has_own})
+        if not names:
+            return names
+
+        def owners(_: lmdb.Transaction, index: SideIndex) -> set[int]:
+            return {txn_id for txn_id, side in index.all() if side.has_own}
+
+        return names - (self._ask(owners) or set())
 
     # -- compaction --------------------------------------------------------------------
 
