@@ -16,7 +16,7 @@ Into a side log go the batches of a transaction alone; they have no offsets ther
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import apsw
@@ -126,12 +126,11 @@ def _append(
 
 def _placed(
     batches: Sequence[bytes], counts: Sequence[int], base: int, commit_ts: int
-) -> list[bytes]:
-    placed = []
+) -> Iterator[bytes]:
+    # One by one: each is a copy, and memory that was just given back is there to be used again.
     for batch, count in zip(batches, counts, strict=True):
-        placed.append(place(batch, base, commit_ts))
+        yield place(batch, base, commit_ts)
         base += count
-    return placed
 
 
 def _append_aside(
