@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from txnkv.client import Client, connect
 from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TopicExistsError
+from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.engine import TopicEngine
 from txnkv.topics.following import Follower
@@ -47,12 +49,12 @@ def replicate(
     """Bring the copies of a store's topics up to where the topics are now.
 
     Call it again, as often as the copies should be fresh: each run goes on where the one before
-    stopped, or died. Topics are made in `dest` as they are in `src`; nobody else can write to
-    them. Each copy has the same batches at the same offsets, open and aborted transactions among
-    them, builds its own last stable offset and aborted index from them, and gives up what the
-    source gave up or was truncated by. Readers of `dest` see each run's progress as it comes, up
-    to a high watermark of its own; a serializable consumer sees whole transactions up to
-    `snapshot`.
+    stopped, or died. One run at a time fills a store; another waits. Topics are made in `dest` as
+    they are in `src`; nobody else can write to them. Each copy has the same batches at the same
+    offsets, open and aborted transactions among them, builds its own last stable offset and
+    aborted index from them, and gives up what the source gave up or was truncated by. Readers of
+    `dest` see each run's progress as it comes, up to a high watermark of its own; a serializable
+    consumer sees whole transactions up to `snapshot`.
 
     **Left out**: tables and their rows, the status of transactions, subscriptions with their
     cursors, producers and what they sent last. A topic that is dropped in `src` stays in `dest`.
@@ -80,7 +82,10 @@ def replicate(
         follower = dest if isinstance(dest, Client) else stack.enter_context(connect(dest))
         if source.instance.store is follower.instance.store:
             raise ValueError(f"{source.path} cannot follow itself: name another store")
-        return _replicate(source, follower, topics, max_bytes, progress or (lambda _: None))
+        lock = MaintenanceLock(Path(follower.path) / "follow.lock", through_forks=True)
+        stack.callback(lock.close)
+        with lock.hold():
+            return _replicate(source, follower, topics, max_bytes, progress or (lambda _: None))
 
 
 def _replicate(

@@ -276,6 +276,15 @@ def test_bytes_and_back(state: ProducerState) -> None:
     assert producer_state.unpack(producer_state.pack(state)) == state
 
 
+def test_the_bytes_are_frozen() -> None:
+    state = ProducerState(3, (SentBatch(5, 9, 100, 104, 7), SentBatch(10, 10, 112, 112, 8)), 8)
+    assert producer_state.pack(state).hex(" ", 8) == (
+        "0300020000000000 0800000000000000 "
+        "0500000009000000 6400000000000000 6800000000000000 0700000000000000 "
+        "0a0000000a000000 7000000000000000 7000000000000000 0800000000000000"
+    )
+
+
 @pytest.mark.parametrize("cut", [0, 1, 15, 17, 40])
 def test_damaged_bytes_are_refused(cut: int) -> None:
     """Kafka: testLoadFrom{Empty,Truncated,Corrupt}SnapshotFile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -342,10 +343,47 @@ def test_killed_while_it_gives_up_what_the_source_has_not(
     agree(source, dest)
 
 
+def test_runs_at_one_time_take_turns(source: Writer, dest: txnkv.Client) -> None:
+    mixed(source)
+    done: list[Replicated] = []
+    threads = [
+        threading.Thread(target=lambda: done.append(copy(source, dest, max_bytes=200)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    agree(source, dest)
+    copied = sum(each.copied_bytes for each in done)
+    assert copied == sum(len(raw(dest, TOPIC, number)) for number in range(2))
+
+
+def test_consumers_of_the_follower_read_what_was_committed(
+    source: Writer, dest: txnkv.Client
+) -> None:
+    mixed(source)
+    txnkv.replicate(source.client, dest)
+    txn = source.begin()
+    source.append(txn, "open")
+    source.small("behind it")
+    txnkv.replicate(source.client, dest)
+    for options in ({}, {"isolation": "serializable"}, {"order": "commit"}):
+        both = []
+        for client in (source.client, dest):
+            found: list[txnkv.Message] = []
+            with client.topic(TOPIC).consumer(**options) as consumer:
+                while some := consumer.poll(timeout=0.3):
+                    found += some
+            both.append(sorted((m.partition, m.offset, m.value) for m in found))
+        assert both[0] == both[1]
+        assert len(both[0]) > 10
+        assert b"open" not in [value for _, _, value in both[1]]
+    source.abort(txn)
+
+
 def test_it_follows_a_writer_that_goes_on(source: Writer, dest: txnkv.Client) -> None:
     """Run between and during writes, it is always a prefix of the source."""
-    import threading
-
     stop = threading.Event()
 
     def write() -> None:
