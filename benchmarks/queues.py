@@ -94,7 +94,8 @@ class SqliteQueue(Store):
 
     def count(self) -> int:
         """The messages that are there."""
-        return int(self._db.execute("SELECT count(*) FROM q").fetchone()[0])
+        ((found,),) = self._db.execute("SELECT count(*) FROM q")
+        return int(found)
 
     def close(self) -> None:
         self._db.close()
