@@ -22,7 +22,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -30,18 +29,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
-    AckConflictError,
     InvalidTxnStateError,
-    NotSupportedError,
     TransactionTimedOutError,
     TxnkvError,
 )
 from txnkv.heart import Beating, Flushable, unpin
 from txnkv.instance import Instance
-from txnkv.small_parts import Parts, SmallParts
+from txnkv.small_parts import SmallParts
 from txnkv.storage import dropped
 from txnkv.storage.seam import clock
 from txnkv.tables import lookup, small, staging
@@ -54,12 +52,10 @@ from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.staging import WriteContext
 from txnkv.tables.validation import timed_out
 from txnkv.tables.view import ReadView
-from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.message import MessageId
+from txnkv.topic_writes import TopicWrites
 
 if TYPE_CHECKING:
     from txnkv.topics.holding import Hold
-    from txnkv.topics.subscription_info import SubscriptionInfo
 
 _PID = os.getpid()
 
@@ -72,7 +68,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class TxnContext:
+class TxnContext(TopicWrites):
     """One transaction in one process: its row, what it holds in memory, how it ended here.
 
     Args:
@@ -195,6 +191,19 @@ class TxnContext:
             )
         if not self.stored and self.past_deadline:
             raise timed_out(self.row, what)
+
+    def look_open(self, what: str) -> None:
+        """As `require_open`, for what would show much later: also as far as others know.
+
+        Raises:
+            InvalidTxnStateError, TransactionTimedOutError: as above.
+            TxnNotFoundError: it ended so long ago that it was forgotten.
+        """
+        self.require_open(what)
+        if self.stored:
+            row = self.instance.coordinator.get(self.row.txn_id)
+            if row.state is not TxnState.OPEN:
+                raise ending_error(row, what)
 
     @property
     def past_deadline(self) -> bool:
@@ -320,74 +329,6 @@ class TxnContext:
                 self.instance, self.row, self._reads, self.hold, transactional=self.transactional
             )
         return self._own
-
-    # -- topics ------------------------------------------------------------------------
-
-    def send(self, topic: TopicInfo, parts: Parts) -> None:
-        """Take messages for partitions of a topic; all or, after an error, none of them.
-
-        They are in memory then: `settle` comes next.
-
-        Raises:
-            TopicNotFoundError: it was dropped.
-            InvalidTxnStateError: the transaction is not open.
-            NotSupportedError: in an attempt of a job.
-        """
-        self.require_open("send")
-        self.refuse_attempt("send")
-        with self.lock:
-            outbox = self._parts().outbox
-            outbox.require_live(topic)
-            self.has_written = True
-            for number, messages in parts:
-                outbox.add(topic, number, messages)
-
-    def acknowledge(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
-    ) -> None:
-        """Take acknowledgements of a subscription; `settle` comes next.
-
-        Raises:
-            AckConflictError: another transaction has one of them.
-            InvalidTxnStateError: the transaction is not open.
-            NotSupportedError: in an attempt of a job.
-        """
-        self.require_open("acknowledge")
-        self.refuse_attempt("acknowledge")
-        with self.lock, self._abort_on_conflict():
-            self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
-            self.has_written = True
-
-    def settle(self) -> None:
-        """Stage what was sent and acknowledged, where it may not stay in memory.
-
-        What could not be staged is staged the next time, at the latest by the commit.
-        """
-        with self.lock:
-            if self._own is not None and (not self._may_be_small or self._own.too_large):
-                self.ensure_large()
-
-    @contextmanager
-    def _abort_on_conflict(self) -> Iterator[None]:
-        """Another transaction has the message: this one, which came later, ends here."""
-        try:
-            yield
-        except AckConflictError as error:
-            if self.transactional:
-                if self.stored:
-                    orchestrator = self.instance.coordinator.orchestrator
-                    orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)
-                    orchestrator.finish(self.row.txn_id)
-                self.end(TxnState.ABORTED, str(error), error)
-            raise
-
-    def refuse_attempt(self, what: str) -> None:
-        """Refuse what an attempt of a job cannot take back."""
-        if self.scope is not None:
-            raise NotSupportedError(
-                f"cannot {what} in an attempt of a job: should the attempt fail, that could not "
-                "be taken back. Do it in the transaction itself"
-            )
 
     # -- the end -----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -181,9 +182,9 @@ class Session(RowOperations, SessionMessages, Closing):
         self._wait_for_background()
         if self.has_pending:
             self._client.require_open()
-        result = self._errors.result(self._flush_all())
-        result.sent, result.acked, self._sent, self._acked = self._sent, self._acked, 0, 0
-        return result
+        outcome = self._flush_all()
+        sent, acked, self._sent, self._acked = self._sent, self._acked, 0, 0
+        return replace(self._errors.result(outcome), sent=sent, acked=acked)
 
     def pending_errors(self) -> list[RowError]:
         """The rows refused since the last call, at most 1,000 of them, and forget them."""

@@ -87,6 +87,9 @@ class SessionMessages(MessageOperations):
                 self._put((value, key))
                 return
         self._require_open("send")
+        if self._context is not None:
+            self._context.refuse_attempt("send")
+            self._context.look_open("send")
         info = self._client.topic_info(topic)
         count = len(info.partitions)
         put = self._sending.appender(info)

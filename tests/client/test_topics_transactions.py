@@ -1,0 +1,607 @@
+"""Rows, messages and acknowledgements in one transaction: all at once, or nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+Messages = Callable[..., list[txnkv.Message]]
+Values = Callable[..., list[bytes | None]]
+
+OPEN, ABORTED, COMMITTED = (txnkv.TxnState[name] for name in ("OPEN", "ABORTED", "COMMITTED"))
+
+ROW = {"id": 1, "v": "a"}
+
+
+# -- commit ----------------------------------------------------------------------------
+
+
+def test_rows_and_messages_come_at_once(
+    client: txnkv.Client, table: txnkv.Table, topic: txnkv.Topic, values: Values, size: str
+) -> None:
+    other = client.create_topic("other", partitions=2)
+    txn = client.new_transaction()
+    txn.insert(table, ROW)
+    txn.send(topic, b"a")
+    txn.send(other, b"b", partition=0)
+    txn.send(other, b"c", partition=1)
+    txn.flush()
+    assert table.count() == 0
+    assert values(topic) == values(other) == []
+    stamp = txn.commit()
+    assert table.get(1) == ROW
+    assert (values(topic), values(other)) == ([b"a"], [b"b", b"c"])
+    assert table.get(1, snapshot=stamp) == ROW
+    assert txn.commit() == stamp
+    assert txn.state is COMMITTED
+
+
+def test_messages_alone_are_a_transaction_too(
+    client: txnkv.Client, topic: txnkv.Topic, messages: Messages, size: str
+) -> None:
+    """1000 messages in 2 transactions, invisible while open; after both commits exactly those."""
+    first, second = client.new_transaction(), client.new_transaction()
+    for n in range(500):
+        first.send(topic, b"1 %d" % n)
+        second.send(topic, b"2 %d" % n)
+    first.flush()
+    second.flush()
+    assert messages(topic) == []
+    first.commit()
+    second.commit()
+    found = messages(topic)
+    assert len(found) == 1000
+    for txn, name in ((first, b"1"), (second, b"2")):
+        own = [m.value for m in found if m.txn_id == txn.id]
+        assert own == [b"%b %d" % (name, n) for n in range(500)]
+
+
+def test_sends_of_many_transactions_keep_their_order(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    for turn in range(10):
+        with client.transaction() as txn:
+            for n in range(100):
+                txn.send(topic, b"%d" % (100 * turn + n))
+    assert values(topic) == [b"%d" % n for n in range(1000)]
+
+
+def test_plain_messages_and_those_of_transactions(
+    client: txnkv.Client, values: Values, size: str
+) -> None:
+    """Pulsar's stable position: plain, txn, plain; what stands behind an open one waits."""
+    topic = client.create_topic("marker")
+    session = client.new_session()
+    session.send(topic, b"1")
+    session.flush()
+    txn = client.new_transaction()
+    txn.send(topic, b"2")
+    txn.flush()
+    session.send(topic, b"3")
+    session.flush()
+    if size == "large":
+        assert values(topic) == [b"1"]
+        assert topic.last_stable_offsets() == {0: 2}  # behind 1 and its end marker
+        assert values(topic, "read_uncommitted") == [b"1", b"2", b"3"]
+        txn.commit()
+        assert values(topic) == [b"1", b"2", b"3"]
+    else:
+        assert values(topic) == [b"1", b"3"]
+        txn.commit()
+        assert values(topic) == [b"1", b"3", b"2"]
+    session.close()
+
+
+def test_a_transaction_that_grows_large_keeps_its_order(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values
+) -> None:
+    sent = []
+    with client.transaction() as txn:
+        txn.insert(table, ROW)
+        for n in range(40):
+            value = b"%d " % n + b"x" * 100_000
+            sent.append(value)
+            txn.send(topic, value)
+            if n % 7 == 0:
+                txn.flush()
+        txn.send_batch(topic, pa.table({"value": sent}))
+    assert values(topic) == sent + sent
+    assert table.count() == 1
+
+
+def test_sends_after_it_was_stored(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    with client.transaction() as txn:
+        txn.send(topic, b"before")
+        txn.serialize()
+        txn.send(topic, b"after")
+    assert values(topic) == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("locking", ["optimistic", "partition"])
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_every_kind_of_transaction_sends(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    table: txnkv.Table,
+    values: Values,
+    locking: str,
+    isolation: str,
+) -> None:
+    with client.transaction(locking=locking, isolation=isolation) as txn:
+        txn.send(topic, b"a")
+        assert txn.get(table, 1) is None
+        txn.upsert(table, ROW)
+    assert values(topic) == [b"a"]
+    assert table.count() == 1
+
+
+def test_commits_on_their_way(client: txnkv.Client, topic: txnkv.Topic, values: Values) -> None:
+    futures = []
+    for n in range(50):
+        txn = client.new_transaction()
+        txn.send(topic, b"%d" % n)
+        futures.append(txn.commit_async())
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            txn.send(topic, b"late")
+    stamps = [future.result() for future in futures]
+    assert stamps == sorted(set(stamps))
+    assert values(topic) == [b"%d" % n for n in range(50)]
+
+
+def test_start_commit(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str, until: Any
+) -> None:
+    txn = client.new_transaction()
+    txn.send(topic, b"a")
+    with pytest.raises(txnkv.InvalidTxnStateError, match="not flushed"):
+        txn.start_commit()
+    txn.flush()
+    txn.start_commit()
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.send(topic, b"late")
+    until(txn.is_commit_complete)
+    assert values(topic) == [b"a"]
+
+
+def test_threads_share_a_transaction(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    """Some send while another flushes: nothing is lost and nothing doubled."""
+    txn = client.new_transaction()
+    over = threading.Event()
+
+    def send(name: bytes) -> None:
+        for n in range(2000):
+            txn.send(topic, b"%b %d" % (name, n), key=name)
+
+    def flush() -> None:
+        while not over.is_set():
+            txn.flush()
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in (b"a", b"b", b"c")]
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    flusher.join()
+    txn.commit()
+    found = values(topic)
+    assert len(found) == 6000
+    for name in (b"a", b"b", b"c"):
+        own = [value for value in found if value is not None and value.startswith(name)]
+        assert own == [b"%b %d" % (name, n) for n in range(2000)]
+
+
+# -- rollback --------------------------------------------------------------------------
+
+
+def test_rollback_sends_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values, size: str
+) -> None:
+    txn = client.new_transaction()
+    txn.send(topic, b"a")
+    txn.insert(table, ROW)
+    txn.flush()
+    txn.send(topic, b"waiting")
+    txn.rollback()
+    with client.transaction() as txn:
+        txn.send(topic, b"b")
+    assert values(topic) == [b"b"]
+    assert table.count() == 0
+
+
+def test_an_exception_sends_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str
+) -> None:
+    def fail() -> None:
+        with client.transaction() as txn:
+            txn.send(topic, b"a")
+            txn.flush()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert values(topic) == []
+
+
+def test_interleaved_commits_and_aborts(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str
+) -> None:
+    txns = [client.new_transaction() for _ in range(6)]
+    for turn in range(3):
+        for n, txn in enumerate(txns):
+            txn.send(topic, b"%d %d" % (n, turn))
+            txn.flush()
+    for n, txn in enumerate(txns):
+        txn.commit() if n % 2 else txn.rollback()
+    found = values(topic)
+    assert sorted(found) == sorted(b"%d %d" % (n, turn) for n in (1, 3, 5) for turn in range(3))
+
+
+# -- after the end ---------------------------------------------------------------------
+
+ENDS: dict[str, Callable[[txnkv.Client, txnkv.Transaction], Any]] = {
+    "committed": lambda client, txn: txn.commit(),
+    "rolled back": lambda client, txn: txn.rollback(),
+    "aborted by hand": lambda client, txn: client.abort_transaction(txn.id),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_sent_after_the_end(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    messages: Messages,
+    size: str,
+    end: str,
+) -> None:
+    txn = client.new_transaction()
+    session = txn.new_session()
+    subscription = topic.subscribe("s")
+    for one in (txn, session):
+        one.send(topic, b"a")
+    txn.flush()
+    session.flush()
+    ENDS[end](client, txn)
+    kept = [message.value for message in messages(topic)]
+    for one in (txn, session):
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            one.send(topic, b"late")
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            one.send_batch(topic, pa.table({"value": ["late"]}))
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            one.ack(subscription, txnkv.MessageId(0, 0))
+    assert [message.value for message in messages(topic)] == kept
+    assert kept == ([b"a", b"a"] if end == "committed" else [])
+
+
+def test_nothing_is_sent_after_the_timeout(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, now: Any, size: str
+) -> None:
+    txn = client.new_transaction(timeout=10.0)
+    txn.send(topic, b"a")
+    txn.flush()
+    now.forward(11)
+    with pytest.raises(txnkv.TransactionTimedOutError):
+        txn.commit()
+    assert txn.state is ABORTED
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.send(topic, b"c")
+    assert values(topic) == []
+
+
+# -- refusals --------------------------------------------------------------------------
+
+
+def test_a_conflict_over_rows_takes_the_messages_along(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values, size: str
+) -> None:
+    first, second = client.new_transaction(), client.new_transaction()
+    for n, txn in enumerate((first, second)):
+        txn.upsert(table, {"id": 1, "v": f"{n}"})
+        txn.send(topic, b"%d" % n)
+        txn.flush()
+    first.commit()
+    with pytest.raises(txnkv.TransactionConflictError):
+        second.commit()
+    assert values(topic) == [b"0"]
+    assert second.state is ABORTED
+
+
+def test_run_sends_once_though_it_tries_again(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values, size: str
+) -> None:
+    attempts = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        attempts.append(txn)
+        txn.send(topic, b"%d" % len(attempts))
+        txn.get(table, 1)
+        if len(attempts) < 3:
+            with client.transaction() as other:
+                other.upsert(table, {"id": 1, "v": f"{len(attempts)}"})
+        txn.upsert(table, {"id": 1, "v": "mine"})
+
+    client.run(work)
+    assert len(attempts) == 3
+    assert values(topic) == [b"3"]
+
+
+def test_a_serializable_one_that_only_sends_validates_what_it_read(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values, size: str
+) -> None:
+    """Else a message could tell of a row that was changed before it."""
+    txn = client.new_transaction(isolation="serializable")
+    assert txn.get(table, 1) is None
+    txn.send(topic, b"there is no row 1")
+    txn.flush()
+    with client.transaction() as other:
+        other.insert(table, ROW)
+    with pytest.raises(txnkv.TransactionConflictError):
+        txn.commit()
+    assert values(topic) == []
+
+
+def test_refused_rows_leave_it_open_with_its_messages(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values, size: str
+) -> None:
+    with client.transaction() as other:
+        other.insert(table, ROW)
+    txn = client.new_transaction()
+    txn.send(topic, b"a")
+    txn.insert(table, ROW)
+    txn.insert(table, {"id": 2})
+    txn.send(topic, b"b")
+    with pytest.raises(txnkv.RowErrors) as caught:
+        txn.commit()
+    assert caught.value.count == 1
+    assert txn.state is OPEN
+    assert values(topic) == []
+    txn.send(topic, b"c")
+    txn.commit()
+    assert values(topic) == [b"a", b"b", b"c"]
+    assert table.count() == 2
+
+
+def test_refused_rows_of_a_plain_session_do_not_keep_messages_back(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, values: Values
+) -> None:
+    with client.new_session() as session:
+        session.insert(table, ROW)
+        session.flush()
+        session.insert(table, ROW)
+        session.send(topic, b"a")
+        with pytest.raises(txnkv.RowErrors):
+            session.flush()
+        assert session.flush() == txnkv.WriteResult()
+    assert values(topic) == [b"a"]
+
+
+def test_an_attempt_of_a_job_does_not_send(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    from txnkv.job import Job
+
+    with client.transaction() as txn:
+        job = Job.start(txn)
+        session = job.session("0")
+        subscription = topic.subscribe("s")
+        with pytest.raises(txnkv.NotSupportedError, match="attempt"):
+            session.send(topic, b"a")
+        with pytest.raises(txnkv.NotSupportedError, match="attempt"):
+            session.send_batch(topic, pa.table({"value": ["a"]}))
+        with pytest.raises(txnkv.NotSupportedError, match="attempt"):
+            session.ack(subscription, txnkv.MessageId(0, 0))
+        session.close()
+        txn.send(topic, b"b")
+        job.commit([])
+    assert values(topic) == [b"b"]
+
+
+# -- dropping --------------------------------------------------------------------------
+
+
+def test_dropping_a_topic_ends_transactions_that_sent_to_it(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table, size: str
+) -> None:
+    txn = client.new_transaction()
+    txn.insert(table, ROW)
+    txn.send(topic, b"a")
+    txn.flush()
+    client.drop_topic(topic)
+    with pytest.raises(txnkv.InvalidTxnStateError, match="dropped"):
+        txn.commit()
+    assert txn.state is ABORTED
+    assert table.count() == 0
+
+
+def test_messages_that_wait_for_a_dropped_topic_are_gone_others_are_not(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values
+) -> None:
+    kept = client.create_topic("kept")
+    for make in (client.new_session, client.new_transaction):
+        doomed = client.create_topic("doomed")
+        holder: Any = make()
+        holder.send(kept, b"before")
+        holder.send(doomed, b"a")
+        holder.send(kept, b"after")
+        client.drop_topic(doomed)
+        with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
+            holder.flush()
+        holder.flush()
+        with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
+            holder.send(doomed, b"b")
+        if isinstance(holder, txnkv.Transaction):
+            holder.commit()
+        else:
+            holder.close()
+    assert values(kept) == [b"before", b"after"] * 2
+
+
+def test_a_topic_made_anew_is_another(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str
+) -> None:
+    with client.transaction() as txn:
+        txn.send(topic, b"old")
+    client.drop_topic(topic)
+    new = client.create_topic("events")
+    with client.transaction() as txn:
+        txn.send("events", b"new")
+        with pytest.raises(txnkv.TopicNotFoundError):
+            txn.send(topic, b"old")
+    assert values(new) == [b"new"]
+
+
+# -- processes -------------------------------------------------------------------------
+
+
+def test_by_token_from_other_processes(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    table: txnkv.Table,
+    values: Values,
+    process: Callable[..., Any],
+) -> None:
+    """Rows and messages of four processes, one commit."""
+    txn = client.new_transaction()
+    txn.send(topic, b"mine")
+    token = txn.serialize()
+    workers = [
+        process(
+            """
+            with txnkv.Transaction.deserialize(client, token) as txn:
+                txn.insert("t", {"id": n, "v": "x"})
+                for i in range(3):
+                    txn.send("events", b"%d %d" % (n, i))
+                    txn.flush()
+            """,
+            token=token,
+            n=n,
+        )
+        for n in range(3)
+    ]
+    for worker in workers:
+        worker.finish()
+    assert values(topic) == []
+    assert table.count() == 0
+    txn.send(topic, b"mine too")
+    txn.commit()
+    found = values(topic)
+    assert sorted(map(bytes, filter(None, found))) == sorted(
+        [b"mine", b"mine too"] + [b"%d %d" % (n, i) for n in range(3) for i in range(3)]
+    )
+    assert table.count() == 3
+
+
+def test_a_late_process_sends_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, process: Callable[..., Any]
+) -> None:
+    """Neither its messages nor its acknowledgements count when the transaction has ended."""
+    txn = client.new_transaction()
+    txn.send(topic, b"a")
+    late = process(
+        """
+        txn = txnkv.Transaction.deserialize(client, token)
+        txn.send("events", b"early")
+        txn.flush()
+        txn.send("events", b"late")
+        say("there")
+        wait()
+        try:
+            txn.flush()
+        except txnkv.InvalidTxnStateError as error:
+            say(str(error))
+        """,
+        token=txn.serialize(),
+    )
+    assert late.hear() == "there"
+    txn.commit()
+    late.tell()
+    assert "not open" in late.finish()
+    assert sorted(map(bytes, filter(None, values(topic)))) == [b"a", b"early"]
+
+
+def test_another_process_reads_what_is_sent_here(
+    client: txnkv.Client, topic: txnkv.Topic, process: Callable[..., Any], size: str
+) -> None:
+    reader = process(
+        """
+        with client.topic("events").consumer() as consumer:
+            say("there")
+            found = []
+            while len(found) < 3:
+                found += [message.value for message in consumer.poll(timeout=5)]
+            say(found)
+        """
+    )
+    assert reader.hear() == "there"
+    for n in range(3):
+        with client.transaction() as txn:
+            txn.send(topic, b"%d" % n)
+    assert reader.hear() == [b"0", b"1", b"2"]
+    reader.finish()
+
+
+def test_processes_that_send_at_once(
+    client: txnkv.Client, topic: txnkv.Topic, messages: Messages, process: Callable[..., Any]
+) -> None:
+    """Small and large ones to one partition: dense, whole, each in its order."""
+    code = """
+        wait()
+        for turn in range(15):
+            with client.transaction() as txn:
+                for i in range(20):
+                    txn.send("events", b"%d %d %d" % (n, turn, i))
+                if large:
+                    txn.serialize()
+        """
+    workers = [process(code, n=n, large=n % 2 == 1) for n in range(4)]
+    for worker in workers:
+        worker.tell()
+    for worker in workers:
+        worker.finish()
+    found = messages(topic)
+    for n in range(4):
+        own = [m.value for m in found if m.value is not None and m.value.startswith(b"%d " % n)]
+        assert own == [b"%d %d %d" % (n, turn, i) for turn in range(15) for i in range(20)]
+
+
+def test_a_forked_child_sends_by_itself(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, elsewhere: Callable[..., Any]
+) -> None:
+    with client.transaction() as txn:
+        txn.send(topic, b"before")
+    elsewhere(
+        """
+        topic = client.topic("events")
+        txn = client.new_transaction()
+        txn.send(topic, b"parent's")
+        child = os.fork()
+        if child == 0:
+            try:
+                try:
+                    txn.send(topic, b"not the child's")
+                    txn.flush()
+                    os._exit(1)
+                except txnkv.InvalidTxnStateError:
+                    with client.transaction() as own:
+                        own.send(topic, b"child's")
+            except BaseException:
+                os._exit(2)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        txn.commit()
+        """
+    )
+    assert values(topic) == [b"before", b"child's", b"parent's"]

@@ -1,0 +1,123 @@
+"""What a transaction does to topics and subscriptions: it takes it at once, and stages it where
+it may not stay in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import AckConflictError, NotSupportedError, TxnkvError
+from txnkv.instance import Instance
+from txnkv.small_parts import Parts, SmallParts
+from txnkv.tables.manifest import Scope
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.message import MessageId
+
+if TYPE_CHECKING:
+    from txnkv.topics.subscription_info import SubscriptionInfo
+
+
+class TopicWrites(ABC):
+    """The part of a transaction's context that is about topics."""
+
+    instance: Instance
+    row: TxnRow
+    stored: bool
+    scope: Scope | None
+    transactional: bool
+    has_written: bool
+    lock: threading.RLock
+    _own: SmallParts | None
+
+    @abstractmethod
+    def require_open(self, what: str) -> None:
+        """Refuse what only an open transaction admits."""
+
+    @abstractmethod
+    def ensure_large(self) -> object:
+        """Store the OPEN row and stage what is in memory."""
+
+    @abstractmethod
+    def end(
+        self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
+    ) -> None:
+        """It has ended."""
+
+    @property
+    @abstractmethod
+    def _may_be_small(self) -> bool: ...
+
+    @abstractmethod
+    def _parts(self) -> SmallParts: ...
+
+    def send(self, topic: TopicInfo, parts: Parts) -> None:
+        """Take messages for partitions of a topic; all or, after an error, none of them.
+
+        They are in memory then: `settle` comes next.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+            InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
+        """
+        self.require_open("send")
+        self.refuse_attempt("send")
+        with self.lock:
+            outbox = self._parts().outbox
+            outbox.require_live(topic)
+            self.has_written = True
+            for number, messages in parts:
+                outbox.add(topic, number, messages)
+
+    def acknowledge(
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+    ) -> None:
+        """Take acknowledgements of a subscription; `settle` comes next.
+
+        Raises:
+            AckConflictError: another transaction has one of them.
+            InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
+        """
+        self.require_open("acknowledge")
+        self.refuse_attempt("acknowledge")
+        with self.lock, self._abort_on_conflict():
+            self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
+            self.has_written = True
+
+    def settle(self) -> None:
+        """Stage what was sent and acknowledged, where it may not stay in memory.
+
+        What could not be staged is staged the next time, at the latest by the commit.
+        """
+        with self.lock:
+            if self._own is not None and (not self._may_be_small or self._own.too_large):
+                self.ensure_large()
+
+    @contextmanager
+    def _abort_on_conflict(self) -> Iterator[None]:
+        """Another transaction has the message: this one, which came later, ends here."""
+        try:
+            yield
+        except AckConflictError as error:
+            if self.transactional:
+                if self.stored:
+                    orchestrator = self.instance.coordinator.orchestrator
+                    orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)
+                    orchestrator.finish(self.row.txn_id)
+                self.end(TxnState.ABORTED, str(error), error)
+            raise
+
+    def refuse_attempt(self, what: str) -> None:
+        """Refuse what an attempt of a job cannot take back."""
+        if self.scope is not None:
+            raise NotSupportedError(
+                f"cannot {what} in an attempt of a job: should the attempt fail, that could not "
+                "be taken back. Do it in the transaction itself"
+            )
