@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from txnkv.topics.partition_log import Buffer
 
 _END: Final = 1 << 63
-_ENTRIES: Final = 4096
+_ENTRIES: Final = 1024
 """Commits of a run, at most."""
 _APART: Final = 16
 """Offsets between two commits of a run, at most: what lies there is read in vain."""
@@ -132,6 +132,7 @@ class CommitReader:
         self._position = self._next = offset
         self._read_to = 0
         self._last_ts = 0
+        self._known: list[CommitEntry] = []
 
     # -- loading -----------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class CommitReader:
         if view.is_behind and upto is not None:
             self.pending = True
             return None
-        entries = _dated(view.commits(self._next, _ENTRIES), self._last_ts)
+        entries = self._ahead(view)
         if not entries:
             self._next = self._position = view.high_watermark
             look = self._engine.look(self._partition.id)
@@ -190,6 +191,16 @@ class CommitReader:
         if _is_marked(first):
             return self._go_on(view, [first], max(first.first_offset, view.start))
         return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
+
+    def _ahead(self, view: LogView) -> list[CommitEntry]:
+        """Some of the commits that come next; those that are known are not asked for again."""
+        known = self._known
+        passed = bisect_left(known, self._next + 1, key=_behind)
+        if passed == len(known) or _behind(known[-1]) > view.high_watermark:
+            known = _dated(view.commits(self._next, _ENTRIES), self._last_ts)
+            passed = 0
+        self._known = known[passed:] if passed else known
+        return self._known
 
     def _go_on(self, view: LogView, entries: list[CommitEntry], at: int) -> _Found:
         first = entries[0]
