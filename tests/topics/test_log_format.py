@@ -33,6 +33,7 @@ def test_databases_of_a_log(tmp_path: Path) -> None:
             b"o" + U64(1): struct.pack("<Q", 6),
         }
         assert dump(log, b"aborted") == {U64(4) + U64(0): struct.pack(">hqqqq", 0, 5, 0, 4, 1)}
+        assert dump(log, b"spans") == {b"\1" + U64(0) + U64(4) + U64(0): b""}
         assert dump(log, b"commits") == {U64(2): struct.pack("<QIQQQ", 2, 2, 7, 2, 70)}
         assert dump(log, b"segments") == {U64(0): struct.pack("<qqQ", 900, 1100, len(placed))}
         log.write("roll")

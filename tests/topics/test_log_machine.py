@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,15 @@ class LogMachine(RuleBasedStateMachine):
         assert log.ask("commits", start, 10_000) == [
             entry for entry in told.commits if entry.marker_offset + entry.count > start
         ]
+
+    @invariant()
+    def finds_what_was_aborted(self) -> None:
+        index = [e for e in self.model.told().index if e.last_offset >= self.model.start]
+        places = sorted({self._offset(where) for where in (0, 0.2, 0.5, 0.8, 1)})
+        for offset, upto in combinations(places, 2):
+            assert self.log.ask("aborted", offset, upto) == [
+                e for e in index if e.last_offset >= offset and e.first_offset < upto
+            ]
 
     @invariant()
     def shows_what_is_committed(self) -> None:

@@ -260,6 +260,20 @@ def test_commits_are_the_places_where_messages_become_visible(log: Log) -> None:
         assert log.ask("commits", offset, 100) == everything[4 - left :], offset
 
 
+def test_what_was_aborted_while_another_stays_open(log: Log) -> None:
+    """The last stable offset of all entries is 0 then, and ends no search."""
+    log.append(data(1))
+    for txn in range(2, 60):
+        log.append(data(txn), data(txn), marker(ABORT, txn), together=True)
+    log.append(*script("P90 P91 P90 A91 P92 A1 A90 P93"))
+    index = log.index()
+    assert [entry.last_stable_offset for entry in index[:-2]] == [0] * 59
+    for offset in range(0, log.end, 7):
+        for upto in range(offset + 1, log.end + 1, 5):
+            expected = [e for e in index if e.last_offset >= offset and e.first_offset < upto]
+            assert log.ask("aborted", offset, upto) == expected
+
+
 # -- time ------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from txnkv.topics.log_state import (
     OPEN,
     SEGMENTS,
     SNAPSHOTS,
+    SPANS,
     STATE,
     LogState,
     StoredOpenTxns,
@@ -94,7 +95,10 @@ def _segments(
 
 def _replays(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
     stored = StoredOpenTxns(txn, dbs[OPEN]).all()
-    index = list(Aborted(txn, dbs[ABORTED]).from_offset(0))
+    aborted = Aborted(txn, dbs[ABORTED], dbs[SPANS])
+    index = list(aborted.from_offset(0))
+    if [(entry.last_offset, entry.first_offset) for entry in index] != aborted.bins():
+        yield "the aborted index and its bins differ"
     offsets = Snapshots(txn, dbs[SNAPSHOTS]).offsets()
     for offset in offsets:
         snapshot = Snapshots(txn, dbs[SNAPSHOTS]).at_or_below(offset)

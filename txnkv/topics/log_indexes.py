@@ -7,6 +7,18 @@ between them. Entries of one chunk share an LMDB value, little-endian:
 
     key    the first marker offset, u64 big-endian
     value  n x { u64 marker | u32 count | u64 transaction | u64 first offset | u64 commit ts }
+
+The aborted index is sought by last offset, and the last stable offset of an entry says where a
+search ends. But while one transaction stays open, the last stable offset stays where it began:
+a search in the middle of it would go through all that was aborted until it ended. So entries
+are in *bins* too. A bin of level n is 8^n offsets, aligned; an entry lies in the smallest bin
+that holds all of it. What goes over an offset is then in one of the few bins, one a level,
+that hold the offset; and of the others in those, only a bin's seven inner edges are crossed.
+
+    level 1   |0......7|8.....15|16....23|        [3, 6] in 1:0     [6, 9] in 2:0
+    level 2   |0..............................63|    over 8: look in 1:1 and 2:0, find [6, 9]
+
+    key    u8 level | u64 bin | u64 last offset | u64 first offset, big-endian
 """
 
 from __future__ import annotations
@@ -17,12 +29,15 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.topics.aborted_index import AbortedEntry
+from txnkv.errors import CorruptionError
+from txnkv.topics.aborted_index import AbortedEntry, unpack_entries
 from txnkv.topics.log_chunks import KEY, delete_range, seek_at_or_below
 from txnkv.topics.partition_state import CommitEntry
 
 _COMMIT: Final = struct.Struct("<QIQQQ")
 _ENDS: Final = struct.Struct(">QQ")
+_BIN: Final = struct.Struct(">BQQQ")
+_BITS: Final = 3
 
 
 class Commits:
@@ -66,16 +81,23 @@ class Commits:
 
 
 class Aborted:
-    """The aborted index inside an LMDB transaction."""
+    """The aborted index inside an LMDB transaction.
 
-    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+    Args:
+        txn: of LMDB.
+        db: of the entries.
+        spans: of the bins.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, db: Any, spans: Any) -> None:
         self._txn = txn
         self._db = db
+        self._spans = spans
 
     def put(self, entry: AbortedEntry) -> None:
         """Adds an entry."""
-        key = _ENDS.pack(entry.last_offset, entry.first_offset)
-        self._txn.put(key, entry.pack(), db=self._db)
+        self._txn.put(_ends(entry), entry.pack(), db=self._db)
+        self._txn.put(_bin_key(entry), b"", db=self._spans)
 
     def from_offset(self, offset: int) -> Iterator[AbortedEntry]:
         """Entries that end at or behind an offset."""
@@ -84,6 +106,54 @@ class Aborted:
             while found:
                 yield AbortedEntry.unpack(cursor.value())
                 found = cursor.next()
+
+    def overlapping(self, offset: int, upto: int, end: int) -> list[AbortedEntry]:
+        """Entries that have a part in [offset, upto), by last offset.
+
+        Args:
+            offset: the first offset.
+            upto: the one behind the last.
+            end: of the log.
+        """
+        found = []
+        for entry in self.from_offset(offset):
+            if entry.last_offset >= upto and entry.last_stable_offset < upto:
+                return found + self._over(upto, end)
+            if entry.first_offset < upto:
+                found.append(entry)
+            if entry.last_stable_offset >= upto:
+                break
+        return found
+
+    def _over(self, offset: int, end: int) -> list[AbortedEntry]:
+        """Entries that begin below an offset and end at or behind it, by last offset."""
+        ends = []
+        with self._txn.cursor(db=self._spans) as cursor:
+            for level in range(1, end.bit_length() // _BITS + 2):
+                place = offset >> (_BITS * level)
+                found = cursor.set_range(_BIN.pack(level, place, offset, 0))
+                while found:
+                    at, bin, last, first = _BIN.unpack(cursor.key())
+                    if (at, bin) != (level, place):
+                        break
+                    if first < offset:
+                        ends.append((last, first))
+                    found = cursor.next()
+        return [self._get(last, first) for last, first in sorted(ends)]
+
+    def _get(self, last: int, first: int) -> AbortedEntry:
+        found = self._txn.get(_ENDS.pack(last, first), db=self._db)
+        if found is None:
+            raise CorruptionError(
+                f"aborted index: the entry [{first}, {last}] is gone. Check the store"
+            )
+        return AbortedEntry.unpack(found)
+
+    def bins(self) -> list[tuple[int, int]]:
+        """Last and first offset of all entries that are in bins."""
+        with self._txn.cursor(db=self._spans) as cursor:
+            keys = [_BIN.unpack(key) for key in cursor.iternext(values=False)]
+        return sorted((last, first) for _, _, last, first in keys)
 
     def between(self, low: int, high: int) -> bytes:
         """The entries that end in [low, high), one behind the other."""
@@ -97,8 +167,23 @@ class Aborted:
 
     def truncate(self, offset: int) -> None:
         """Removes entries that end at or behind an offset."""
-        delete_range(self._txn, self._db, KEY.pack(offset), None)
+        self._drop(offset, 1 << 63)
 
     def drop_below(self, offset: int) -> None:
         """Removes entries that end below an offset."""
-        delete_range(self._txn, self._db, b"", KEY.pack(offset))
+        self._drop(0, offset)
+
+    def _drop(self, low: int, high: int) -> None:
+        for entry in unpack_entries(self.between(low, high)):
+            self._txn.delete(_bin_key(entry), db=self._spans)
+        delete_range(self._txn, self._db, KEY.pack(low), KEY.pack(high))
+
+
+def _ends(entry: AbortedEntry) -> bytes:
+    return _ENDS.pack(entry.last_offset, entry.first_offset)
+
+
+def _bin_key(entry: AbortedEntry) -> bytes:
+    first, last = entry.first_offset, entry.last_offset
+    level = -(-(first ^ last).bit_length() // _BITS)
+    return _BIN.pack(level, first >> (_BITS * level), last, first)

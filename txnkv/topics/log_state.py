@@ -6,6 +6,7 @@ Databases, each by offset (u64 big-endian) but for `state` and `open`:
     state      one record, under "log": start, end, low water mark, the last snapshot
     open       "i" + transaction -> first offset, since;  "o" + first offset -> transaction
     aborted    last offset, first offset -> an entry of 34 bytes       log_indexes
+    spans      level, bin, last offset, first offset of an entry       log_indexes
     commits    first marker offset -> entries of one put               log_indexes
     segments   base offset -> bytes and timestamps                     segments
     snapshots  end offset -> the state at that end                     snapshots
@@ -28,10 +29,11 @@ LOG: Final = b"log"
 STATE: Final = b"state"
 OPEN: Final = b"open"
 ABORTED: Final = b"aborted"
+SPANS: Final = b"spans"
 COMMITS: Final = b"commits"
 SEGMENTS: Final = b"segments"
 SNAPSHOTS: Final = b"snapshots"
-DATABASES: Final = (LOG, STATE, OPEN, ABORTED, COMMITS, SEGMENTS, SNAPSHOTS)
+DATABASES: Final = (LOG, STATE, OPEN, ABORTED, SPANS, COMMITS, SEGMENTS, SNAPSHOTS)
 
 _NAME: Final = b"log"
 _VERSION: Final = 1

@@ -29,6 +29,7 @@ from txnkv.topics.log_state import (
     OPEN,
     SEGMENTS,
     SNAPSHOTS,
+    SPANS,
     STATE,
     LogState,
     StoredOpenTxns,
@@ -54,6 +55,7 @@ class LogCutter:
         db = environment.db
         self._txn = txn
         self._dbs = {name: db(name) for name in DATABASES}
+        self._aborted = Aborted(txn, self._dbs[ABORTED], self._dbs[SPANS])
         self._segments = Segments(txn, self._dbs[SEGMENTS])
         self._snapshots = Snapshots(txn, self._dbs[SNAPSHOTS])
         self._record = LogState.load(txn, self._dbs[STATE]) or LogState()
@@ -81,7 +83,7 @@ class LogCutter:
             offset = holding.marker_offset  # its batches may have been put in a marker's place
         end = self._cut_chunks(offset)
         state = replayed(self._txn, self._dbs, end)
-        Aborted(self._txn, self._dbs[ABORTED]).truncate(end)
+        self._aborted.truncate(end)
         commits.truncate(end)
         self._snapshots.drop_behind(end)
         self._cut_segments(end)
@@ -149,7 +151,7 @@ class LogCutter:
         if holding is not None:
             first = holding.base
             delete_range(self._txn, self._dbs[LOG], b"", KEY.pack(first))
-            Aborted(self._txn, self._dbs[ABORTED]).drop_below(first)
+            self._aborted.drop_below(first)
             Commits(self._txn, self._dbs[COMMITS]).drop_below(first)
             self._segments.drop_below(first)
             self._snapshots.drop_below(first)

@@ -22,6 +22,7 @@ from txnkv.topics.log_state import (
     OPEN,
     SEGMENTS,
     SNAPSHOTS,
+    SPANS,
     STATE,
     LogState,
     StoredOpenTxns,
@@ -70,7 +71,7 @@ class LogWriter:
         self._log = db(LOG)
         self._record_db = db(STATE)
         self._commits = Commits(txn, db(COMMITS))
-        self._aborted = Aborted(txn, db(ABORTED))
+        self._aborted = Aborted(txn, db(ABORTED), db(SPANS))
         self._segments = Segments(txn, db(SEGMENTS))
         self._snapshots = Snapshots(txn, db(SNAPSHOTS))
         self._open = StoredOpenTxns(txn, db(OPEN))

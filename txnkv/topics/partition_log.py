@@ -22,7 +22,7 @@ import lmdb
 from txnkv.core import all_data, decode
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage.environment import Environment
-from txnkv.topics.aborted_index import AbortedEntry, collect
+from txnkv.topics.aborted_index import AbortedEntry
 from txnkv.topics.log_chunks import (
     ChunkReader,
     first_length,
@@ -39,6 +39,7 @@ from txnkv.topics.log_state import (
     LOG,
     OPEN,
     SEGMENTS,
+    SPANS,
     STATE,
     LogState,
     StoredOpenTxns,
@@ -262,14 +263,13 @@ class PartitionLog:
     # -- the indexes -------------------------------------------------------------------
 
     def aborted(self, txn: lmdb.Transaction, offset: int, upto: int) -> list[AbortedEntry]:
-        """The aborted transactions that may have batches in [offset, upto).
+        """The aborted transactions that may have batches in [offset, upto), by last offset.
 
-        More than those may be given, never less.
+        Those that begin below `upto` and end at or behind `offset`. The cost grows with them,
+        and not with what was aborted before, behind or around them.
         """
-        if self._record(txn) is _EMPTY:
-            return []
-        index = Aborted(txn, self._db(ABORTED))
-        return collect(index.from_offset(offset), offset, upto)[0]
+        record = self._record(txn)
+        return [] if record is _EMPTY else self._index(txn).overlapping(offset, upto, record.end)
 
     def commits(self, txn: lmdb.Transaction, offset: int, limit: int) -> list[CommitEntry]:
         """Where messages become visible, by position: at most so many, from an offset on.
@@ -293,7 +293,7 @@ class PartitionLog:
             return b""
         following = Segments(txn, self._db(SEGMENTS)).after(segment_base)
         high = self.end(txn) if following is None else following.base
-        return Aborted(txn, self._db(ABORTED)).between(segment_base, high)
+        return self._index(txn).between(segment_base, high)
 
     def offset_for_time(self, txn: lmdb.Transaction, micros: int) -> int | None:
         """The first readable message that is not older than a time; None when all are.
@@ -336,6 +336,9 @@ class PartitionLog:
         except KeyError:  # nothing was ever put, and the store may be open to read only
             return _EMPTY
         return LogState.load(txn, db) or _EMPTY
+
+    def _index(self, txn: lmdb.Transaction) -> Aborted:
+        return Aborted(txn, self._db(ABORTED), self._db(SPANS))
 
     def _db(self, name: bytes) -> Any:
         return self.environment.db(name)

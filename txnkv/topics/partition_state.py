@@ -89,7 +89,7 @@ class CommitEntry(NamedTuple):
     """
 
     marker_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     txn_id: int
     first_offset: int
     commit_ts: int
