@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from txnkv.topics.fetch import fetch
 from txnkv.topics.messages import now_micros
 from txnkv.topics.retention import Surplus, surplus
 from txnkv.topics.segments import Segment
+from txnkv.topics.sending import Sender
 
 pytestmark = pytest.mark.usefixtures("by_hand")  # else the leader may be first
 
@@ -224,6 +226,22 @@ def test_the_leader_does_it(by_hand: Any, client: txnkv.Client, now: Any) -> Non
     fill(to, 1, first=30)
     by_hand(client)
     assert bounds(to)[0] > 0
+
+
+def test_what_a_producer_sent_is_known_after_its_segments_went(client: txnkv.Client) -> None:
+    """Kafka: testProducerIdExpirationOnSegmentDeletion."""
+    to = writer(client, retention_bytes=0)
+    by = Sender(to.engine, to.topic, "p")
+    messages = pa.record_batch({"value": [b"x" * 100]})
+    assert by.deliver([(0, messages)])[0].base == 0
+    numbers = dict(by._next)
+    fill(to, 30, first=1)
+    retention.enforce(to.partitions[0])
+    assert bounds(to)[0] > 1
+    by._next = {}
+    assert by.deliver([(0, messages)])[0].base == 0  # a duplicate of what is gone
+    assert by._next == numbers
+    assert by.deliver([(0, messages)])[0].base == 31
 
 
 def test_a_partition_nobody_wrote_to_is_not_opened(client: txnkv.Client) -> None:

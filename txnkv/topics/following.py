@@ -15,6 +15,9 @@ Before it does, it looks whether they still agree:
     the source has given up its beginning   so does the follower; if it is behind, it begins anew
     the source was truncated                so is the follower, to the last batch that is the same
 
+A subscription on a copy keeps its place, also when the copy is truncated: messages that come at
+offsets it has deleted are not delivered to it. Consumers have no place of their own and are told.
+
 In status.db of the follower the next offset only follows the log, where in a store of its own it
 goes ahead of it. So nothing ever fills offsets in a copy, and nobody else may write to it.
 """
