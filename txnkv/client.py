@@ -29,6 +29,7 @@ from txnkv.errors import (
 from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
 from txnkv.metrics import MetricsSnapshot
+from txnkv.producer import close_producers
 from txnkv.retrying import DEFAULTS, Retries
 from txnkv.session import Session
 from txnkv.table import At, Snapshot
@@ -88,6 +89,7 @@ class Client(CatalogOperations, Closing):
     def close(self) -> None:
         """Close. The last client of a store in this process closes the store. Twice is fine."""
         if not self._closed:
+            close_producers(self)
             self._closed = True
             instances.release(self.instance)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError
-from txnkv.topics import messages
+from txnkv.topics import messages, outbox
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import Outgoing, Pending
 from txnkv.topics.partitioner import Sticky, spread
@@ -25,6 +25,10 @@ from txnkv.topics.partitioner import Sticky, spread
 if TYPE_CHECKING:
     from txnkv.context import TxnContext
     from txnkv.topics.engine import TopicEngine
+
+
+_ALONE_BYTES: Final = 64 << 20
+"""So much is appended to a log in one piece, outside of a transaction."""
 
 
 class Parcel(NamedTuple):
@@ -36,6 +40,23 @@ class Parcel(NamedTuple):
     @property
     def rows(self) -> int:
         return sum(part.num_rows for _, part in self.parts)
+
+
+def alone(parcels: Sequence[Parcel]) -> bool:
+    """Whether messages are too many for a row of the commit log, and go to one partition: then
+    they need no transaction to come at one instant.
+    """
+    places = {(parcel.topic.id, number) for parcel in parcels for number, _ in parcel.parts}
+    if len(places) != 1:
+        return False
+    size = sum(part.nbytes for parcel in parcels for _, part in parcel.parts)
+    return bool(outbox.MAX_BYTES < size <= _ALONE_BYTES)
+
+
+def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
+    """Send what is `alone`."""
+    batches = [part for parcel in parcels for _, part in parcel.parts]
+    outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
 
 
 class Sending:

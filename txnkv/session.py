@@ -23,6 +23,7 @@ from txnkv.errors import (
 )
 from txnkv.own_transaction import write_alone
 from txnkv.row_operations import RowOperations
+from txnkv.sending import alone, send_alone
 from txnkv.session_messages import SessionMessages
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
@@ -324,7 +325,11 @@ class Session(RowOperations, SessionMessages, Closing):
             return total
 
         try:
-            outcome = write_alone(self._client.instance, write, again=True)
+            outcome = Outcome()
+            if not runs and not acks and alone(parcels):
+                send_alone(self._client.instance.topics, parcels)
+            else:
+                outcome = write_alone(self._client.instance, write, again=True)
         except BaseException as error:
             with self._lock:
                 self._table = None

@@ -16,7 +16,7 @@ from txnkv.message_operations import (
     info_of,
 )
 from txnkv.own_transaction import write_alone
-from txnkv.sending import Sending
+from txnkv.sending import Sending, alone, send_alone
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.topics import message_batches, messages
@@ -108,8 +108,8 @@ class SessionMessages(MessageOperations):
             self.flush()
         streamed = isinstance(data, pa.RecordBatchReader)
         outgoing = message_batches.outgoing_of(batches, len(info.partitions))
-        parcels = self._sending.parcels_of(info, outgoing if streamed else list(outgoing))
-        if not streamed:
+        parcels: Any = self._sending.parcels_of(info, outgoing)
+        if not streamed:  # looked at as a whole before any of it is sent
             parcels = list(parcels)
         result = WriteResult()
 
@@ -123,6 +123,9 @@ class SessionMessages(MessageOperations):
 
         if self._context is not None:
             write(self._context)
+        elif not streamed and alone(parcels):
+            send_alone(self._client.instance.topics, parcels)
+            result.sent = sum(parcel.rows for parcel in parcels)
         else:
             write_alone(self._client.instance, write, again=not streamed)
         return result

@@ -276,6 +276,30 @@ def test_large_messages_come_back_whole(
     assert (found.key, found.headers, found.timestamp) == (b"k", [("h", b"v")], WHEN)
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("bulk", [True, False])
+def test_much_at_once_outside_of_a_transaction(
+    client: txnkv.Client, messages: Messages, partitions: int, bulk: bool
+) -> None:
+    """To one partition it is appended in one piece, to several in a transaction of its own."""
+    topic = client.create_topic("much", partitions=partitions)
+    data = {"value": [b"%06d" % n * 30 for n in range(20_000)]}
+    data |= {"key": [b"%d" % n for n in range(20_000)]} if partitions > 1 else {}
+    with client.new_session() as session:
+        if bulk:
+            assert session.send_batch(topic, pa.table(data)).sent == 20_000
+        else:
+            for n, value in enumerate(data["value"]):
+                session.send(topic, value, data["key"][n] if partitions > 1 else None)
+            assert session.flush().sent == 20_000
+    found = messages(topic)
+    assert sorted(m.value for m in found if m.value is not None) == data["value"]
+    assert {m.txn_id is None for m in found} == {partitions == 1}
+    for number in range(partitions):
+        own = [m.value for m in found if m.partition == number]
+        assert own == sorted(filter(None, own))
+
+
 # -- in bulk ---------------------------------------------------------------------------
 
 PAIRS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))

@@ -40,6 +40,9 @@ MAX_BYTES: Final = 1 << 20
 _MESSAGE_BYTES: Final = 16
 """What a message takes in a batch beside its content, about."""
 
+_SMALL_BYTES: Final = 1 << 16
+"""Messages of several flushes become one batch when they are less than that."""
+
 _APPEND_BYTES: Final = 8 << 20
 """So much is appended to a log at once."""
 
@@ -151,7 +154,7 @@ class Outbox:
         """How the commit log commits it."""
         txn_id = self._row.txn_id if self._transactional else 0
         encoded = {
-            id: self._encoded(partition, txn_id, decided=self._transactional)
+            id: _encoded(partition.topic, partition.lots, txn_id, decided=self._transactional)
             for id, partition in self._partitions.items()
         }
         batches = {id: (b"".join(some), _count(some)) for id, some in encoded.items()}
@@ -200,7 +203,7 @@ class Outbox:
             AckConflictError: another transaction has one of the acks.
         """
         for id, kept in list(self._partitions.items()):
-            kept.portions += _portions(self._encoded(kept, row.txn_id, decided=False))
+            kept.portions += _portions(_encoded(kept.topic, kept.lots, row.txn_id, decided=False))
             kept.lots = []
             partition = self._engine.partition(id)
             if partition is None:
@@ -214,33 +217,49 @@ class Outbox:
             self._acks = None
         self._bytes = 0
 
-    def _encoded(self, partition: _Partition, txn_id: int, *, decided: bool) -> list[bytes]:
-        options = partition.topic.options
-        batches = []
-        for lot, timestamp, size in _joined(partition.lots):
-            few = size <= options.max_message_bytes and lot.num_rows <= chunking.MAX_ROWS
-            parts = ((lot, None),) if few else chunking.cut(lot, options.max_message_bytes)
-            for messages, chunk in parts:
-                batch = core.encode_batch(
-                    messages,
-                    timestamp=timestamp,
-                    txn_id=txn_id,
-                    decided=decided,
-                    codec=options.compression,
-                    chunk=chunk,
-                )
-                batches.append(batch)
-        return batches
+
+def send_alone(
+    engine: TopicEngine, topic: TopicInfo, number: int, messages: Sequence[pa.RecordBatch]
+) -> None:
+    """Append messages to one partition, at one instant and outside of any transaction.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped; nothing was sent.
+        StorageFullError: no room; nothing was sent.
+    """
+    engine.live_at(topic)
+    lots = [_Lot(some, now_micros(), some.nbytes) for some in messages]
+    partition = engine.partitions(topic)[number]
+    engine.append_alone(partition, _encoded(topic, lots, 0, decided=False))
+
+
+def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bool) -> list[bytes]:
+    most = topic.options.max_message_bytes
+    batches = []
+    for lot, timestamp, size in _joined(lots):
+        few = size <= most and lot.num_rows <= chunking.MAX_ROWS
+        for messages, chunk in ((lot, None),) if few else chunking.cut(lot, most):
+            batch = core.encode_batch(
+                messages,
+                timestamp=timestamp,
+                txn_id=txn_id,
+                decided=decided,
+                codec=topic.options.compression,
+                chunk=chunk,
+            )
+            batches.append(batch)
+    return batches
 
 
 def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
-    """The lots of the same columns that follow each other, as one."""
+    """Small lots of the same columns that follow each other, as one."""
     if len(lots) == 1:
         return list(lots)
     groups: list[list[_Lot]] = []
     for lot in lots:
-        if groups and groups[-1][0].messages.schema == lot.messages.schema:
-            groups[-1].append(lot)
+        last = groups[-1] if groups else None
+        if last and _join(last[0], lot):
+            last.append(lot)
         else:
             groups.append([lot])
     return [
@@ -253,6 +272,11 @@ def _joined(lots: Sequence[_Lot]) -> list[_Lot]:
         )
         for group in groups
     ]
+
+
+def _join(first: _Lot, lot: _Lot) -> bool:
+    small = first.size < _SMALL_BYTES and lot.size < _SMALL_BYTES
+    return small and bool(first.messages.schema == lot.messages.schema)
 
 
 def _count(batches: Sequence[bytes]) -> int:
