@@ -10,6 +10,7 @@ stored ones. A is the transaction that holds the message, B another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -35,14 +36,14 @@ class Acks:
                 txn.send("events", str(number))
         self.cumulative = type != "shared"
         self._stored = {"small": "", "large": "AB", "A large": "A", "B large": "B"}[stored]
-        self._options = (
+        self._options: dict[str, Any] = (
             {"type": "exclusive", "max_deliveries": 1000}
             if type == "counted"
             else {"type": type, "lease_seconds": 3600}
         )
         self.sub = self.subscribe()
         self.messages = self.sub.receive_many(COUNT, timeout=0)
-        assert [int(m.value) for m in self.messages] == list(range(COUNT))
+        assert [int(m.value or b"") for m in self.messages] == list(range(COUNT))
 
     def subscribe(self) -> txnkv.Subscription:
         return self.topic.subscribe("s", **self._options)
@@ -68,7 +69,7 @@ class Acks:
     def delivered(self) -> list[int]:
         """What is delivered again without asking."""
         found = self.sub.receive_many(100, timeout=0)
-        return sorted(int(m.value) for m in found)
+        return sorted(int(m.value or b"") for m in found)
 
     def left(self) -> list[int]:
         """What a new consumer gets: neither deleted nor pending."""

@@ -93,6 +93,16 @@ class OffsetReader:
         begun = self._reassembly.first_offset
         return self._position if begun is None else min(begun, self._position)
 
+    @property
+    def large(self) -> dict[int, int]:
+        """Large messages of the last `load`: the offset of each, with that of its first piece."""
+        return self._reassembly.completed
+
+    @property
+    def has_begun(self) -> bool:
+        """A large message has begun of which not all pieces were found yet."""
+        return self._reassembly.first_offset is not None
+
     def seek(self, offset: int) -> None:
         """Go elsewhere; what is known of aborted transactions is forgotten."""
         if self._filter is not None:

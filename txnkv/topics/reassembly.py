@@ -30,10 +30,16 @@ class _Partial:
 
 
 class Reassembly:
-    """The messages of one reader in one partition that have begun and are not complete."""
+    """The messages of one reader in one partition that have begun and are not complete.
+
+    Attributes:
+        completed: of the last `decode`: the offset of each large message, with that of its first
+            piece.
+    """
 
     def __init__(self) -> None:
         self._partials: dict[int, _Partial] = {}
+        self.completed: dict[int, int] = {}
 
     def reset(self) -> None:
         """Forgets all: the reader goes elsewhere."""
@@ -52,6 +58,7 @@ class Reassembly:
             spans: the batches that are shown, all behind those of the call before.
             from_offset: the first offset that is wanted.
         """
+        self.completed = {}
         if not spans.has_chunks:
             return decode(buf, spans, from_offset)
         parts: list[pa.RecordBatch] = []
@@ -101,6 +108,7 @@ class Reassembly:
         if chunk.piece + 1 < chunk.pieces:
             return None
         del self._partials[chunk.message_id]
+        self.completed[header.last_offset] = partial.first_offset
         return _whole(partial, row)
 
 
