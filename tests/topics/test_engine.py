@@ -542,19 +542,18 @@ def test_a_late_note_of_a_marker_changes_nothing(
 def test_a_read_only_client_reads_what_is_in_the_log(
     client: txnkv.Client, connect: Callable[..., txnkv.Client], process: Callable[..., Any]
 ) -> None:
-    (partition,) = create(client)
+    partition, empty = create(client, partitions=2)
     small(client, [partition], [b"a"])
     row = begin(client)
     send(client, row, partition, [b"b"])
     client.close()
     reader = process(
         "engine = client.instance.topics\n"
-        "partition = engine.partition(id)\n"
-        "say(engine.complete(partition))\n",
+        "say([engine.complete(engine.partition(id)) for id in ids])\n",
         options={"read_only": True},
-        id=partition.id,
+        ids=[partition.id, empty.id],
     )
-    assert reader.finish() == 2
+    assert reader.finish() == [2, 0]
 
 
 def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) -> None:

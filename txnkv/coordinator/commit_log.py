@@ -147,7 +147,11 @@ class CommitLog:
             self._look()
 
     def catch_up(self, cur: apsw.Cursor) -> Timestamp:
-        """Take in all that committed before the write transaction of this cursor, durable or not.
+        """Take in all that committed before the transaction of this cursor, durable or not.
+
+        Args:
+            cur: of a write of status.db, or of a read that has not read anything yet: what is
+                taken in here never goes back.
 
         Returns:
             The latest commit timestamp: above what `latest` answers, if that one is on its way to

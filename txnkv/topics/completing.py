@@ -177,9 +177,10 @@ def complete(engine: TopicEngine, partition: Partition) -> int:
     Raises:
         StorageFullError: the disk is full; nothing changed.
     """
-    environment = partition.environment
     if engine.store.directory.read_only:
-        with environment.read() as txn:
+        if not partition.exists:
+            return 0
+        with partition.environment.read() as txn:
             return partition.log.end(txn)
 
     def bring_up(txn: lmdb.Transaction) -> int:
@@ -189,7 +190,7 @@ def complete(engine: TopicEngine, partition: Partition) -> int:
         write(txn, partition, waiting)
         return max(waiting.upto, end)
 
-    reached = environment.write(bring_up)
+    reached = partition.environment.write(bring_up)
     fault_point("log.completed")
     return reached
 
