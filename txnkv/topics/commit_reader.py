@@ -151,7 +151,12 @@ class CommitReader:
         if self._run is not None:
             return True
         try:
-            found = look_at(self._engine, self._partition, lambda view: self._see(view, upto))
+            found = look_at(
+                self._engine,
+                self._partition,
+                lambda view: self._see(view, upto),
+                whole=upto is not None,
+            )
             self._run = None if found is None else self._decoded(found)
         except CoreError as error:
             place = self._position if self._inside is None else self._read_to

@@ -52,6 +52,8 @@ _TRIES: Final = 100
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _reached: WeakKeyDictionary[Any, TailEntry] = WeakKeyDictionary()
 """Of partitions: the last entry of the tail that was found without a gap before it."""
+_unmarked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Of partitions: a manifest version as of which no end markers were noted."""
 
 
 class Bounds(NamedTuple):
@@ -79,7 +81,7 @@ class LogView:
         start, end: of the log in LMDB.
         high_watermark, last_stable_offset: of log and tail together.
         latest: all commits at or below it are in the view,
-        is_behind: but for some whose end markers nobody has written.
+        is_behind: but for some that nobody has written into the log yet.
     """
 
     __slots__ = (
@@ -95,7 +97,7 @@ class LogView:
         latest: Timestamp,
         fresh: Sequence[TailEntry],
         reached: int,
-        marker_end: int,
+        decided: int,
     ) -> None:
         """Made by `look_at`.
 
@@ -103,7 +105,7 @@ class LogView:
             txn: of LMDB; None where there is no log.
             fresh: of the tail, not below `reached`.
             reached: known to be without a gap up to there.
-            marker_end: behind the last end marker that is noted.
+            decided: what is below is decided, and has to be in the view.
         """
         self._engine = engine
         self._partition = partition
@@ -120,7 +122,7 @@ class LogView:
                 break
             high = max(high, entry.next_offset)
         self.high_watermark = high
-        self.is_behind = marker_end > high or bool(fresh and fresh[-1].next_offset > high)
+        self.is_behind = decided > high or bool(fresh and fresh[-1].next_offset > high)
         self.last_stable_offset = high if stable == self.end else stable
 
     @property
@@ -205,7 +207,13 @@ class LogView:
         return entries
 
 
-def look_at(engine: TopicEngine, partition: Partition, see: Callable[[LogView], T]) -> T:
+def look_at(
+    engine: TopicEngine,
+    partition: Partition,
+    see: Callable[[LogView], T],
+    *,
+    whole: bool = False,
+) -> T:
     """What `see` makes of a view of a partition; called in an LMDB read transaction.
 
     Every commit that returned before, in any process, is in the view.
@@ -215,6 +223,8 @@ def look_at(engine: TopicEngine, partition: Partition, see: Callable[[LogView], 
         partition: where to look.
         see: leaves no marks elsewhere when it raises; may be called again then. What it returns
             must not point into the log.
+        whole: wait for appends that are under way, too: what is written outside of transactions
+            has its commit timestamp before it can be read.
 
     Raises:
         TopicNotFoundError: the topic was dropped.
@@ -230,10 +240,10 @@ def look_at(engine: TopicEngine, partition: Partition, see: Callable[[LogView], 
     for _ in range(_TRIES):
         latest = engine.log.latest()
         fresh, reached = _tail_of(engine, partition, latest)
-        marker_end = engine.look(partition.id).marker_end
+        decided = engine.look(partition.id).next_offset if whole else _marked(engine, partition)
         try:
             with partition.environment.read() as txn:
-                view = LogView(engine, partition, txn, latest, fresh, reached, marker_end)
+                view = LogView(engine, partition, txn, latest, fresh, reached, decided)
                 if helped or not view.is_behind:
                     found = see(view)
                     _remember(partition, fresh, view.high_watermark)
@@ -246,6 +256,18 @@ def look_at(engine: TopicEngine, partition: Partition, see: Callable[[LogView], 
         engine.complete(partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
+
+
+def _marked(engine: TopicEngine, partition: Partition) -> int:
+    """Behind the last end marker that is noted; 0 when none is."""
+    # Every commit that leaves a marker moves the version; small ones, which are many, do not.
+    version = engine.log.version
+    if _unmarked.get(partition) == version:
+        return 0
+    look = engine.look(partition.id)
+    if not look.markers:
+        _unmarked[partition] = version
+    return look.marker_end
 
 
 def _tail_of(
