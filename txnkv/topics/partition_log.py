@@ -195,7 +195,8 @@ class PartitionLog:
         Args:
             txn: a read or a write transaction; the views end with it.
             offset: in [start, end].
-            max_bytes: of all together; one batch is given, however long it is.
+            max_bytes: of all together; one batch is given, however long it is. It may be
+                less when there is more: the read ends with a chunk.
             upto: batches at or above this offset are left out; it is at a batch's edge.
             raw: SIDE_LIST markers as they are, not the batches that they stand for.
 
@@ -216,18 +217,27 @@ class PartitionLog:
         if offset >= end:
             return []
         found: list[Buffer] = []
-        for part in self._parts(txn, offset, end, max_bytes, raw):
-            if len(part) > max_bytes:
-                cut = position_within(part, max_bytes) or (0 if found else first_length(part))
-                if cut:
-                    found.append(part[:cut])
+        room = max_bytes
+        for part in self._parts(txn, offset, end, record.end, max_bytes, raw):
+            if len(part) > room:
+                # A chunk is walked through only if there would be little without it, so that a
+                # reader goes from chunk to chunk and the next read begins with a whole one.
+                if not found or room > max_bytes // 2:
+                    cut = position_within(part, room) or (0 if found else first_length(part))
+                    found += [part[:cut]] if cut else []
                 break
             found.append(part)
-            max_bytes -= len(part)
+            room -= len(part)
         return found
 
     def _parts(
-        self, txn: lmdb.Transaction, offset: int, end: int, max_bytes: int, raw: bool
+        self,
+        txn: lmdb.Transaction,
+        offset: int,
+        end: int,
+        log_end: int,
+        max_bytes: int,
+        raw: bool = False,
     ) -> Iterator[memoryview]:
         """Batches in [offset, end), in views as long as may be, for as long as they are taken."""
         expand = None if raw else self.expand
@@ -240,7 +250,7 @@ class PartitionLog:
                 yield from self._expanded(txn, chunk, max(base, offset), end, max_bytes)
             else:
                 low = position_of(chunk, offset) if base < offset else 0
-                inside = end < self.end(txn) and (following is None or end < following[0])
+                inside = end < (log_end if following is None else following[0])
                 high = position_of(chunk, end) if inside else len(chunk)
                 yield chunk[low:high] if low or inside else chunk
             found = following
@@ -308,15 +318,15 @@ class PartitionLog:
             following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
             low = max(segment.base, record.start)
             high = record.end if following is None else following.base
-            found = self._first_not_older(txn, low, high, micros) if low < high else None
+            found = self._first_not_older(txn, low, high, record.end, micros)
             if found is not None:
                 return found
         return None
 
     def _first_not_older(
-        self, txn: lmdb.Transaction, low: int, high: int, micros: int
+        self, txn: lmdb.Transaction, low: int, high: int, log_end: int, micros: int
     ) -> int | None:
-        for part in self._parts(txn, low, high, 1 << 20, raw=False):
+        for part in self._parts(txn, low, high, log_end, 1 << 20):
             for at, header in walked(part):
                 if header.max_timestamp < micros or header.is_control:
                     continue
