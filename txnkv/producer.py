@@ -149,12 +149,17 @@ class Producer(Closing):
             cancelled in time is not sent.
 
         Raises:
-            TypeError, ValueError: the message is none; SchemaError is not raised here.
+            TypeError, ValueError: the message is none, or too large.
             ProducerFencedError, TopicNotFoundError: it was fenced before, or the topic dropped.
             ClosedError: it was closed, or belongs to the process that this one was forked from.
         """
         self._require_usable()
-        row = pending(value, key, partition, headers, timestamp, len(self._topic.partitions))
+        row: Pending
+        if type(value) is bytes and key is partition is headers is timestamp is None:
+            row = value
+        else:
+            count = len(self._topic.partitions)
+            row = pending(value, key, partition, headers, timestamp, count)
         size = _size(row)
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import txnkv
 from tools.topic_contents import stored, values
@@ -510,6 +513,61 @@ def test_killed_at_random_again_and_again(
         child.popen.communicate(timeout=60)
     process(_KILLED.replace("10", "40")).finish()
     assert values(client, TOPIC) == [b"m%d" % i for i in range(40)]
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("send"), st.integers(1, 12)),
+    st.tuples(st.just("flush"), st.just(0)),
+    st.tuples(st.sampled_from(["log.written", "log.durable", "status.unsynced",
+                               "producer.recorded", "producer.checked"]), st.integers(1, 2)),
+    st.tuples(st.just("take over"), st.just(0)),
+    st.tuples(st.just("reopen"), st.just(0)),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(_STEPS, max_size=25), st.sampled_from([80, 400, 1 << 20]))
+def test_whatever_fails_each_message_is_there_once_and_in_order(
+    steps: list[tuple[str, int]], batch_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        client = txnkv.connect(folder + "/store")
+        client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+
+        def begin() -> Producer:
+            info = client.instance.topics.get(TOPIC)
+            return Producer(client, info, "p", linger=60.0, batch_bytes=batch_bytes)
+
+        producer, sent = begin(), 0
+        for step, number in steps:
+            if step == "send":
+                for _ in range(number):
+                    producer.send(b"%d" % sent)
+                    sent += 1
+            elif step == "flush":
+                producer.flush()
+            elif step == "take over":
+                producer.flush()
+                disarm()
+                elder, producer = producer, begin()
+                assert producer.sent == sent
+                elder.send("zombie")
+                with pytest.raises(ProducerFencedError):
+                    elder.close()
+            elif step == "reopen":
+                producer.close()
+                disarm()
+                client.close()
+                client = txnkv.connect(folder + "/store")
+                producer = begin()
+            else:
+                arm(step, f"error@{number}")
+        producer.close()
+        disarm()
+        assert producer.sent == sent
+        assert values(client, TOPIC) == [b"%d" % i for i in range(sent)]
+        assert client.check().problems == []
+        client.close()
 
 
 # -- closing, forks, exits ---------------------------------------------------------------
