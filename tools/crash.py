@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from tools import crash_logs, crash_producers, crash_side, crash_topics
+from tools import crash_logs, crash_producers, crash_side, crash_subscriptions, crash_topics
 from tools.crash_scenarios import (
     ACKNOWLEDGED,
     BEFORE,
@@ -174,6 +174,10 @@ PLANS: Final[dict[str, Plan]] = {
     "follow.put": Plan(("follow",), every=7),
     "follow.offset": Plan(("follow",), every=1),
     "follow.cut": Plan(("follow",), every=1),
+    "acks.registered": Plan(("pass_on",), GONE, every=1),
+    "acks.applied": Plan(("pass_on",), GONE, every=1),
+    "acks.returned": Plan(("pass_on",), GONE, every=1),
+    "leases.claimed": Plan(("pass_on",), GONE, every=3),
 }
 """A death in COMMIT_IN_PROGRESS may end either way: who recovers goes on with the commit."""
 
@@ -183,6 +187,7 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "topics_small": _examine_topics,
     "topics_alone": crash_topics.examine_alone,
     **crash_producers.EXAMINERS,
+    **crash_subscriptions.EXAMINERS,
 }
 """By scenario: what else is wrong, as a client of the store sees it, after what the child said."""
 

@@ -18,7 +18,13 @@ from typing import Final
 import pyarrow as pa
 
 import txnkv
-from tools import crash_logs, crash_producers, crash_side, crash_topics
+from tools import (
+    crash_logs,
+    crash_producers,
+    crash_side,
+    crash_subscriptions,
+    crash_topics,
+)
 from txnkv import compacting
 from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 
@@ -252,4 +258,5 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_small": topics_small,
     "topics_alone": topics_alone,
     **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
+    **{name: partial(do, say) for name, do in crash_subscriptions.SCENARIOS.items()},
 }
