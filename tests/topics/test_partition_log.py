@@ -12,6 +12,7 @@ import pytest
 from tests.topics.log_tools import ABORT, FILLER, Log, LogOptions, data, marker, script
 from txnkv import core
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.storage.seam import arm, disarm
 from txnkv.topics.aborted_index import AbortedEntry
 from txnkv.topics.log_chunks import CHUNK_BYTES
 from txnkv.topics.log_state import LOG
@@ -88,6 +89,16 @@ def test_a_log_that_was_never_prepared_is_empty(log: Log) -> None:
         assert unprepared.end(txn) == unprepared.last_stable_offset(txn) == 0
         assert unprepared.read(txn, 0, 10) == []
         assert unprepared.aborted_index(txn, 0) == b""
+
+
+def test_prepare_is_one_write_and_then_none(log: Log) -> None:
+    commits: list[None] = []
+    arm("lmdb.after_commit", lambda: commits.append(None))
+    other = PartitionLog(log.environments.get("logs/2", create=True), LogOptions())
+    for _ in range(3):
+        other.prepare()
+    disarm("lmdb.after_commit")
+    assert len(commits) == 1
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -81,9 +81,16 @@ class PartitionLog:
         self.expand = expand
 
     def prepare(self) -> None:
-        """Makes the databases. To be called once outside of any transaction of the environment."""
-        for name in DATABASES:
-            self.environment.db(name)
+        """Makes the databases. To be called once outside of any transaction of the environment.
+
+        Raises:
+            NotSupportedError: they are not there, and the store is open to read only.
+        """
+        environment = self.environment
+        with environment.read():
+            made = all(environment.has(name) for name in DATABASES)
+        if not made:
+            environment.write(lambda _: [environment.db(name) for name in DATABASES])
 
     # -- writing -----------------------------------------------------------------------
 
