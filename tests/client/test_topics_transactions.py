@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.storage.seam import arm, disarm
 
 Messages = Callable[..., list[txnkv.Message]]
 Values = Callable[..., list[bytes | None]]
@@ -606,3 +607,121 @@ def test_a_forked_child_sends_by_itself(
         """
     )
     assert values(topic) == [b"before", b"child's", b"parent's"]
+
+
+# -- faults ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["append.reserved@1", "append.reserved@2", "append.reserved@3"])
+def test_a_large_flush_that_breaks_off_goes_on_where_it_was(
+    client: txnkv.Client, messages: Messages, large: None, point: str
+) -> None:
+    """What is in one log already is not sent again when another failed."""
+    topics = [client.create_topic(name, partitions=2) for name in ("a", "b")]
+    txn = client.new_transaction()
+    for topic in topics:
+        for number in range(2):
+            txn.send(topic, b"%d" % number, partition=number)
+    name, _, hit = point.partition("@")
+    arm(name, f"error@{hit}")
+    with pytest.raises(txnkv.UnavailableError, match="injected"):
+        txn.flush()
+    disarm()
+    txn.send(topics[1], b"more", partition=1)
+    txn.commit()
+    assert [m.value for m in messages(topics[0])] == [b"0", b"1"]
+    assert [m.value for m in messages(topics[1])] == [b"0", b"1", b"more"]
+
+
+# -- consume, transform, upsert, produce, acknowledge ----------------------------------
+
+
+@pytest.mark.parametrize("fails", [None, "rollback", "conflict"])
+def test_one_transaction_over_all(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    table: txnkv.Table,
+    values: Values,
+    size: str,
+    fails: str | None,
+) -> None:
+    """What is consumed, the state and what is produced change together, or not at all."""
+    out = client.create_topic("out", partitions=2)
+    with client.transaction() as txn:
+        for n in range(5):
+            txn.send(topic, b"%d" % n)
+    with topic.subscribe("worker") as subscription:
+        received = subscription.receive_many(max_messages=5, timeout=5)
+        assert [message.value for message in received] == [b"%d" % n for n in range(5)]
+        txn = client.new_transaction()
+        txn.upsert(table, {"id": 1, "v": "sum"})
+        for message in received:
+            txn.send(out, b"got " + (message.value or b""), key=message.value)
+            txn.ack(subscription, message)
+        assert txn.flush().acked == 5
+        if fails == "rollback":
+            txn.rollback()
+        elif fails == "conflict":
+            with client.transaction() as other:
+                other.upsert(table, {"id": 1, "v": "other"})
+            with pytest.raises(txnkv.TransactionConflictError):
+                txn.commit()
+        else:
+            txn.commit()
+        found = sorted(filter(None, values(out)))
+        assert found == ([] if fails else [b"got %d" % n for n in range(5)])
+        assert table.count() == (1 if fails != "rollback" else 0)
+        again = subscription.receive_many(max_messages=5, timeout=5 if fails else 0)
+        assert len(again) == (5 if fails else 0)
+
+
+def test_an_ack_conflict_ends_the_later_transaction(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, size: str
+) -> None:
+    with client.transaction() as txn:
+        txn.send(topic, b"a")
+    with topic.subscribe("s") as subscription:
+        message = subscription.receive(timeout=5)
+        assert message is not None
+        first, second = client.new_transaction(), client.new_transaction()
+        first.ack(subscription, message)
+        second.send(topic, b"b")
+        with pytest.raises(txnkv.AckConflictError) as caught:
+            second.ack(subscription, message.id)
+        assert not caught.value.retriable
+        assert second.state is ABORTED
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            second.send(topic, b"c")
+        first.commit()
+    assert values(topic) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("id", TypeError), (5, TypeError), (None, TypeError), ((0, 0), TypeError)],
+)
+def test_what_cannot_be_acknowledged(
+    client: txnkv.Client, topic: txnkv.Topic, what: Any, error: type[Exception]
+) -> None:
+    with topic.subscribe("s") as subscription, client.transaction() as txn:
+        with pytest.raises(error):
+            txn.ack(subscription, what)
+        with pytest.raises(TypeError, match="subscribe"):
+            txn.ack("s", txnkv.MessageId(0, 0))  # type: ignore[arg-type]
+
+
+def test_plain_acks_wait_for_the_flush(
+    client: txnkv.Client, topic: txnkv.Topic, table: txnkv.Table
+) -> None:
+    with client.transaction() as txn:
+        txn.send_batch(topic, pa.table({"value": ["a", "b", "c"]}))
+    with topic.subscribe("s") as subscription, client.new_session() as session:
+        received = subscription.receive_many(timeout=5)
+        session.ack(subscription, received[0])
+        session.ack_cumulative(subscription, received[1])
+        session.insert(table, ROW)
+        assert session.has_pending
+        result = session.flush()
+        assert (result.acked, result.inserted, result.sent) == (2, 1, 0)
+    with topic.subscribe("s") as subscription:
+        assert [message.value for message in subscription.receive_many(timeout=5)] == [b"c"]

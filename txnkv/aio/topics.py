@@ -86,32 +86,36 @@ class _Waiting:
 
     def __init__(self, turn: InTurn) -> None:
         self._turn = turn
-        self._left: dict[str, Any] = {}
+        self._under_way: dict[str, asyncio.Future[Any]] = {}
 
     async def __call__(self, name: str, call: Callable[[float], T], timeout: float | None) -> T:
         """Call until something comes, or the time is over; what it gave last."""
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
-        if name in self._left:
-            left: T = self._left.pop(name)
-            return left
         while True:
             wait = _SLICE if end is None else min(_SLICE, max(0.0, end - loop.time()))
-            inner = asyncio.ensure_future(self._turn(call, wait))
+            inner = self._under_way.get(name)
+            if inner is None:
+                inner = self._under_way[name] = asyncio.ensure_future(self._turn(call, wait))
+                inner.add_done_callback(_looked_at)
             try:
-                found = await asyncio.shield(inner)
+                found: T = await asyncio.shield(inner)
             except asyncio.CancelledError:
-                inner.add_done_callback(lambda done: self._keep(name, done))
+                raise  # what is under way is for the next call
+            except BaseException:
+                self.forget()
                 raise
+            self._under_way.pop(name, None)
             if _some(found) or (end is not None and loop.time() >= end):
                 return found
 
-    def _keep(self, name: str, done: asyncio.Future[Any]) -> None:
-        if not done.cancelled() and done.exception() is None and _some(done.result()):
-            self._left[name] = done.result()
-
     def forget(self) -> None:
-        self._left.clear()
+        self._under_way.clear()
+
+
+def _looked_at(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 def _some(found: Any) -> bool:

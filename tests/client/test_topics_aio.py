@@ -1,0 +1,170 @@
+"""Topics by asyncio: the same, and nothing lost by a call that is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from txnkv.aio import AsyncClient, AsyncTopic
+
+Work = Callable[[AsyncClient], Awaitable[Any]]
+
+
+@pytest.fixture
+def run(client: txnkv.Client, store_path: Path) -> Callable[[Work], Any]:
+    """Runs a coroutine with a client of the test's store."""
+
+    async def main(work: Work) -> Any:
+        async with txnkv.aio.connect(store_path) as client:
+            return await asyncio.wait_for(work(client), 60)
+
+    return lambda work: asyncio.run(main(work))
+
+
+async def values(topic: AsyncTopic) -> list[bytes | None]:
+    async with await topic.consumer() as consumer:
+        return [message.value for message in await consumer.poll(timeout=0)]
+
+
+def test_the_catalog(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        made = await client.create_topic("events", partitions=2, buffer="sidecar")
+        assert (made.name, made.partitions) == ("events", 2)
+        assert await client.topics() == ["events"]
+        assert (await client.topic("events")).blocking.info == made.blocking.info
+        await client.drop_topic(made)
+        await client.drop_topic("events", missing_ok=True)
+        with pytest.raises(txnkv.TopicNotFoundError):
+            await client.topic("events")
+
+    run(work)
+
+
+def test_rows_messages_and_acks_in_one_transaction(run: Any, table: txnkv.Table) -> None:
+    async def work(client: AsyncClient) -> None:
+        source = await client.create_topic("source")
+        out = await client.create_topic("out")
+        session = await client.new_session()
+        await session.send(source, b"a", key=b"k")
+        assert (await session.send_batch(source, pa.table({"value": ["b"]}))).sent == 1
+        await session.close()
+        async with await source.subscribe("worker") as subscription:
+            async with client.transaction() as txn:
+                for message in await subscription.receive_many(timeout=5):
+                    await txn.send(out, message.value, headers={"from": message.key or b""})
+                    await txn.ack(subscription, message)
+                await txn.upsert("t", {"id": 1})
+                assert await values(out) == []
+            assert await values(out) == [b"a", b"b"]
+            assert await subscription.receive(timeout=0) is None
+        assert await out.end_offsets() == await out.last_stable_offsets() == {0: 2}
+        assert (await out.fetch(0, 0)).high_watermark == 2
+
+    run(work)
+    assert table.count() == 1
+
+
+def test_a_block_that_is_left_by_an_exception_sends_nothing(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+
+        async def fail() -> None:
+            async with client.transaction() as txn:
+                await txn.send(topic, b"a")
+                await txn.flush()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await fail()
+        assert await values(topic) == []
+
+    run(work)
+
+
+def test_many_tasks_send(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+
+        async def send(n: int) -> None:
+            async with client.transaction() as txn:
+                for i in range(10):
+                    await txn.send(topic, b"%d %d" % (n, i))
+
+        await asyncio.gather(*(send(n) for n in range(30)))
+        found = await values(topic)
+        for n in range(30):
+            own = [value for value in found if value and value.startswith(b"%d " % n)]
+            assert own == [b"%d %d" % (n, i) for i in range(10)]
+
+    run(work)
+
+
+def test_a_cancelled_poll_loses_nothing(run: Any) -> None:
+    """What comes while a call that was cancelled still waits on its thread is given to the next."""
+
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        async with (
+            await topic.consumer() as consumer,
+            await topic.subscribe("s") as subscription,
+            await client.new_session() as session,
+        ):
+            polled: list[txnkv.Message] = []
+            received: list[Any] = []
+            for n in range(10):
+                polling = asyncio.ensure_future(consumer.poll(timeout=30))
+                receiving = asyncio.ensure_future(subscription.receive())
+                await asyncio.sleep(0.01 * n)
+                polling.cancel()
+                receiving.cancel()
+                await session.send(topic, b"%d" % n)
+                await session.flush()
+                await asyncio.wait((polling, receiving))
+                polled += [] if polling.cancelled() else polling.result()
+                received += [] if receiving.cancelled() else [receiving.result()]
+            while len(polled) < 10:
+                polled += await consumer.poll(timeout=5)
+            while len(received) < 10:
+                received.append(await subscription.receive(timeout=5))
+        expected = [b"%d" % n for n in range(10)]
+        assert [message.value for message in polled] == expected
+        assert [message.value for message in received] == expected
+
+    run(work)
+
+
+def test_waiting_ends_when_something_comes_or_the_time_is_over(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        async with await topic.consumer() as consumer:
+            assert await consumer.poll(timeout=0.15) == []
+            assert (await consumer.poll_batch(timeout=0.15)).num_rows == 0
+            waiting = asyncio.ensure_future(consumer.poll(timeout=30))
+            async with client.transaction() as txn:
+                await txn.send(topic, b"a")
+            assert [message.value for message in await waiting] == [b"a"]
+            assert await consumer.position(0) == 1
+            await consumer.seek(0, 0)
+            async for message in consumer:
+                assert message.value == b"a"
+                break
+
+    run(work)
+
+
+def test_a_producer(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        async with await topic.producer("billing") as producer:
+            ids = await asyncio.gather(*(producer.send(b"%d" % n) for n in range(20)))
+            await producer.flush()
+        assert sorted(ids) == [txnkv.MessageId(0, n) for n in range(20)]
+        assert sorted(await values(topic)) == sorted(b"%d" % n for n in range(20))
+
+    run(work)
