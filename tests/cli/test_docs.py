@@ -50,8 +50,8 @@ def run_program(text, folder):
 def test_the_program_in_the_readme(tmp_path):
     program, _ = README
     assert run_program(program, tmp_path).splitlines() == [
-        "{'id': 1, 'region': 'eu', 'total': 9.5}",
-        "[{'id': 1, 'n': 1, 'item': 'ink'}, {'id': 1, 'n': 2, 'item': 'paper'}]",
+        "{'id': 1, 'region': 'eu', 'total': 9.5} [b'order 1']",
+        "None",
     ]
     assert len(program.strip().splitlines()) <= 20
 
@@ -61,7 +61,7 @@ def test_the_program_in_the_readme(tmp_path):
 def test_the_spark_program_in_the_readme(tmp_path):
     plain, spark = README
     run_program(plain, tmp_path)
-    assert run_program(spark, tmp_path).splitlines()[-1] == "3 4"
+    assert run_program(spark, tmp_path).splitlines()[-1] == "3 2"
 
 
 def test_the_programs_in_the_howto(tmp_path):
@@ -88,6 +88,19 @@ def test_the_programs_in_the_howto(tmp_path):
         "True",
         "20",
         "ABORTED",
+        "1",
+        "[b'home', b'pay']",
+        "5 0",
+        "{'who': 'ann', 'n': 2} 5 None",
+        "True",
+        "1",
+        "ProducerFencedError",
+        "6 [b'???'] b'2'",
+        "[5]",
+        "True",
+        "6",
+        "[1]",
+        "True",
         "True",
     ]
 
