@@ -55,6 +55,9 @@ _MOST_WAITING: Final = 16
 """So many times `batch_bytes` may wait before `send` does the sending."""
 
 _IDLE: Final = 2.0
+_EXIT_PATIENCE: Final = 5.0
+"""Seconds for which an interpreter that ends waits for a failing store."""
+
 _ROW: Final = "row"
 
 
@@ -212,6 +215,10 @@ class Producer(Closing):
         _OPEN.discard(self)
         self.flush()
 
+    def hurry(self, patience: float) -> None:
+        """Try no longer than so many seconds from now on, if the store fails."""
+        self._sender.patience = min(self._sender.patience, patience)
+
     def _require_usable(self) -> None:
         if os.getpid() != self._pid or self._closed:
             raise self._closed_error()
@@ -337,7 +344,9 @@ def close_producers(client: Client | None = None) -> None:
     What cannot be sent is said in the log; the futures have it, too.
     """
     for producer in list(_OPEN):
-        if client is not None and producer.client is not client:
+        if client is None:
+            producer.hurry(_EXIT_PATIENCE)
+        elif producer.client is not client:
             continue
         try:
             producer.close()

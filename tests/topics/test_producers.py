@@ -34,7 +34,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.producer import Producer, close_producers
+from txnkv.producer import Producer
 from txnkv.storage import arm, disarm
 from txnkv.topics import looking_after, producers
 from txnkv.topics.catalog import TopicInfo, TopicOptions
@@ -602,12 +602,11 @@ def test_a_client_sends_what_waits_in_its_producers(
 ) -> None:
     mine = make("mine", linger=60.0).send("a")
     with txnkv.connect(store_path) as other:
-        producer = Producer(other, other.instance.topics.get(TOPIC), "other", linger=60.0)
+        producer = other.topic(TOPIC).producer("other", linger=60.0)
         theirs = producer.send("b")
-        close_producers(other)
-        assert theirs.result(0) == MessageId(0, 0)
-        with pytest.raises(ClosedError):
-            producer.send("c")
+    assert theirs.result(0) == MessageId(0, 0)
+    with pytest.raises(ClosedError):
+        producer.send("c")
     assert not mine.done()
 
 

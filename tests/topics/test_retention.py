@@ -193,10 +193,17 @@ def test_readers_behind_are_told(client: txnkv.Client) -> None:
 def test_a_consumer_behind_is_told(client: txnkv.Client) -> None:
     to = writer(client, retention_bytes=0)
     fill(to, 30)
-    retention.enforce(to.partitions[0])
-    start, _, _ = bounds(to)
-    with pytest.raises(OffsetOutOfRangeError, match="earliest"):
-        fetch(to.engine, to.partitions[0], 0)
+    with client.topic(TOPIC).consumer() as consumer:
+        assert consumer.poll(max_messages=1)[0].offset == 0
+        retention.enforce(to.partitions[0])
+        start, _, _ = bounds(to)
+        with pytest.raises(OffsetOutOfRangeError, match="earliest"):
+            fetch(to.engine, to.partitions[0], 0)
+        consumer.seek(0, 0)
+        with pytest.raises(OffsetOutOfRangeError, match="earliest"):
+            consumer.poll()
+        consumer.seek(0, start)
+        assert consumer.poll(max_messages=1)[0].offset == start
     assert fetch(to.engine, to.partitions[0], start).start_offset == start
 
 

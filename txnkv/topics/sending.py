@@ -87,6 +87,7 @@ class Sender:
 
     Attributes:
         producer: as its batches name it.
+        patience: seconds for which a commit is tried again.
         sent: messages of this one and of those who had the name before, all of them durable.
 
     Args:
@@ -101,7 +102,7 @@ class Sender:
     ) -> None:
         self._engine = engine
         self._topic = topic
-        self._patience = patience
+        self.patience = patience
         self._next: dict[int, int] = {}
         self._unsure = False
         version = engine.live_at(topic)
@@ -188,7 +189,7 @@ class Sender:
     # -- committing --------------------------------------------------------------------
 
     def _commit_patiently(self, shares: list[_Share]) -> None:
-        give_up = time.monotonic() + self._patience
+        began = time.monotonic()
         pause = 0.002
         unsure: CommitOutcomeUnknownError | None = None
         while True:
@@ -205,7 +206,7 @@ class Sender:
                     self._unsure = unsure is not None
                     raise
                 failed = error  # type: ignore[assignment]
-            if time.monotonic() > give_up:
+            if time.monotonic() - began > self.patience:
                 self._unsure = unsure is not None
                 raise unsure or failed
             time.sleep(random.uniform(pause / 2, pause))
