@@ -216,7 +216,7 @@ class Session(RowOperations, SessionMessages, Closing):
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""
         self._take_runs()
-        self._topic = None
+        self._stop_short_cut()
         self._sending.discard()
         self._acks = []
         self._errors.forget()
@@ -226,7 +226,8 @@ class Session(RowOperations, SessionMessages, Closing):
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""
-        self._table = self._topic = None
+        self._table = None
+        self._stop_short_cut()
 
     def close(self) -> None:
         """Flush and close.
@@ -241,7 +242,8 @@ class Session(RowOperations, SessionMessages, Closing):
                 self.flush()
         finally:
             self._closed = True
-            self._table = self._topic = None
+            self._table = None
+            self._stop_short_cut()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -271,7 +273,7 @@ class Session(RowOperations, SessionMessages, Closing):
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
         context = self._context
-        self._topic = None
+        self._stop_short_cut()
         if context is not None and self._sending.pending:
             self._sent += self._sending.give(context)
             context.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from txnkv.own_transaction import write_alone
 from txnkv.sending import Sending, alone, send_alone
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
-from txnkv.topics import message_batches, messages
+from txnkv.topics import catalog, message_batches, messages
 from txnkv.topics.message import MessageId
 from txnkv.write_result import WriteResult
 
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 def _nothing(message: Any) -> None: ...
 
 
+_ShortCut: TypeAlias = "tuple[str | Topic | None, Callable[[Any], None]]"
+"""Where messages are put without ado, while the topic stays the same."""
+
+_NONE: Final[_ShortCut] = (None, _nothing)
+
+
 class SessionMessages(MessageOperations):
     """The part of a session that is about topics and subscriptions."""
 
@@ -42,9 +48,7 @@ class SessionMessages(MessageOperations):
 
     def _begin_messages(self) -> None:
         self._sending = Sending()
-        # Where messages are put without ado, while the topic stays the same.
-        self._topic: str | Topic | None = None
-        self._put: Callable[[Any], None] = _nothing
+        self._short: _ShortCut = _NONE
         self._acks: list[tuple[SubscriptionInfo, list[MessageId], bool]] = []
         self._sent = self._acked = 0
 
@@ -56,6 +60,9 @@ class SessionMessages(MessageOperations):
     @abstractmethod
     def flush(self) -> WriteResult:
         """Write the rows and send the messages that wait."""
+
+    def _stop_short_cut(self) -> None:
+        self._short = _NONE
 
     @abstractmethod
     def _require_open(self, what: str) -> None: ...
@@ -73,35 +80,38 @@ class SessionMessages(MessageOperations):
         timestamp: Any = None,
     ) -> None:
         """Send one message; see `MessageOperations.send`."""
+        to, put = self._short
         if (
-            topic is self._topic
+            topic is to
             and value.__class__ is bytes
             and partition is None
             and headers is None
             and timestamp is None
         ):
             if key is None:
-                self._put(value)
+                put(value)
                 return
             if key.__class__ is bytes:
-                self._put((value, key))
+                put((value, key))
                 return
         self._require_open("send")
         if self._context is not None:
             self._context.refuse_attempt("send")
             self._context.look_open("send")
         info = self._client.topic_info(topic)
+        catalog.require_writable(info)
         count = len(info.partitions)
         put = self._sending.appender(info)
         put(messages.pending(value, key, partition, headers, timestamp, count))
         if self._mode == "manual":
-            self._topic, self._put = topic, put
+            self._short = topic, put
         self._after_call()
 
     def send_batch(self, topic: str | Topic, data: Any) -> WriteResult:
         """Send Arrow data; see `MessageOperations.send_batch`."""
         self._require_open("send")
         info = self._client.topic_info(topic)
+        catalog.require_writable(info)
         given, batches = ingest.open_stream(data)
         message_batches.check_columns(given)
         if self.has_pending:
