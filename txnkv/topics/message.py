@@ -102,7 +102,7 @@ def messages_of(
         partition: its number.
         txn_id: gives the id of 128 bits of a local one.
     """
-    micros = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    micros = batch.column("timestamp").view(pa.int64()).to_pylist()
     locals_ = batch.column("txn_id").to_pylist()
     ids = {local: txn_id(local) if local else None for local in set(locals_)}
     columns = (batch.column(name).to_pylist() for name in ("value", "key", "headers", "offset"))
