@@ -128,6 +128,7 @@ class PendingAcks:
                 transaction is to be aborted.
             InvalidTxnStateError: the transaction is not open.
             OffsetOutOfRangeError: there is no such message.
+            TopicNotFoundError: the topic was dropped.
             NotSupportedError: a cumulative ack of a shared subscription.
         """
         if cumulative and info.type != EXCLUSIVE:
@@ -160,7 +161,8 @@ class PendingAcks:
     ) -> None:
         state.look()
         self._refuse_unknown(acks.info, named)
-        self._watch()
+        if not self._watched:
+            self._watch()
         for number, offsets in named.items():
             partition_id = acks.info.topic.partitions[number]
             own = acks.ranges(partition_id)
@@ -188,13 +190,11 @@ class PendingAcks:
                 pending_acks.refuse(
                     cur, self._store, info, number, txn_id, offsets, cumulative=cumulative
                 )
-                rows += self._write_rows(
-                    cur,
-                    info,
-                    partition_id,
-                    Ranges() if cumulative else Ranges((at, at + 1) for at in offsets),
-                    offsets[0] + 1 if cumulative else None,
-                )
+                position = offsets[0] + 1 if cumulative else None
+                ranges = Ranges() if cumulative else Ranges((at, at + 1) for at in offsets)
+                if local is not None:
+                    ranges = local.applied({partition_id: ranges})[partition_id]
+                rows += self._write_rows(cur, info, partition_id, ranges, position)
             cursors.bump(cur, info.id)
         self._rows += rows
         fault_point("acks.registered")
@@ -230,6 +230,8 @@ class PendingAcks:
     def _refuse_unknown(self, info: SubscriptionInfo, named: dict[int, list[int]]) -> None:
         for number, offsets in named.items():
             end = self._engine.subscriptions.known_end(info.topic.partitions[number], offsets[-1])
+            if offsets[-1] >= end:
+                self._engine.require_live(info.topic)
             _refuse_unknown(info, number, offsets, end)
 
     # -- the commit of a small one -----------------------------------------------------
@@ -273,12 +275,13 @@ class PendingAcks:
             if not self._transactional:
                 self._write_plain(cur, acks)
             elif acks.state is not None:
-                marks = {id: cursor.mark for id, cursor in acks.state.cursors.items()}
-                acks.deleted = acks.state.applied(acks.whole(marks))
+                wanted = acks.held
+                if acks.positions:
+                    marks = {id: cursor.mark for id, cursor in acks.state.cursors.items()}
+                    wanted = acks.whole(marks)
+                acks.deleted = acks.state.applied(wanted)
                 acks.number = self._store.status.change_number()
-                for partition_id, ranges in acks.deleted.items():
-                    for first, last in ranges:
-                        cursors.delete(cur, acks.info.id, partition_id, first, last)
+                acks.state.delete(cur, acks.deleted)
         if self._rows:
             pending_acks.apply(cur, self._row.txn_id)
 
@@ -299,11 +302,12 @@ class PendingAcks:
             acks.held, acks.positions = wanted, {}
             acks.deleted = state.applied(wanted)
             acks.number = self._store.status.change_number()
-            wanted = acks.deleted
+            state.delete(cur, acks.deleted)
+            return
         for partition_id, ranges in wanted.items():
             for first, last in ranges:
                 pending_acks.delete(cur, info.id, partition_id, first, last)
-        if state is None and wanted:
+        if wanted:
             cursors.bump(cur, info.id)
 
     def ended(self, committed: bool | None) -> None:
@@ -366,8 +370,9 @@ class PendingAcks:
                 if acks.state is None:
                     continue
                 self._compare(cur, acks)
-                for partition_id in {*acks.held, *acks.positions}:
-                    ranges = acks.held.get(partition_id, Ranges())
+                held = acks.state.applied(acks.held)
+                for partition_id in {*held, *acks.positions}:
+                    ranges = held.get(partition_id, Ranges())
                     position = acks.positions.get(partition_id)
                     rows += self._write_rows(cur, acks.info, partition_id, ranges, position)
                 cursors.bump(cur, acks.info.id)
@@ -411,6 +416,9 @@ def _by_partition(
     info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
 ) -> dict[int, list[int]]:
     """Offsets in order, by partition number; of a cumulative ack the highest."""
+    if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
+        number, offset = ids[0]
+        return {number: [offset]}
     found: dict[int, set[int]] = {}
     for number, offset in ids:
         if not 0 <= number < len(info.topic.partitions):
