@@ -346,6 +346,41 @@ def test_what_a_dead_process_did_not_sync_is_synced_by_who_sees_it(
     assert world.store.runtime.all_synced()
 
 
+def put_unnoted(world: World, stamp: int, txn_id: int, *, sync: bool) -> None:
+    """A commit whose process was stopped before it said that it is durable."""
+    with world.store.status.write(sync=sync) as cur:
+        row = (stamp, txn_id, pack([], stamp))
+        cur.execute("INSERT INTO commit_log VALUES (?, ?, ?)", row)
+        cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (stamp, stamp))
+
+
+@pytest.mark.parametrize("who", ["first look", "all is synced", "a writer"])
+def test_what_one_has_seen_nobody_leaves_out_afterwards(
+    world: World, shelf: Shelf, who: str
+) -> None:
+    """Seen once in thirty seconds of three busy processes: real time went backwards.
+
+    p0    COMMIT of A ... sync ..................................... says: durable up to A
+    p1                        looks, A is on the disk, sees A, ends
+    p3                                                     COMMIT of B ...
+    p2                                                             looks: durable up to before A
+    """
+    log = world.coordinator.log
+    kept = log.commit(small(1, b"kept"))
+    other, _ = second_log(world)
+    if who == "all is synced":
+        other.latest()
+    stamp = kept + 1
+    put_unnoted(world, stamp, 2, sync=who != "first look")
+    if who == "a writer":
+        stamp = int(other.commit(SmallCommit(0, [], lambda _, latest: None)))
+    else:
+        assert other.latest() == stamp
+    with monotonic_standing_still():
+        put_unnoted(world, stamp + 1, 3, sync=False)
+        assert log.latest() == stamp
+
+
 def test_a_new_process_sees_all_that_is_there(world: World, shelf: Shelf) -> None:
     """Its first look is durable, whatever the runtime file knows."""
     log = world.coordinator.log

@@ -168,6 +168,8 @@ class CommitLog:
             with self._status.read(durable=first) as cur:
                 self._catch_up(cur)
             self._current = number
+            if first:  # its end has made all of it durable
+                self._runtime.raise_durable(self._applied)
             durable = self._applied if first else self._durable()
             self._visible = max(self._visible, durable)
             complete = number is not None and self._visible >= self._applied
@@ -178,7 +180,7 @@ class CommitLog:
         """What `latest` may go on answering while this process has the write lock."""
         if number is None or (self._known is not None and self._known[0] == number):
             return self._known if number is not None else None
-        if not self._runtime.all_synced():
+        if self._runtime.durable_upto(self._applied) < self._applied:
             return None
         self._visible = max(self._visible, self._applied)
         return number, self._visible

@@ -170,7 +170,11 @@ class Runtime:
         """Of commits up to timestamp `latest`, which the caller has seen, those that are on the
         disk: the highest timestamp up to which all are.
         """
-        return latest if self.all_synced() else min(latest, self._attached_file().load(DURABLE))
+        if not self.all_synced():
+            return min(latest, self._attached_file().load(DURABLE))
+        # Their writers may not have said so yet, and others are to see no less than the caller.
+        self.raise_durable(latest)
+        return latest
 
     def raise_durable(self, timestamp: int) -> None:
         """All commits at or below `timestamp` are on the disk."""
