@@ -290,6 +290,8 @@ class Consumer(Closing):
             readers = self._readers.values()
             if any(reader.moved for reader in readers):
                 continue  # nothing is given only where nothing is there, whatever the time
+            if waiting.is_over:
+                return []
             if not waiting.wait(any(reader.pending for reader in readers)):
                 return []
 

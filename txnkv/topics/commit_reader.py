@@ -114,7 +114,7 @@ class CommitReader:
         self._max_bytes = max_bytes
         self._above = above
         self._reassembly = Reassembly()
-        self.pending = False
+        self._empty_at: int | None = None
         self.moved = False
         self.is_behind = False
         self.seek(offset)
@@ -123,6 +123,12 @@ class CommitReader:
     def position(self) -> int:
         """The place of the commit that a new reader would go on with."""
         return self._position
+
+    @property
+    def pending(self) -> bool:
+        """See `PartitionReader`."""
+        at = self._empty_at
+        return at is not None and self._engine.look(self._partition.id).next_offset > at
 
     def seek(self, offset: int) -> None:
         """Go on with the first commit at or behind an offset."""
@@ -173,15 +179,12 @@ class CommitReader:
         view.require(self._next)
         self.is_behind = view.is_behind
         if view.is_behind and upto is not None:
-            self.pending = True
+            self._empty_at = view.high_watermark
             return None
         entries = self._ahead(view)
         if not entries:
-            self._next = self._position = view.high_watermark
-            look = self._engine.look(self._partition.id)
-            self.pending = look.next_offset > view.high_watermark
+            self._next = self._position = self._empty_at = view.high_watermark
             return None
-        self.pending = False
         if upto is not None:
             entries = entries[: bisect_left(entries, upto + 1, key=_commit_ts)]
         passed = bisect_left(entries, self._above + 1, key=_commit_ts)

@@ -77,7 +77,7 @@ class OffsetReader:
         self._max_bytes = max_bytes
         self._filter = CommittedFilter() if is_committed(isolation) else None
         self._reassembly = Reassembly()
-        self.pending = False
+        self._empty_at: int | None = None
         self.moved = False
         self._ready: pa.RecordBatch | None = None
         self._given = 0
@@ -102,6 +102,12 @@ class OffsetReader:
     def has_begun(self) -> bool:
         """A large message has begun of which not all pieces were found yet."""
         return self._reassembly.first_offset is not None
+
+    @property
+    def pending(self) -> bool:
+        """See `PartitionReader`."""
+        at = self._empty_at
+        return at is not None and self._engine.look(self._partition.id).next_offset > at
 
     def seek(self, offset: int) -> None:
         """Go elsewhere; what is known of aborted transactions is forgotten."""
@@ -132,9 +138,8 @@ class OffsetReader:
         if rows is None:
             self._position = following
             self.moved = following > at
-            self.pending = not self.moved and self._expects(found.high_watermark)
+            self._empty_at = found.high_watermark
             return False
-        self.pending = False
         self._ready, self._given = rows, 0
         return True
 
@@ -167,6 +172,3 @@ class OffsetReader:
         if self._filter is None:
             self._reassembly.end_transactions(records)
         return (rows if rows is not None and rows.num_rows else None), spans.next_offset
-
-    def _expects(self, high_watermark: int) -> bool:
-        return self._engine.look(self._partition.id).next_offset > high_watermark

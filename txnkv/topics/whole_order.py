@@ -71,7 +71,7 @@ class WholeOrder:
             if number in self._exhausted:
                 continue
             while not reader.load(self._snapshot):
-                if reader.pending and reader.is_behind:
+                if reader.is_behind:
                     return []  # what is missing there may be earlier than what others have
                 if not reader.moved:
                     self._exhausted.add(number)
