@@ -9,10 +9,12 @@ What could not be given is kept, in its order, and goes first the next time.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -87,7 +89,11 @@ class Sending:
         another thread gets into one that nobody looks at any more.
         """
         with self._lock:
-            return self._lists.setdefault(topic.id, (topic, []))[1].append
+            found = self._lists.get(topic.id)
+            if found is None:
+                found = self._lists[topic.id] = (topic, [])
+                _used.add(self)
+            return found[1].append
 
     def parcels_of(self, topic: TopicInfo, outgoing: Iterable[Outgoing]) -> Iterable[Parcel]:
         """Messages by partition; those that say nothing all go to one."""
@@ -143,9 +149,25 @@ class Sending:
             given += parcels.pop(0).rows
         return given
 
+    def after_fork_in_child(self) -> None:
+        """What waits is the parent's to send."""
+        self._lock = threading.Lock()
+        self.discard()
+
     def discard(self) -> None:
         """Forget all that waits."""
         with self._lock:
             self._parcels = []
             for _, rows in self._lists.values():
                 del rows[:]
+
+
+_used: WeakSet[Sending] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for sending in list(_used):
+        sending.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

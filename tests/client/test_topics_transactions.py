@@ -506,6 +506,32 @@ def test_by_token_from_other_processes(
     assert table.count() == 3
 
 
+def test_another_process_commits(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, elsewhere: Callable[..., Any]
+) -> None:
+    """20 transactions of 10 messages each, committed where only their tokens are known."""
+    txns = [client.new_transaction() for _ in range(20)]
+    for n, txn in enumerate(txns):
+        for i in range(10):
+            txn.send(topic, b"%d %d" % (n, i))
+        txn.flush()
+    assert values(topic) == []
+    elsewhere(
+        """
+        for token in tokens:
+            txnkv.Transaction.deserialize(client, token).commit()
+        """,
+        tokens=[txn.serialize() for txn in txns],
+    )
+    found = values(topic)
+    assert sorted(filter(None, found)) == sorted(
+        b"%d %d" % (n, i) for n in range(20) for i in range(10)
+    )
+    for txn in txns:
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            txn.send(topic, b"late")
+
+
 def test_a_late_process_sends_nothing(
     client: txnkv.Client, topic: txnkv.Topic, values: Values, process: Callable[..., Any]
 ) -> None:
@@ -607,6 +633,27 @@ def test_a_forked_child_sends_by_itself(
         """
     )
     assert values(topic) == [b"before", b"child's", b"parent's"]
+
+
+def test_what_waits_in_a_session_is_sent_by_the_parent_alone(
+    client: txnkv.Client, topic: txnkv.Topic, values: Values, elsewhere: Callable[..., Any]
+) -> None:
+    """Else a fork would double it."""
+    elsewhere(
+        """
+        session = client.new_session()
+        session.send("events", b"before")
+        child = os.fork()
+        session.send("events", b"parent's" if child else b"child's")
+        session.flush()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        session.close()
+        """
+    )
+    found = values(topic)
+    assert sorted(filter(None, found)) == [b"before", b"child's", b"parent's"]
 
 
 # -- faults ----------------------------------------------------------------------------
