@@ -91,7 +91,7 @@ def consume(
         if subscription is None:
             reader = _Reader(found, start, partitions, isolation, order, follow)
         else:
-            reader = _Member(client, found, subscription, shared, start, partitions, follow)
+            reader = _Member(found, subscription, shared, start, partitions, follow)
         with suppress(KeyboardInterrupt):
             for messages in _limited(reader, limit):
                 sys.stdout.buffer.write(message_lines.lines_of(messages, separator, as_json))
@@ -159,7 +159,6 @@ class _Member(Rounds):
 
     def __init__(
         self,
-        client: txnkv.Client,
         topic: txnkv.Topic,
         name: str,
         shared: bool,
@@ -176,7 +175,6 @@ class _Member(Rounds):
             start=begin,
             partitions=sorted(set(partitions)) or None,
         )
-        self._session = client.new_session()
         self._timeout = 1.0 if follow else 0.0
         self._follow = follow
 
@@ -185,9 +183,7 @@ class _Member(Rounds):
         return messages or ([] if self._follow else None)
 
     def written(self, messages: Iterable[txnkv.Message]) -> None:
-        for message in messages:
-            self._session.ack(self._subscription, message)
-        self._session.flush()
+        self._subscription.ack(list(messages))
 
 
 def _place(text: str, partitions: list[int]) -> tuple[str | dict[int, int], datetime | None]:
