@@ -188,8 +188,9 @@ class Consumer(Closing):
             raise ValueError(f"{when!r} has no time zone: take an aware datetime")
         self._require_open()
         for number, partition in self._partitions.items():
-            found = offset_for_time(self._engine, partition, when)
-            self.seek(number, self._end(partition) if found is None else found)
+            found, end = offset_for_time(self._engine, partition, when), self._end(partition)
+            # What is not decided is searched neither by time nor by readers of what is committed.
+            self.seek(number, end if found is None else min(found, end))
 
     def lag(self, partition: int | None = None) -> int:
         """How many offsets lie between a position and the end of what can be read; of all

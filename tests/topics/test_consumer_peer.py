@@ -4,6 +4,7 @@ them: logs put down batch by batch, with their offsets.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -210,7 +211,12 @@ def test_read_committed_consumer_does_not_see_undecided_data(client: txnkv.Clien
     assert sorted((m.partition, m.offset) for m in committed.poll(timeout=0)) == [(0, 0), (1, 0)]
     latest = topic.consumer(start="latest")
     assert [latest.position(number) for number in (0, 1)] == [1, 1]
-    assert counts(topic) == (2, 8)
+    latest.seek_to_time(datetime.fromtimestamp(0.001, UTC))  # all are of this time: the first
+    assert [latest.position(number) for number in (0, 1)] == [0, 0]
+    put(client, topic, data(P1, time=5_000_000))
+    latest.seek_to_time(datetime.fromtimestamp(4, UTC))  # offsetsForTimes null: it is undecided
+    assert [latest.position(number) for number in (0, 1)] == [1, 1]
+    assert counts(topic) == (2, 9)
 
 
 def test_delayed_fetch_includes_aborted_transaction(client: txnkv.Client, topic: Any) -> None:
