@@ -91,6 +91,8 @@ class Consumer(Closing):
         self._turn = 0
         every = self._engine.partitions(topic)
         chosen = range(len(every)) if partitions is None else partitions
+        if not chosen:
+            raise ValueError("partitions has no number: leave it away to read all")
         self._partitions = {number: every[number] for number in self._checked(chosen)}
         whole = isolation == "serializable"
         # Over a sidecar, messages stand in the log as their transactions were committed.
@@ -219,6 +221,8 @@ class Consumer(Closing):
             raise ValueError(f"start is 'earliest', 'latest' or offsets, not {start!r}")
         offsets = {} if isinstance(start, str) else dict(start)
         self._checked(offsets)
+        if any(offset < 0 for offset in offsets.values()):
+            raise ValueError(f"offsets begin at 0, not {min(offsets.values())}")
         for number, partition in self._partitions.items():
             if start == "latest":
                 offsets[number] = self._end(partition)

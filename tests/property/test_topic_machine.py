@@ -351,6 +351,8 @@ class TopicMachine(RuleBasedStateMachine):
         again = Reading(reading.kind, reading.consumer, reading.given[:count])
         again.drain(most)
         self.same(reading.kind, again.given)
+        # Partitions may take turns otherwise this time: later counts are of another order.
+        reading.places = [place for place in reading.places if place[1] <= count]
         reading.given = again.given
 
     @invariant()
