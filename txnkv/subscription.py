@@ -186,13 +186,13 @@ class Subscription(Closing):
                 return found
 
     def _is_spent(self, delivery: Delivery) -> bool:
-        return self.info.max_deliveries is not None and delivery.count >= self.info.max_deliveries
+        return self.info.max_deliveries is not None and delivery.before >= self.info.max_deliveries
 
     def _give_up(self, delivery: Delivery) -> None:
         """To the dead letter topic, and acknowledged, in one transaction."""
         message, topic = delivery.message, self.info.dead_letter
         assert topic is not None
-        about = (self.info.topic.name, message.partition, message.offset, delivery.count)
+        about = (self.info.topic.name, message.partition, message.offset, delivery.before)
         headers = [
             (name, str(value).encode())
             for name, value in zip(_DEAD_LETTER_HEADERS, about, strict=True)

@@ -138,6 +138,29 @@ def test_a_dropped_topic_is_refused(client: txnkv.Client, topic: txnkv.Topic) ->
         sub.ack(message)
 
 
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+@pytest.mark.parametrize("stored", [False, True])
+def test_dropping_a_topic_aborts_who_acknowledged_its_messages(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    table: txnkv.Table,
+    options: dict[str, Any],
+    stored: bool,
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    txn = client.new_transaction()
+    if stored:
+        txn.serialize()
+    txn.ack(sub, take(sub))
+    txn.insert(table, {"id": 1})
+    client.drop_topic("events")
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED
+    assert table.count() == 0
+
+
 def test_a_closed_consumer_is_refused(client: txnkv.Client, topic: txnkv.Topic) -> None:
     sub = topic.subscribe("s")
     sub.close()

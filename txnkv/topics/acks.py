@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import apsw
@@ -28,13 +27,13 @@ from txnkv.errors import (
     AckConflictError,
     ClosedError,
     NotSupportedError,
-    OffsetOutOfRangeError,
 )
 from txnkv.storage import dropped
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
 from txnkv.topics import catalog, cursors, pending_acks
-from txnkv.topics.exclusive import Exclusive, Held
+from txnkv.topics.exclusive import Exclusive
+from txnkv.topics.held_acks import HeldAcks, by_partition, refuse_unknown, remember
 from txnkv.topics.message import MessageId
 from txnkv.topics.pending_acks import Holder, conflict
 from txnkv.topics.ranges import Ranges
@@ -50,37 +49,6 @@ _GRACE: Final = 1_000_000
 """Microseconds after a deadline by which a commit that was in time is over."""
 
 declare_fault_point("acks.registered", "acks of a transaction are pending in status.db")
-
-
-@dataclass
-class _Acks:
-    """Of one subscription.
-
-    Attributes:
-        info: which one.
-        state: in whose memory they are; None: in status.db, or nowhere yet.
-        held: individual ones, by partition id.
-        positions: cumulative ones: all below.
-        deleted: what the commit deletes, of those in memory.
-        number: the change number when it was written.
-    """
-
-    info: SubscriptionInfo
-    state: Exclusive | None
-    held: Held = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-    deleted: Held = field(default_factory=dict)
-    number: int | None = None
-
-    def ranges(self, partition_id: int) -> Ranges:
-        return self.held.setdefault(partition_id, Ranges())
-
-    def whole(self, marks: dict[int, int]) -> Held:
-        """All that is acknowledged, positions as the ranges below them."""
-        found = {id: Ranges(ranges) for id, ranges in self.held.items()}
-        for id, position in self.positions.items():
-            found.setdefault(id, Ranges()).add(marks.get(id, 0), position)
-        return found
 
 
 class PendingAcks:
@@ -111,9 +79,10 @@ class PendingAcks:
         self._transactional = transactional
         self._hold = hold
         self._stored = transactional and row.heartbeat_slot is not None
-        self._acks: dict[int, _Acks] = {}
+        self._acks: dict[int, HeldAcks] = {}
         self._rows = 0
         self._ended = False
+        self._catalog: int | None = None
         self._token = object()
         self._watched = False
         self._pid = os.getpid()
@@ -136,28 +105,30 @@ class PendingAcks:
                 f"{info} is {info.type}: others have messages before this one. Acknowledge "
                 "them one by one, or subscribe exclusively"
             )
-        named = _by_partition(info, ids, cumulative=cumulative)
+        named = by_partition(info, ids, cumulative=cumulative)
         acks = self._of(info)
+        if self._transactional and self._catalog is None:
+            self._catalog = self._engine.live_at(info.topic)
         if not self._transactional:
             self._refuse_unknown(info, named)
-            _remember(acks, named, cumulative=cumulative)
+            remember(acks, named, cumulative=cumulative)
         elif acks.state is None:
             self._register(acks, named, cumulative=cumulative)
         else:
             self._take(acks, acks.state, named, cumulative=cumulative)
         self.count += len(ids)
 
-    def _of(self, info: SubscriptionInfo) -> _Acks:
+    def _of(self, info: SubscriptionInfo) -> HeldAcks:
         found = self._acks.get(info.id)
         if found is None:
             state = None
             if self._transactional and not self._stored and not info.leased:
                 state = self._engine.subscriptions.exclusive(info.id, self)
-            found = self._acks[info.id] = _Acks(info, state)
+            found = self._acks[info.id] = HeldAcks(info, state)
         return found
 
     def _take(
-        self, acks: _Acks, state: Exclusive, named: dict[int, list[int]], *, cumulative: bool
+        self, acks: HeldAcks, state: Exclusive, named: dict[int, list[int]], *, cumulative: bool
     ) -> None:
         state.look()
         self._refuse_unknown(acks.info, named)
@@ -172,7 +143,7 @@ class PendingAcks:
             else:
                 state.take(own, number, offsets)
 
-    def _register(self, acks: _Acks, named: dict[int, list[int]], *, cumulative: bool) -> None:
+    def _register(self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool) -> None:
         info = acks.info
         local = self._engine.subscriptions.exclusive(info.id)
         if local is not None:
@@ -185,7 +156,7 @@ class PendingAcks:
                 self._join(cur, [info.id])
             for number, offsets in named.items():
                 partition_id = info.topic.partitions[number]
-                _refuse_unknown(info, number, offsets, catalog.next_offset(cur, partition_id))
+                refuse_unknown(info, number, offsets, catalog.next_offset(cur, partition_id))
                 txn_id = self._row.txn_id
                 pending_acks.refuse(
                     cur, self._store, info, number, txn_id, offsets, cumulative=cumulative
@@ -232,7 +203,7 @@ class PendingAcks:
             end = self._engine.subscriptions.known_end(info.topic.partitions[number], offsets[-1])
             if offsets[-1] >= end:
                 self._engine.require_live(info.topic)
-            _refuse_unknown(info, number, offsets, end)
+            refuse_unknown(info, number, offsets, end)
 
     # -- the commit of a small one -----------------------------------------------------
 
@@ -241,9 +212,12 @@ class PendingAcks:
 
         Raises:
             AckConflictError: it is not. The transaction is to be aborted.
+            TopicNotFoundError: a topic was dropped.
         """
         if not self._transactional:
             return
+        topics = [acks.info.topic for acks in self._acks.values()]
+        self._engine.refuse_dropped(cur, self._catalog, topics)
         if self._rows and pending_acks.count(cur, self._row.txn_id) != self._rows:
             raise AckConflictError(
                 f"acknowledgements of transaction {self._row.txn_id} were given to others: it "
@@ -253,7 +227,7 @@ class PendingAcks:
             if acks.state is not None and not acks.state.current(cur):
                 self._compare(cur, acks)
 
-    def _compare(self, cur: apsw.Cursor, acks: _Acks) -> None:
+    def _compare(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """What is in memory with what status.db has."""
         info = acks.info
         for number, partition_id in enumerate(info.topic.partitions):
@@ -285,7 +259,7 @@ class PendingAcks:
         if self._rows:
             pending_acks.apply(cur, self._row.txn_id)
 
-    def _write_plain(self, cur: apsw.Cursor, acks: _Acks) -> None:
+    def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """What is pending stays so; the rest is deleted."""
         info = acks.info
         marks = {
@@ -328,7 +302,7 @@ class PendingAcks:
             with self._store.status.write(sync=False) as cur:
                 pending_acks.give_back(cur, self._store, self._row.txn_id)
 
-    def _ended_in_memory(self, acks: _Acks, state: Exclusive, committed: bool | None) -> None:
+    def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
             if committed:
                 state.committed(acks.number, acks.deleted)
@@ -400,7 +374,7 @@ class PendingAcks:
             dropped.later(_give_back, self._acks, self._token, self._store, self._row.txn_id)
 
 
-def _give_back(acks: dict[int, _Acks], token: object, store: Store, txn_id: int) -> None:
+def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
     """What a transaction had that was dropped without an end."""
     for one in acks.values():
         if one.state is not None:
@@ -410,41 +384,3 @@ def _give_back(acks: dict[int, _Acks], token: object, store: Store, txn_id: int)
     if any(one.state is None for one in acks.values()):
         with suppress(ClosedError), store.status.write(sync=False) as cur:
             pending_acks.give_back(cur, store, txn_id)
-
-
-def _by_partition(
-    info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
-) -> dict[int, list[int]]:
-    """Offsets in order, by partition number; of a cumulative ack the highest."""
-    if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
-        number, offset = ids[0]
-        return {number: [offset]}
-    found: dict[int, set[int]] = {}
-    for number, offset in ids:
-        if not 0 <= number < len(info.topic.partitions):
-            raise OffsetOutOfRangeError(
-                f"{info} has partitions 0 to {len(info.topic.partitions) - 1}, not {number}"
-            )
-        found.setdefault(number, set()).add(offset)
-    if cumulative:
-        return {number: [max(offsets)] for number, offsets in found.items()}
-    return {number: sorted(offsets) for number, offsets in found.items()}
-
-
-def _remember(acks: _Acks, named: dict[int, list[int]], *, cumulative: bool) -> None:
-    for number, offsets in named.items():
-        partition_id = acks.info.topic.partitions[number]
-        if cumulative:
-            last = acks.positions.get(partition_id, 0)
-            acks.positions[partition_id] = max(last, offsets[-1] + 1)
-        for offset in () if cumulative else offsets:
-            acks.ranges(partition_id).add(offset, offset + 1)
-
-
-def _refuse_unknown(info: SubscriptionInfo, number: int, offsets: list[int], end: int) -> None:
-    if offsets[0] < 0 or offsets[-1] >= end:
-        raise OffsetOutOfRangeError(
-            f"{info}: partition {number} has messages up to offset {end}, exclusive; "
-            f"{offsets[-1] if offsets[0] >= 0 else offsets[0]} is none. Acknowledge what was "
-            "delivered"
-        )

@@ -16,6 +16,7 @@ join.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import apsw
 
@@ -73,7 +74,7 @@ def load(cur: apsw.Cursor, subscription_id: int) -> dict[int, Cursor]:
 
 def mark_delete(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> int | None:
     """Below what all is deleted; None when the subscription has no such cursor."""
-    found = cur.execute(
+    found: Any = cur.execute(
         "SELECT mark_delete FROM cursors WHERE subscription_id = ? AND partition_id = ?",
         (subscription_id, partition_id),
     ).fetchone()
@@ -128,6 +129,29 @@ def delete(
             "UPDATE cursors SET mark_delete = ? WHERE subscription_id = ? AND partition_id = ?",
             (last, *key),
         )
+
+
+def advance(
+    cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
+) -> bool:
+    """`delete` for a cursor that has nothing deleted beyond its mark, where [first, last) begins
+    at the mark. False, and nothing is done, where it does not.
+    """
+    cur.execute(
+        "UPDATE cursors SET mark_delete = ?3 WHERE subscription_id = ?1 AND partition_id = ?2 "
+        "AND mark_delete BETWEEN ?4 AND ?3",
+        (subscription_id, partition_id, last, first),
+    )
+    return bool(cur.connection.changes())
+
+
+def is_unbroken(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> bool:
+    """Whether nothing is deleted beyond the mark."""
+    found: Any = cur.execute(
+        "SELECT 1 FROM acked_ranges WHERE subscription_id = ? AND partition_id = ? LIMIT 1",
+        (subscription_id, partition_id),
+    ).fetchone()
+    return found is None
 
 
 def raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> int:

@@ -187,8 +187,9 @@ class TopicEngine:
                 return False
             catalog.drop(cur, topic)
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
+            touched += self.subscriptions.transactions_of(cur, topic)
         orchestrator = self.coordinator.orchestrator
-        for txn_id in touched:
+        for txn_id in set(touched):
             with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
                 orchestrator.start_abort(txn_id, f"topic {name!r} was dropped")
             orchestrator.finish(txn_id)

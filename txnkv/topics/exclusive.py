@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 
@@ -56,6 +57,7 @@ class Exclusive:
         self._number: int | None = None
         self._returned = 0
         self.version = -1
+        self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
         self.gaps: Held = {id: Ranges() for id in info.topic.partitions}
         self.pieces: dict[int, dict[int, Ranges]] = {}
@@ -91,18 +93,20 @@ class Exclusive:
 
     def _load(self, cur: apsw.Cursor) -> None:
         self.cursors = cursors.load(cur, self.info.id)
+        self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
         self._foreign = {}
         self._holds[_ELSEWHERE] = {}
         for id, first, last, pending in pending_acks.blocked(cur, self._store, self.info.id):
             into = self._foreign if pending else self._holds[_ELSEWHERE]
             into.setdefault(id, Ranges()).add(first, last)
-        returned = cur.execute(
+        returned: list[Any] = cur.execute(
             "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
             "AND id > ? ORDER BY id",
             (self.info.id, self._returned),
         ).fetchall()
-        for self._returned, partition_id, first, last in returned:
-            self._back[partition_id].add(first, last)
+        for row, id, first, last in returned:
+            self._returned = row
+            self._back[id].add(first, last)
 
     # -- delivering --------------------------------------------------------------------
 
@@ -259,6 +263,8 @@ class Exclusive:
 
     def current(self, cur: apsw.Cursor) -> bool:
         """Whether memory is the whole truth, inside a write to status.db."""
+        if self._number is not None and self._number == self._store.status.change_number():
+            return True
         (version,) = one(
             cur, "SELECT coalesce((SELECT version FROM subscriptions WHERE id = ?), -2)",
             (self.info.id,),
@@ -271,6 +277,9 @@ class Exclusive:
             found: Held = {}
             for partition_id, ranges in held.items():
                 gaps = self.gaps[partition_id]
+                if not gaps and not self.pieces.get(partition_id):
+                    found[partition_id] = ranges
+                    continue
                 found[partition_id] = into = Ranges(
                     gaps.touching(first, last) if gaps else (first, last) for first, last in ranges
                 )
@@ -279,6 +288,20 @@ class Exclusive:
                         for first, last in pieces:
                             into.add(*gaps.touching(first, last))
             return found
+
+    def delete(self, cur: apsw.Cursor, deleted: Held) -> None:
+        """In status.db, inside the write of a commit."""
+        for partition_id, ranges in deleted.items():
+            for first, last in ranges:
+                if partition_id in self._unbroken:
+                    if cursors.advance(cur, self.info.id, partition_id, first, last):
+                        continue
+                    self._unbroken.discard(partition_id)
+                cursors.delete(cur, self.info.id, partition_id, first, last)
+            if partition_id not in self._unbroken and cursors.is_unbroken(
+                cur, self.info.id, partition_id
+            ):
+                self._unbroken.add(partition_id)
 
     def committed(self, number: int | None, deleted: Held) -> None:
         """A commit whose write began at a change number has deleted these.
@@ -293,8 +316,8 @@ class Exclusive:
                 gaps = self.gaps[partition_id]
                 if gaps:
                     gaps.remove(0, cursor.mark)
-                pieces = self.pieces.get(partition_id)
-                for offset in [at for at in pieces if at < cursor.mark] if pieces else ():
+                pieces = self.pieces.get(partition_id, {})
+                for offset in [at for at in pieces if at < cursor.mark]:
                     del pieces[offset]
             if number is not None and self._number == number:
                 self._number = number + 2
@@ -304,6 +327,7 @@ class Exclusive:
         with self.lock:
             self._number = None
             self.version = -1
+            self._unbroken = set()
 
     def hold(self, id: int, held: Held, positions: dict[int, int]) -> None:
         """An attempt of a run had these; they are not delivered while the run goes on."""

@@ -19,10 +19,11 @@ delivered again anyway.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
+from txnkv.coordinator.query import one
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.topics import cursors, pending_acks
 from txnkv.topics.message import Message, MessageId
@@ -46,7 +47,7 @@ class _Claim(NamedTuple):
 
     partition_id: int
     offset: int
-    count: int
+    before: int
 
 
 class LeaseReader:
@@ -89,29 +90,34 @@ class LeaseReader:
 
     def take(self, most: int) -> list[Delivery]:
         """The next messages, at most so many, leased; none when there are none now."""
-        while True:
-            free, moved = self._look()
-            if not free and not any(source.peek() for source in self._sources.values()):
-                if not moved:
-                    return []
-                continue
-            with self._store.status.write(sync=False) as cur:
-                freed = self._claim_freed(cur, most)
-                fresh, passed = self._claim_new(cur, most - len(freed))
-            fault_point("leases.claimed")
-            found = [one for claim in freed for one in self._read_again(claim)]
-            found += [Delivery(message, 0) for message in fresh]
-            if found or not (freed or passed):
-                return found
+        found: list[Delivery] = []
+        more = True
+        while more and len(found) < most:
+            free, more = self._look()
+            if free or any(source.peek() for source in self._sources.values()):
+                more = self._claim(found, most)
+        return found
+
+    def _claim(self, found: list[Delivery], most: int) -> bool:
+        """Lease what there is; whether there may be more."""
+        wanted = most - len(found)
+        with self._store.status.write(sync=False) as cur:
+            freed = self._claim_freed(cur, wanted)
+            fresh, passed = self._claim_new(cur, wanted - len(freed))
+        fault_point("leases.claimed")
+        for claim in freed:
+            found += self._read_again(claim)
+        found += [Delivery(message, 0) for message in fresh]
+        return bool(freed or fresh or passed)
 
     def _look(self) -> tuple[bool, bool]:
         """Whether leases are free; whether a source has more to look at. Reads ahead."""
         now = clock.monotonic_micros()
         with self._store.status.read(durable=False) as cur:
             dispatched = self._dispatched(cur)
-            (due,) = cur.execute(
-                "SELECT min(until) FROM leases WHERE subscription_id = ?", (self._info.id,)
-            ).fetchall()[0]
+            (due,) = one(
+                cur, "SELECT min(until) FROM leases WHERE subscription_id = ?", (self._info.id,)
+            )
             dead = False
             if now >= self._looked_for_dead + _LOOK_FOR_DEAD:
                 self._looked_for_dead = now
@@ -125,15 +131,14 @@ class LeaseReader:
         return dead or self._next_due <= now, moved
 
     def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
-        return dict(
-            cur.execute(
-                "SELECT partition_id, dispatched FROM cursors WHERE subscription_id = ?",
-                (self._info.id,),
-            ).fetchall()
-        )
+        found: list[Any] = cur.execute(
+            "SELECT partition_id, dispatched FROM cursors WHERE subscription_id = ?",
+            (self._info.id,),
+        ).fetchall()
+        return dict(found)
 
     def _dead(self, cur: apsw.Cursor) -> list[tuple[int, int]]:
-        found = cur.execute(
+        found: list[Any] = cur.execute(
             "SELECT DISTINCT slot, start FROM leases WHERE subscription_id = ? "
             "AND slot IS NOT NULL AND until IS NOT NULL",
             (self._info.id,),
@@ -158,21 +163,21 @@ class LeaseReader:
                 "AND slot = ? AND start = ? AND until IS NOT NULL",
                 (info.id, slot, start),
             )
-        due = cur.execute(
+        due: list[Any] = cur.execute(
             "SELECT partition_id, message, deliveries FROM leases WHERE subscription_id = ? "
             "AND until <= ? ORDER BY partition_id, message",
             (info.id, clock.monotonic_micros()),
-        )
-        claims = []
-        blocked = self._blocked_in(cur.connection.cursor())
-        for partition_id, offset, count in due.fetchall():
+        ).fetchall()
+        claims: list[_Claim] = []
+        blocked = self._blocked_in(cur)
+        for partition_id, offset, before in due:
             if partition_id not in self._sources:
                 continue
             if offset in blocked.get(partition_id, ()):
                 _lease(cur, info.id, partition_id, offset, None, None)
             elif len(claims) < most:
                 _lease(cur, info.id, partition_id, offset, self._place, self._until)
-                claims.append(_Claim(partition_id, offset, count))
+                claims.append(_Claim(partition_id, offset, before))
         return claims
 
     def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
@@ -202,7 +207,7 @@ class LeaseReader:
                 offset = read.message.offset
                 upto = offset + 1
                 if offset in cursors.deleted_in(cur, self._info.id, id, offset, upto):
-                    cursors.delete(cur, self._info.id, id, read.first, upto)
+                    cursors.delete(cur, self._info.id, id, read.begin, upto)
                     passed = True
                     continue
                 free = offset not in blocked.get(id, ())
@@ -223,23 +228,25 @@ class LeaseReader:
         """The message of a lease; none when retention took it."""
         partition = self._sources[claim.partition_id].partition
         at = claim.offset
-        for message in read_range(self._engine, partition, *self._whole(claim)):
-            if message.offset == at:
-                return [Delivery(message, claim.count)]
+        for begin in self._beginnings(claim):
+            for message in read_range(self._engine, partition, begin, at + 1):
+                if message.offset == at:
+                    return [Delivery(message, claim.before)]
         with self._store.status.write(sync=False) as cur:
             pending_acks.delete(cur, self._info.id, claim.partition_id, at, at + 1)
         return []
 
-    def _whole(self, claim: _Claim) -> tuple[int, int]:
-        """Where a message begins, which may be a large one, and ends."""
+    def _beginnings(self, claim: _Claim) -> list[int]:
+        """Where to read from for a message: it may be a large one, among others' messages."""
+        id = self._info.id
         with self._store.status.read(durable=False) as cur:
             found = cur.execute(
                 "SELECT first FROM leases WHERE subscription_id = ? AND partition_id = ? "
                 "AND message = ?",
-                (self._info.id, claim.partition_id, claim.offset),
+                (id, claim.partition_id, claim.offset),
             ).fetchone()
-        first = claim.offset if found is None else found[0]
-        return first, claim.offset + 1
+            mark = cursors.mark_delete(cur, id, claim.partition_id) or 0
+        return [claim.offset if found is None else int(found[0]), mark]
 
     # -- giving back -------------------------------------------------------------------
 

@@ -20,10 +20,11 @@ A plain ack meets a pending one: what is pending stays so, and the plain ack goe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 
+from txnkv.coordinator.query import one
 from txnkv.errors import AckConflictError
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
@@ -77,7 +78,7 @@ def rows(
     cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int, first: int, last: int
 ) -> list[PendingRow]:
     """Pending acks that overlap [first, last). Those of the dead are not among them."""
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "SELECT txn_id, first, last, stored, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ? AND partition_id = ? AND txn_id > 0 AND first < ? AND last > ?",
         (subscription_id, partition_id, last, first),
@@ -106,7 +107,7 @@ def blocked(
     cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int | None = None
 ) -> list[Blocked]:
     """What is not to be delivered, of one partition or all. What the dead held is."""
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2)",
         (subscription_id, partition_id),
@@ -238,9 +239,7 @@ def made_stored(cur: apsw.Cursor, txn_id: int) -> None:
 
 def count(cur: apsw.Cursor, txn_id: int) -> int:
     """How many rows a transaction has."""
-    (found,) = cur.execute(
-        "SELECT count(*) FROM pending_acks WHERE txn_id = ?", (txn_id,)
-    ).fetchall()[0]
+    (found,) = one(cur, "SELECT count(*) FROM pending_acks WHERE txn_id = ?", (txn_id,))
     return int(found)
 
 
@@ -249,7 +248,7 @@ def count(cur: apsw.Cursor, txn_id: int) -> int:
 
 def apply(cur: apsw.Cursor, txn_id: int) -> None:
     """The transaction commits, in this SQLite transaction: what it holds is deleted."""
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "DELETE FROM pending_acks WHERE txn_id = ? "
         "RETURNING subscription_id, partition_id, first, last",
         (txn_id,),
@@ -264,7 +263,7 @@ def delete(
     cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
 ) -> None:
     """[first, last) is deleted, with its leases, and with what is no message before them."""
-    gone = cur.execute(
+    gone: list[Any] = cur.execute(
         "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message >= ? "
         "AND message < ? RETURNING first",
         (subscription_id, partition_id, first, last),
@@ -281,7 +280,7 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int) -> bool:
     Returns:
         Whether there was anything.
     """
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "SELECT subscription_id, partition_id, first, last, hold, slot, start FROM pending_acks "
         "WHERE txn_id = ?",
         (txn_id,),
@@ -303,7 +302,7 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int) -> bool:
 
 def end_hold(cur: apsw.Cursor, hold: int) -> None:
     """A `client.run` has ended: what its attempts had and did not delete is delivered again."""
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "DELETE FROM pending_acks WHERE hold = ? AND txn_id < 0 "
         "RETURNING subscription_id, partition_id, first, last",
         (hold,),
@@ -313,7 +312,7 @@ def end_hold(cur: apsw.Cursor, hold: int) -> None:
 
 def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> bool:
     """Give back what the memory of processes held that are dead, or was held past a deadline."""
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "SELECT DISTINCT txn_id, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ? AND NOT stored",
         (subscription_id,),
@@ -321,11 +320,12 @@ def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> bool:
     freed: list[tuple[int, int, int, int]] = []
     for txn_id, slot, start, expires in found:
         if not _lives(store, slot, start, expires):
-            freed += cur.execute(
+            gone: list[Any] = cur.execute(
                 "DELETE FROM pending_acks WHERE subscription_id = ? AND txn_id = ? "
                 "RETURNING subscription_id, partition_id, first, last",
                 (subscription_id, txn_id),
             ).fetchall()
+            freed += gone
     _return_all(cur, freed)
     return bool(freed)
 

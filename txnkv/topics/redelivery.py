@@ -37,21 +37,21 @@ class Delivery(NamedTuple):
     """A message that is given to the consumer.
 
     Attributes:
-        count: how often it was delivered before; 0 where nobody counts.
+        before: how often it was delivered before; 0 where nobody counts.
     """
 
     message: Message
-    count: int
+    before: int
 
 
 class Read(NamedTuple):
     """A message as read.
 
     Attributes:
-        first: all from here to its offset, exclusive, is no other message's.
+        begin: all from here to its offset, exclusive, is no other message's.
     """
 
-    first: int
+    begin: int
     message: Message
 
 
@@ -80,6 +80,9 @@ class Source:
         self.pieces: dict[int, Ranges] = {}
         if state is not None:
             self.pieces = state.pieces.setdefault(partition.id, {})
+        self._large: dict[int, int] = {}  # offset of each, and of its first piece
+        self._begins: dict[int, int] = {}
+        self._undecided = Ranges()  # gaps, or pieces of large messages
         self.moved = False
 
     @property
@@ -111,40 +114,53 @@ class Source:
         if not loaded:
             self._pass(reader.position)
             return False
-        large = {last: first for first, last in getattr(reader, "pieces", ())}
+        self._large.update(reader.large)
         rows = reader.take(AHEAD)
         txn_id = self._engine.coordinator.txn_id
         messages = messages_of(rows, self.partition.number, txn_id)
         with self._lock:
             for message in messages:
-                first = self._seen
-                if large:
-                    first = self._apart(first, message.offset, large)
-                elif first < message.offset:
-                    self.gaps.add(first, message.offset)
-                self._ready.append(Read(first, message))
-                self._seen = message.offset + 1
+                self._ready.append(Read(self._note(message.offset), message))
         self._pass(reader.position)
         return True
 
+    def _note(self, offset: int) -> int:
+        """A message follows; answers from where on there is no other's before it."""
+        first, self._seen = self._seen, offset + 1
+        if not self._large and not self._reader.has_begun:
+            self.gaps.add(first, offset)
+            return first
+        self._undecided.add(first, offset)
+        begin = self._large.get(offset, offset)
+        return begin if begin >= first else offset
+
     def _pass(self, upto: int) -> None:
         """There is no message more up to here."""
-        if self._seen < upto:
-            with self._lock:
-                self.gaps.add(self._seen, upto)
-            self._seen = upto
+        with self._lock:
+            if self._seen < upto:
+                self._undecided.add(self._seen, upto)
+                self._seen = upto
+            if not self._reader.has_begun:
+                self._decide()
 
-    def _apart(self, first: int, offset: int, large: dict[int, int]) -> int:
-        """Part what is no message before `offset` into gaps and pieces of large messages."""
-        left = Ranges([(first, offset)])
-        for last, begin in large.items():
-            pieces = Ranges([(max(begin, first), min(last, offset))])
-            left.difference_update(pieces)
+    def _decide(self) -> None:
+        """No large message is under way: what is no message is a piece of one, or a gap."""
+        for offset, begin in self._large.items():
+            pieces = Ranges([(begin, offset)])
+            pieces = pieces.minus(pieces.minus(self._undecided))
             if pieces:
-                self.pieces.setdefault(last, Ranges()).update(pieces)
-        self.gaps.update(left)
-        before = self.pieces.get(offset, left)
-        return next((begin for begin, end in before if end == offset), offset)
+                self.pieces[offset] = pieces
+                self._begins[offset] = begin
+                self._undecided.difference_update(pieces)
+        self.gaps.update(self._undecided)
+        self._undecided = Ranges()
+        self._large = {}
+
+    def begin(self, first: int, last: int) -> int:
+        """Where the messages of [first, last) begin, large ones with their first piece."""
+        with self._lock:
+            large = [low for at, low in self._begins.items() if first <= at < last]
+        return min(large, default=first)
 
     def next(self) -> Read | None:
         """The next message, if one is ready."""
@@ -209,9 +225,8 @@ class ExclusiveReader:
                     break
             if found:
                 return found
-        if not found:
-            self._engine.subscriptions.expire(state.info.id)
-        return found
+        self._engine.subscriptions.expire(state.info.id)
+        return self.take(most) if state.something_back() else found
 
     def _take_from(self, source: Source, found: list[Delivery], most: int) -> None:
         state, id = self._state, source.partition.id
@@ -227,7 +242,9 @@ class ExclusiveReader:
         state = self._state
         last = min(last, source.position)
         first = max(first, state.cursors[id].mark)
-        for message in read_range(self._engine, source.partition, first, last):
+        for message in read_range(self._engine, source.partition, source.begin(first, last), last):
+            if message.offset < first:
+                continue
             if len(found) == most:
                 state.put_back(id, message.offset, last)
                 return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
+from txnkv.coordinator.query import one
 from txnkv.errors import TopicNotFoundError, UnavailableError
 from txnkv.storage.seam import boot_id
 from txnkv.storage.store import Store
@@ -48,7 +49,7 @@ def check(info: SubscriptionInfo) -> None:
 
 
 def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | None:
-    found = cur.execute(
+    found: Any = cur.execute(
         "SELECT id, type, options FROM subscriptions WHERE topic_id = ? AND name = ?",
         (topic.id, name),
     ).fetchone()
@@ -59,7 +60,7 @@ def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | No
 
 
 def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
-    found = cur.execute(
+    found: list[Any] = cur.execute(
         "SELECT id, name, type, options FROM subscriptions WHERE topic_id = ? ORDER BY name",
         (topic.id,),
     ).fetchall()
@@ -146,9 +147,9 @@ def take_place(
     Raises:
         UnavailableError: another lives.
     """
-    slot, start, consumer = cur.execute(
-        "SELECT slot, start, consumer FROM subscriptions WHERE id = ?", (info.id,)
-    ).fetchall()[0]
+    slot, start, consumer = one(
+        cur, "SELECT slot, start, consumer FROM subscriptions WHERE id = ?", (info.id,)
+    )
     if slot is not None and store.runtime.slot_alive(slot, start):
         own = (slot, start) == (place.slot, place.start)
         if not own or consumer in live:
@@ -176,7 +177,7 @@ def give_place(cur: apsw.Cursor, info: SubscriptionInfo, place: Place) -> None:
 def check_boot(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
     """Times of leases that an earlier boot of the machine noted have passed."""
     boot = boot_id()
-    found = cur.execute("SELECT boot FROM subscriptions WHERE id = ?", (info.id,)).fetchone()
+    found: Any = cur.execute("SELECT boot FROM subscriptions WHERE id = ?", (info.id,)).fetchone()
     if found is not None and found[0] != boot:
         cur.execute(
             "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "

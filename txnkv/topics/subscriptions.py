@@ -12,12 +12,15 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
+import apsw
+
+from txnkv.coordinator import status_table
 from txnkv.coordinator.lease import Lease
 from txnkv.topics import cursors, pending_acks, subscription_rows
-from txnkv.topics.acks import PendingAcks
+from txnkv.topics.acks import KIND, PendingAcks
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.log_view import bounds
@@ -101,6 +104,11 @@ class Subscriptions:
         """The subscriptions of a topic, by name."""
         with self._store.status.read() as cur:
             return subscription_rows.of_topic(cur, topic)
+
+    def transactions_of(self, cur: apsw.Cursor, topic: TopicInfo) -> list[int]:
+        """Stored transactions, not yet ended, that acknowledged messages of a topic."""
+        ids = [info.id for info in subscription_rows.of_topic(cur, topic)]
+        return status_table.transactions_of(cur, KIND, ids)
 
     def drop(self, info: SubscriptionInfo) -> bool:
         """Forget a subscription. False when it is not there."""
@@ -211,10 +219,10 @@ class Subscriptions:
             LeaseLostError: this process leads no more.
         """
         with self._store.status.read() as cur:
-            least = cur.execute(
+            least: list[Any] = cur.execute(
                 "SELECT partition_id, min(mark_delete) FROM cursors GROUP BY partition_id"
             ).fetchall()
-            held = cur.execute(
+            held: list[Any] = cur.execute(
                 "SELECT DISTINCT subscription_id FROM pending_acks WHERE NOT stored"
             ).fetchall()
         for partition_id, mark in least:

@@ -1,0 +1,81 @@
+"""What one transaction acknowledges of one subscription, and what a call names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics.exclusive import Exclusive, Held
+from txnkv.topics.message import MessageId
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_info import SubscriptionInfo
+
+
+@dataclass
+class HeldAcks:
+    """Of one subscription.
+
+    Attributes:
+        info: which one.
+        state: in whose memory they are; None: in status.db, or nowhere yet.
+        held: individual ones, by partition id.
+        positions: cumulative ones: all below.
+        deleted: what the commit deletes, of those in memory.
+        number: the change number when it was written.
+    """
+
+    info: SubscriptionInfo
+    state: Exclusive | None
+    held: Held = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+    deleted: Held = field(default_factory=dict)
+    number: int | None = None
+
+    def ranges(self, partition_id: int) -> Ranges:
+        return self.held.setdefault(partition_id, Ranges())
+
+    def whole(self, marks: dict[int, int]) -> Held:
+        """All that is acknowledged, positions as the ranges below them."""
+        found = {id: Ranges(ranges) for id, ranges in self.held.items()}
+        for id, position in self.positions.items():
+            found.setdefault(id, Ranges()).add(marks.get(id, 0), position)
+        return found
+
+
+def by_partition(
+    info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+) -> dict[int, list[int]]:
+    """Offsets in order, by partition number; of a cumulative ack the highest."""
+    if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
+        number, offset = ids[0]
+        return {number: [offset]}
+    found: dict[int, set[int]] = {}
+    for number, offset in ids:
+        if not 0 <= number < len(info.topic.partitions):
+            raise OffsetOutOfRangeError(
+                f"{info} has partitions 0 to {len(info.topic.partitions) - 1}, not {number}"
+            )
+        found.setdefault(number, set()).add(offset)
+    if cumulative:
+        return {number: [max(offsets)] for number, offsets in found.items()}
+    return {number: sorted(offsets) for number, offsets in found.items()}
+
+
+def remember(acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool) -> None:
+    for number, offsets in named.items():
+        partition_id = acks.info.topic.partitions[number]
+        if cumulative:
+            last = acks.positions.get(partition_id, 0)
+            acks.positions[partition_id] = max(last, offsets[-1] + 1)
+        for offset in () if cumulative else offsets:
+            acks.ranges(partition_id).add(offset, offset + 1)
+
+
+def refuse_unknown(info: SubscriptionInfo, number: int, offsets: list[int], end: int) -> None:
+    if offsets[0] < 0 or offsets[-1] >= end:
+        raise OffsetOutOfRangeError(
+            f"{info}: partition {number} has messages up to offset {end}, exclusive; "
+            f"{offsets[-1] if offsets[0] >= 0 else offsets[0]} is none. Acknowledge what was "
+            "delivered"
+        )
