@@ -137,8 +137,8 @@ def test_levels_differ(client: txnkv.Client, topic: Any) -> None:
 
 def test_arguments_that_make_no_sense(topic: Any) -> None:
     for options in (
-        {"isolation": "committed"}, {"order": "time"}, {"start": "first"}, {"start": {3: 0}}, {"start": {0: -1}},
-        {"partitions": []},
+        {"isolation": "committed"}, {"order": "time"}, {"start": "first"}, {"start": {3: 0}},
+        {"start": {0: -1}}, {"partitions": []},
         {"isolation": "read_uncommitted", "order": "commit"},
     ):  # fmt: skip
         with pytest.raises(ValueError):

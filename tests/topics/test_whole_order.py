@@ -165,6 +165,28 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     reader.finish()
 
 
+def test_an_append_that_is_under_way_is_waited_for(
+    client: txnkv.Client, process: Any, until: Any
+) -> None:
+    """Outside of a transaction it has its time before it is in the log: what committed later in
+    another partition is not given before it.
+    """
+    topic = client.create_topic("plain", partitions=2)
+    p0, p1 = (partition_of(client, topic, number) for number in (0, 1))
+    other = process(
+        """
+        from tools.topic_writers import batch
+        engine = client.instance.topics
+        engine.append_alone(engine.partitions(engine.get("plain"))[0], [batch([b"first"])])
+        """,
+        fault="append.reserved=pause:0.3",
+    )
+    until(lambda: client.instance.topics.look(p0.id).next_offset == 1)
+    small(client, [p1], [b"second"])
+    assert told(drained(whole(topic))) == [(0, b"first"), (1, b"second")]
+    other.finish()
+
+
 def test_latest_is_one_moment(client: txnkv.Client, topic: Any, monkeypatch: Any) -> None:
     """A transaction that commits while the ends of partitions are looked up is seen whole or not
     at all.
