@@ -8,6 +8,7 @@ from typing import Any
 from tests.topics.log_tools import Log, data
 from txnkv import core
 from txnkv.core import ControlType
+from txnkv.topics import side_check
 from txnkv.topics.partition_log import LogOptions, PartitionLog
 from txnkv.topics.side_logs import SideLogs
 from txnkv.topics.side_sweep import SideSwept
@@ -24,6 +25,10 @@ class SideLog(Log):
         super().open()
         self.side = SideLogs(self.environment, self.environments, "logs/1")
         self.log = PartitionLog(self.environment, self.options, self.side.expand)
+
+    def problems(self) -> list[str]:
+        with self.environment.read() as txn:
+            return super().problems() + list(side_check.problems(self.side, self.log, txn))
 
     def send(self, txn_id: int, *values: bytes, batch: int = 1 << 30) -> None:
         """Appends messages of a transaction, so many to a batch."""

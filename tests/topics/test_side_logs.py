@@ -463,6 +463,39 @@ def test_missing_side_batches_are_found_out(log: SideLog) -> None:
     log.sweep()
 
 
+def test_a_check_finds_what_is_wrong(log: SideLog, small_own: None) -> None:
+    for txn_id in (T1, T2, T3):
+        log.send(txn_id, *values(txn_id, 5))
+        log.send(txn_id, *values(txn_id, 20, first=5))
+    log.commit(T1)
+    log.commit(T2)
+    assert log.problems() == []
+
+    def change(txn, name, key, value) -> bytes:  # type: ignore[no-untyped-def]
+        db = log.environment.db(name)
+        before = bytes(txn.get(key, db=db))
+        txn.delete(key, db=db) if value is None else txn.put(key, value(before), db=db)
+        return before
+
+    def flipped(chunk: bytes) -> bytes:
+        return chunk[:-1] + bytes([chunk[-1] ^ 1])
+
+    chunk, row, marker = (T1.to_bytes(8, "big") + bytes(8), T2.to_bytes(8, "big"), bytes(8))
+    for name, key, value, found in [
+        (b"side", chunk, flipped, "checksum"),
+        (b"side", chunk, None, "message 0 of transaction 101 is missing"),
+        (b"side_by_marker", marker, None, "101 is not in the index by marker"),
+        (b"side_transactions", row, None, "is of transaction 102, which is not there"),
+        (b"side_transactions", row, lambda row: row[:8] + b"\x04" + row[9:], "the marker at"),
+    ]:
+        kept = log.environment.write(lambda txn, n=name, k=key, v=value: change(txn, n, k, v))
+        assert any(found in problem for problem in log.problems())
+        log.environment.write(
+            lambda txn, n=name, k=key, v=kept: txn.put(k, v, db=log.environment.db(n))
+        )
+    assert log.problems() == []
+
+
 def in_thread(fn, *args):  # type: ignore[no-untyped-def]
     from concurrent.futures import ThreadPoolExecutor
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, completing, log_check
+from txnkv.topics import catalog, completing, log_check, side_check
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TailEntry
 
@@ -84,6 +84,9 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
                 end = partition.log.end(txn)
                 for problem in log_check.problems(partition.log, txn):
                     yield f"{partition.label}: {problem}"
+                if partition.side is not None:
+                    for problem in side_check.problems(partition.side, partition.log, txn):
+                        yield f"{partition.label}: {problem}"
         with engine.store.status.read() as cur:
             upto = catalog.next_offset(cur, id)
             noted = completing.markers(cur, id, end, upto)

@@ -297,6 +297,15 @@ class SideLogs:
         every = [] if index is None else list(index.all())
         return [(txn_id, side) for txn_id, side in every if side.state is SideState.OPEN]
 
+    def chunks_of(self, txn: lmdb.Transaction, txn_id: int, run: SideRun) -> list[bytes]:
+        """All batches of a run, without their offsets; for checks.
+
+        Raises:
+            CorruptionError: a part of them is missing.
+        """
+        found = self._run(txn, txn_id, run, run.first, 1 << 62, 0, 0)
+        return [bytes(chunk) for chunk in found]
+
     def stats(self, txn: lmdb.Transaction) -> SideStats:
         """How much is here."""
         index = self._index(txn)
