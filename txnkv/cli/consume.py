@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,7 +14,8 @@ import txnkv
 from txnkv.cli import message_lines
 from txnkv.cli.console import store_argument
 
-_ROUND = 5000
+_ROUND: Final = 5000
+_PLACES: Final = ("earliest", "latest")
 
 
 @click.command()
@@ -86,7 +87,9 @@ def consume(
     if subscription is not None and (isolation, order) != ("read_committed", "offset"):
         raise click.UsageError("--subscription reads read_committed, in the order of offsets")
     separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
-    with txnkv.connect(store, create=False, read_only=subscription is None) as client:
+    # To find a time, what waits in memory is written to the log.
+    read_only = subscription is None and (start in _PLACES or start.isdecimal())
+    with txnkv.connect(store, create=False, read_only=read_only) as client:
         found = client.topic(topic)
         if subscription is None:
             reader = _Reader(found, start, partitions, isolation, order, follow)
@@ -192,7 +195,7 @@ def _place(text: str, partitions: list[int]) -> tuple[str | dict[int, int], date
     Raises:
         ValueError: it is none of those.
     """
-    if text in ("earliest", "latest"):
+    if text in _PLACES:
         return text, None
     if text.isdecimal():
         return dict.fromkeys(partitions, int(text)), None
