@@ -91,6 +91,7 @@ def consume(
     read_only = subscription is None and (start in _PLACES or start.isdecimal())
     with txnkv.connect(store, create=False, read_only=read_only) as client:
         found = client.topic(topic)
+        reader: Rounds
         if subscription is None:
             reader = _Reader(found, start, partitions, isolation, order, follow)
         else:
