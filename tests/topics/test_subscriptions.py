@@ -139,6 +139,21 @@ def test_a_dropped_topic_is_refused(client: txnkv.Client, topic: txnkv.Topic) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_a_dropped_subscription_is_refused(
+    client: txnkv.Client, topic: txnkv.Topic, options: dict[str, Any]
+) -> None:
+    send(client, 0, 1)
+    sub = topic.subscribe("s", **options)
+    first = take(sub)
+    assert client.instance.topics.subscriptions.drop(sub.info)
+    with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
+        sub.receive(timeout=0)
+    sub.ack(first)  # of no effect
+    sub.close()
+    assert received(topic.subscribe("s", **options)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
 @pytest.mark.parametrize("stored", [False, True])
 def test_dropping_a_topic_aborts_who_acknowledged_its_messages(
     client: txnkv.Client,

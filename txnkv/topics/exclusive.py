@@ -13,7 +13,7 @@ version. While the version is the one that was read, memory is the whole truth, 
 of an ack checks one number; else it checks against what they wrote. So the earlier of two acks
 wins inside of a process, and between processes the one that status.db had first.
 
-Lock order: the write lock of status.db, then `lock`, which is held for reads of it at most.
+Lock order: the write lock of status.db, then `lock`, under which nothing is read or written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -30,15 +30,26 @@ from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 from txnkv.topics import cursors, pending_acks
 from txnkv.topics.cursors import Cursor
-from txnkv.topics.pending_acks import conflict
+from txnkv.topics.pending_acks import Blocked, conflict
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_info import SubscriptionInfo
 
 Held = dict[int, Ranges]
 """Offsets by partition id."""
 
+_GONE = -2
+"""Stands for the version of a subscription that was dropped."""
+
 _ELSEWHERE = 0
 """Stands for the holds that status.db has."""
+
+
+class _Found(NamedTuple):
+    """What status.db has of a subscription."""
+
+    cursors: dict[int, Cursor]
+    blocked: list[Blocked]
+    returned: list[tuple[int, int, int, int]]
 
 
 class Exclusive:
@@ -56,6 +67,7 @@ class Exclusive:
         self._store = store
         self._number: int | None = None
         self._returned = 0
+        self._commits = 0
         self.version = -1
         self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
@@ -72,41 +84,66 @@ class Exclusive:
     # -- what others did ---------------------------------------------------------------
 
     def look(self) -> None:
-        """See what other processes wrote since the last look. No I/O when nothing changed."""
+        """See what other processes wrote since the last look. No I/O when nothing changed.
+
+        `lock` is not held while status.db is read: a fork may want the reader to wait, and the
+        writer to end, who wants `lock`.
+        """
         number = self._number
         if number is not None and number == self._store.runtime.change_word():
             return
-        with self.lock:
+        while True:
+            commits = self._commits
             number = self._store.status.change_number()
+            found = None
             with self._store.status.read(durable=False) as cur:
                 version = self._version(cur)
                 if version != self.version:
-                    self._load(cur)
-            self.version = version
-            self._number = number
+                    found = self._read(cur)
+            with self.lock:
+                if found is not None and commits != self._commits:
+                    continue  # what was read may be older than what was deleted here meanwhile
+                if found is not None and version != _GONE:
+                    self._adopt(found)
+                self.version = version
+                self._number = number
+                return
+
+    @property
+    def gone(self) -> bool:
+        """The subscription was dropped, as of the last look."""
+        return self.version == _GONE
 
     def _version(self, cur: apsw.Cursor) -> int:
-        found = cur.execute(
+        found: Any = cur.execute(
             "SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)
         ).fetchone()
-        return -2 if found is None else int(found[0])
+        return _GONE if found is None else int(found[0])
 
-    def _load(self, cur: apsw.Cursor) -> None:
-        self.cursors = cursors.load(cur, self.info.id)
-        self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
-        self._foreign = {}
-        self._holds[_ELSEWHERE] = {}
-        for id, first, last, pending in pending_acks.blocked(cur, self._store, self.info.id):
-            into = self._foreign if pending else self._holds[_ELSEWHERE]
-            into.setdefault(id, Ranges()).add(first, last)
+    def _read(self, cur: apsw.Cursor) -> _Found:
         returned: list[Any] = cur.execute(
             "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
             "AND id > ? ORDER BY id",
             (self.info.id, self._returned),
         ).fetchall()
-        for row, id, first, last in returned:
-            self._returned = row
-            self._back[id].add(first, last)
+        return _Found(
+            cursors.load(cur, self.info.id),
+            pending_acks.blocked(cur, self._store, self.info.id),
+            returned,
+        )
+
+    def _adopt(self, found: _Found) -> None:
+        self.cursors = found.cursors
+        self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
+        self._foreign = {}
+        self._holds[_ELSEWHERE] = {}
+        for id, first, last, pending in found.blocked:
+            into = self._foreign if pending else self._holds[_ELSEWHERE]
+            into.setdefault(id, Ranges()).add(first, last)
+        for row, id, first, last in found.returned:
+            if row > self._returned:
+                self._returned = row
+                self._back[id].add(first, last)
 
     # -- delivering --------------------------------------------------------------------
 
@@ -309,6 +346,7 @@ class Exclusive:
         If nobody committed before that write unseen, there is nothing more to look at after it.
         """
         with self.lock:
+            self._commits += 1
             for partition_id, ranges in deleted.items():
                 cursor = self.cursors[partition_id]
                 for first, last in ranges:

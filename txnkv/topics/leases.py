@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import apsw
 
 from txnkv.coordinator.query import one
+from txnkv.errors import TopicNotFoundError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.topics import cursors, pending_acks
 from txnkv.topics.message import Message, MessageId
@@ -122,6 +123,9 @@ class LeaseReader:
             if now >= self._looked_for_dead + _LOOK_FOR_DEAD:
                 self._looked_for_dead = now
                 dead = bool(self._dead(cur)) or _has_memory_of_others(cur, self._info.id)
+        if not dispatched:
+            self._engine.require_live(self._info.topic)
+            raise TopicNotFoundError(f"{self._info} was dropped: subscribe again")
         self._next_due = _FOR_EVER if due is None else due
         moved = False
         for partition_id, source in self._sources.items():

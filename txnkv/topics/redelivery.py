@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from txnkv.errors import OffsetOutOfRangeError
+from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.log_view import bounds
 from txnkv.topics.message import Message, messages_of
@@ -210,6 +210,9 @@ class ExclusiveReader:
         """The next messages, at most so many; none when there are none now."""
         state = self._state
         state.look()
+        if state.gone:
+            self._engine.require_live(state.info.topic)
+            raise TopicNotFoundError(f"{state.info} was dropped: subscribe again")
         found: list[Delivery] = []
         while len(found) < most and (back := state.next_back()) is not None:
             self._take_back(found, most, *back)
