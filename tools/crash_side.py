@@ -144,10 +144,10 @@ def _told(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     with partition.environment.read() as txn:
         start = partition.log.start(txn)
     contents = {at: value for at, value in _contents(client).items() if at >= start}
-    whole = {}
+    whole: dict[int, list[tuple[int, int]]] = {}
     for at, value in contents.items():
-        name, number, _ = value.split(b":")
-        whole.setdefault(int(name), []).append((at, int(number)))
+        of, number, _ = value.split(b":")
+        whole.setdefault(int(of), []).append((at, int(number)))
     for name, found in whole.items():
         first = found[0][0] - found[0][1]
         expected = [(at, at - first) for at in range(max(first, start), first + 3 * MESSAGES)]
