@@ -115,7 +115,7 @@ class Aborted:
             upto: the one behind the last.
             end: of the log.
         """
-        found = []
+        found: list[AbortedEntry] = []
         for entry in self.from_offset(offset):
             if entry.last_offset >= upto and entry.last_stable_offset < upto:
                 return found + self._over(upto, end)

@@ -24,11 +24,15 @@ def purge(engine: TopicEngine) -> None:
             (int(TxnState.OPEN),),
         )
         least = min((ts for ts in (pin, floor) if ts is not None), default=None)
-        gone = cur.execute(
-            "SELECT topics.id, partitions.id FROM topics JOIN partitions ON topic_id = topics.id "
-            "WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
-            (least,),
-        ).fetchall()
+        gone = [
+            (topic_id, id)
+            for topic_id, id in cur.execute(
+                "SELECT topics.id, partitions.id FROM topics "
+                "JOIN partitions ON topic_id = topics.id "
+                "WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
+                (least,),
+            )
+        ]
     if not gone:
         return
     for _, id in gone:
