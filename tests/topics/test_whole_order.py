@@ -99,6 +99,16 @@ def test_no_poll_ends_inside_of_a_transaction_that_fits(client: txnkv.Client, to
         assert len(ids) == len(set(ids)) == 32
 
 
+def test_what_came_while_a_snapshot_was_given(client: txnkv.Client, topic: Any) -> None:
+    """A poll that finds all of the last snapshot given goes on with the next one, at once."""
+    p0, p1, _ = partitions(client, topic)
+    small(client, [p0], [b"1", b"2"])
+    consumer = whole(topic)
+    assert len(consumer.poll(max_messages=2, timeout=0)) == 2
+    small(client, [p1], [b"3"])
+    assert told(consumer.poll(max_messages=2, timeout=0)) == [(1, b"3")]
+
+
 def test_what_is_open_and_what_was_aborted(client: txnkv.Client, topic: Any) -> None:
     p0, p1, _ = partitions(client, topic)
     slow, gone = begin(client), begin(client)

@@ -50,9 +50,15 @@ class WholeOrder:
     def gather(self, most: int) -> list[tuple[int, pa.RecordBatch]]:
         """The next messages in commit order, `most` at most, with their partitions' numbers."""
         given: list[tuple[int, pa.RecordBatch]] = []
-        if self._snapshot is None:
+        if self._snapshot is not None:
+            self._gather(most, given)
+        if not given:  # all is given up to that snapshot: there may be more since
             self._snapshot = self._engine.log.latest()
             self._exhausted = set()
+            self._gather(most, given)
+        return given
+
+    def _gather(self, most: int, given: list[tuple[int, pa.RecordBatch]]) -> None:
         while most > 0:
             heads = self._heads()
             if not heads:
@@ -62,7 +68,6 @@ class WholeOrder:
             if count == 0:
                 break
             most -= count
-        return given
 
     def _heads(self) -> list[tuple[int, int]]:
         """Timestamp and partition of what comes next in each, the earliest first."""
