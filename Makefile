@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD := pyproject.toml setup.py MANIFEST.in $(wildcard csrc/*.py csrc/*/*.c csrc/*/*.h)
 DEMO_STORE := demo-store
+# Stores of the tests: most of the time goes by in waiting for the disk, so in memory, given 8 GiB.
+SCRATCH := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8388608 {print $$6}')
+SCRATCH := $(or $(SCRATCH),$(TMPDIR),/tmp)
 # compat: on sys.path as a folder, where Spark finds the format by itself.
 INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable
 
@@ -22,7 +25,8 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 	@$(BIN)/txnkv demo --store $(DEMO_STORE) $(if $(INPUT),--input "$(INPUT)")
 
 test: lint ctest ## lint, the C core under sanitizers, and all tests but the slow ones
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" -rs
+	@scratch=$$(mktemp -d $(SCRATCH)/txnkv-test.XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
+		TMPDIR=$$scratch $(BIN)/pytest -n 2 --dist loadgroup -m "not slow" -rs
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/pytest -m slow -rs
