@@ -34,7 +34,8 @@ class CatalogOperations:
         """Refuse a closed client."""
 
     @abstractmethod
-    def _require_writable(self) -> None: ...
+    def require_writable(self) -> None:
+        """Refuse to write where this client was opened to read only."""
 
     @abstractmethod
     def _itself(self) -> Client: ...
@@ -61,7 +62,7 @@ class CatalogOperations:
             TableExistsError: the name is taken (with exists_ok: by a table of another schema).
             SchemaError: the partitioning does not fit the schema.
         """
-        self._require_writable()
+        self.require_writable()
         if not isinstance(name, str) or not name:
             raise ValueError(f"a table's name is a non-empty string, not {name!r}")
         if not isinstance(schema, Schema):
@@ -95,7 +96,7 @@ class CatalogOperations:
         Raises:
             TableNotFoundError: there is none, and `missing_ok` is false.
         """
-        self._require_writable()
+        self.require_writable()
         text = name if isinstance(name, str) else name.name
         if not self.instance.engine.drop(text) and not missing_ok:
             raise TableNotFoundError(f"there is no table {text!r} to drop")
@@ -148,7 +149,7 @@ class CatalogOperations:
             TopicExistsError: the name is taken (with exists_ok: by a topic that is different).
             ValueError: an argument makes no sense.
         """
-        self._require_writable()
+        self.require_writable()
         if not isinstance(name, str) or not name:
             raise ValueError(f"a topic's name is a non-empty string, not {name!r}")
         options = TopicOptions(
@@ -186,7 +187,7 @@ class CatalogOperations:
         Raises:
             TopicNotFoundError: there is none, and `missing_ok` is false.
         """
-        self._require_writable()
+        self.require_writable()
         text = name if isinstance(name, str) else name.name
         if not self.instance.topics.drop(text) and not missing_ok:
             raise TopicNotFoundError(f"there is no topic {text!r} to drop")

@@ -132,7 +132,7 @@ class Client(CatalogOperations, Closing):
         age_ts: Timestamp | None,
     ) -> Transaction:
         """`new_transaction`, as old for wait-die as one that began at `age_ts`."""
-        self._require_writable()
+        self.require_writable()
         if isolation not in _ISOLATIONS:
             raise ValueError(f"isolation is one of {', '.join(_ISOLATIONS)}, not {isolation!r}")
         if locking not in _LOCKINGS:
@@ -206,7 +206,7 @@ class Client(CatalogOperations, Closing):
 
     def new_session(self, flush_mode: str = "manual") -> Session:
         """A session outside of any transaction: each flush is one of its own."""
-        self._require_writable()
+        self.require_writable()
         return Session(self, None, flush_mode)
 
     def transaction_state(self, id: int) -> TxnState:
@@ -254,7 +254,7 @@ class Client(CatalogOperations, Closing):
             TxnNotFoundError: no transaction has this id.
             InvalidTxnStateError: it is committed.
         """
-        self._require_writable()
+        self.require_writable()
         local = self._local(id)
         context = self._unstored(local)
         if context is not None:
@@ -269,7 +269,7 @@ class Client(CatalogOperations, Closing):
             TxnNotFoundError: no transaction has this id.
             InvalidTxnStateError: it is being committed, or has ended.
         """
-        self._require_writable()
+        self.require_writable()
         local = self._local(id)
         context = self._unstored(local)
         if context is not None:
@@ -348,7 +348,7 @@ class Client(CatalogOperations, Closing):
         Raises:
             StorageFullError: the disk is full; what is done is done, nothing is lost.
         """
-        self._require_writable()
+        self.require_writable()
         return compact_store(self.instance, progress)
 
     def require_open(self) -> None:
@@ -360,7 +360,13 @@ class Client(CatalogOperations, Closing):
         if self._closed:
             raise ClosedError(f"the client of {self.path} was closed; connect again")
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Refuse to write where this client was opened to read only.
+
+        Raises:
+            NotSupportedError: it was.
+            ClosedError: it is closed.
+        """
         self.require_open()
         if self.instance.read_only:
             raise NotSupportedError(

@@ -131,6 +131,7 @@ class Topic(Closing):
         """
         from txnkv.subscription import subscribe
 
+        self._client.require_writable()
         self._engine()
         return subscribe(self._client, self.info, name, type, start, partitions, **options)
 
@@ -145,6 +146,7 @@ class Topic(Closing):
         """
         from txnkv.producer import Producer
 
+        self._client.require_writable()
         self._engine()
         return Producer(self._client, self.info, name, **options)
 

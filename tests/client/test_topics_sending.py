@@ -519,3 +519,15 @@ def test_a_flush_that_breaks_off_neither_loses_nor_doubles(
     assert session.flush().sent == (3 if point == "log.written" else 1)
     assert values(events) == [b"a", b"c", b"b"]
     session.close()
+
+
+def test_a_client_that_reads_only_takes_no_part(
+    client: txnkv.Client, connect: Callable[..., txnkv.Client]
+) -> None:
+    """Also beside one in the same process that writes, and shares the store with it."""
+    client.create_topic("t")
+    reader = connect(read_only=True)
+    with pytest.raises(txnkv.NotSupportedError, match="read_only=True"):
+        reader.topic("t").subscribe("s")
+    with pytest.raises(txnkv.NotSupportedError, match="read_only=True"):
+        reader.topic("t").producer("p")

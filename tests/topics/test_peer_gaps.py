@@ -274,6 +274,34 @@ def test_internal_things_are_in_no_list(client: txnkv.Client, size: str) -> None
     open_.rollback()
 
 
+@pytest.mark.parametrize("end", ["rollback", "nack"])
+@pytest.mark.parametrize("at_once", [1, 2, 5, 6, 100])
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}, {"max_deliveries": 9}])
+def test_all_that_came_back_is_delivered_whatever_is_asked_for(
+    client: txnkv.Client, options: dict[str, Any], at_once: int, end: str
+) -> None:
+    """An abort gives more back than the consumer asks for next: none of it may be dropped."""
+    topic = client.create_topic("events", partitions=2)
+    subscription = topic.subscribe("s", **options)
+    with client.transaction() as txn:
+        for number in range(12):
+            txn.send(topic, str(number), partition=number % 2)
+    messages = subscription.receive_many(100, timeout=0)
+    if end == "rollback":
+        txn = client.new_transaction()
+        txn.ack(subscription, messages)
+        txn.rollback()
+    else:
+        for message in messages:
+            subscription.nack(message)
+    again: list[txnkv.Message] = []
+    while some := subscription.receive_many(at_once, timeout=0):
+        assert len(some) <= at_once
+        again += some
+    assert Counter(m.id for m in again) == Counter(m.id for m in messages)
+    assert len(again) == 12
+
+
 # -- Pulsar: TransactionProduceTest, TransactionConsumeTest, TransactionStablePositionTest ---
 
 

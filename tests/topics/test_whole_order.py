@@ -273,3 +273,28 @@ def test_a_transaction_larger_than_a_look(client: txnkv.Client, topic: Any) -> N
         for number in (0, 1):
             mine = [v for n, v in found[20:-1] if n == number]
             assert mine == [b"%d" % i for i in range(10) for _ in range(3)]
+
+
+def test_appends_that_begin_while_it_helps_are_for_the_next_look(
+    client: txnkv.Client, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside busy writers it answered that nothing was there: offsets were taken since it had
+    begun to look, so it took what it had for incomplete.
+    """
+    engine, partition = client.instance.topics, partition_of(client, topic, 0)
+    small(client, [partition], [b"T1"])
+    complete = engine.complete
+
+    def take_one(*_: Any) -> int:
+        """Offsets of an append that is under way, in another process."""
+        with engine.store.status.write() as cur:
+            return engine.take_offsets(cur, partition.id, 1)
+
+    def complete_beside_others(one: Any) -> int:
+        end = complete(one)
+        take_one()
+        return end
+
+    take_one()
+    monkeypatch.setattr(engine, "complete", complete_beside_others)
+    assert told(whole(topic).poll(timeout=0)) == [(0, b"T1")]

@@ -80,8 +80,8 @@ class LogView:
     Attributes:
         start, end: of the log in LMDB.
         high_watermark, last_stable_offset: of log and tail together.
-        latest: all commits at or below it are in the view,
-        is_behind: but for some that nobody has written into the log yet.
+        latest: of the commits that are looked for in the tail.
+        is_behind: it lacks some of what was decided when the look began.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class LogView:
             txn: of LMDB; None where there is no log.
             fresh: of the tail, not below `reached`.
             reached: known to be without a gap up to there.
-            decided: what is below is decided, and has to be in the view.
+            decided: what was decided when the look began is below, and has to be in the view.
         """
         self._engine = engine
         self._partition = partition
@@ -122,7 +122,7 @@ class LogView:
                 break
             high = max(high, entry.next_offset)
         self.high_watermark = high
-        self.is_behind = decided > high or bool(fresh and fresh[-1].next_offset > high)
+        self.is_behind = decided > high
         self.last_stable_offset = high if stable == self.end else stable
 
     @property
@@ -237,10 +237,13 @@ def look_at(
         fresh, reached = _tail_of(engine, partition, latest)
         return see(LogView(engine, partition, None, latest, fresh, reached, 0))
     helped = read_only
+    decided: int | None = None
     for _ in range(_TRIES):
         latest = engine.log.latest()
         fresh, reached = _tail_of(engine, partition, latest)
-        decided = engine.look(partition.id).next_offset if whole else _marked(engine, partition)
+        if decided is None:  # what others begin meanwhile, again and again, is for the next look
+            decided = engine.look(partition.id).next_offset if whole else _marked(engine, partition)
+            decided = max(decided, fresh[-1].next_offset if fresh else 0)
         try:
             with partition.environment.read() as txn:
                 view = LogView(engine, partition, txn, latest, fresh, reached, decided)

@@ -227,7 +227,9 @@ class ExclusiveReader:
                 if len(found) == most:
                     break
             if found:
-                return found
+                break
+        if found:
+            return found
         self._engine.subscriptions.expire(state.info.id)
         return self.take(most) if state.something_back() else found
 
