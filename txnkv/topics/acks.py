@@ -22,6 +22,7 @@ import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AckConflictError,
@@ -56,7 +57,7 @@ class PendingAcks:
 
     Args:
         engine: of the topics.
-        row: of the transaction; stored when it has a heartbeat slot.
+        row: of the transaction; stored when it has a heartbeat slot, or is not OPEN.
         transactional: False for acks outside of any transaction.
         hold: of the `client.run` that the transaction is an attempt of.
 
@@ -78,7 +79,8 @@ class PendingAcks:
         self._row = row
         self._transactional = transactional
         self._hold = hold
-        self._stored = transactional and row.heartbeat_slot is not None
+        small = row.heartbeat_slot is None and row.state is TxnState.OPEN
+        self._stored = transactional and not small
         self._acks: dict[int, HeldAcks] = {}
         self._rows = 0
         self._ended = False
