@@ -22,6 +22,7 @@ KEEP_QUIET = (
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of these in one test process: a Spark takes a second JVM's memory in another."""
     for item in items:
