@@ -43,7 +43,17 @@ PEERS = {
 def test_runs_tiny(name: str, tmp_path: Path) -> None:
     """Each race compares what its contestants answered or hold, and fails when that differs."""
     result = CliRunner().invoke(
-        main, [name, "--tiny", "--json", str(tmp_path / "out.json"), "--dir", str(tmp_path)]
+        main,
+        [
+            name,
+            "--tiny",
+            "--rounds",
+            "1",
+            "--json",
+            str(tmp_path / "out.json"),
+            "--dir",
+            str(tmp_path),
+        ],
     )
     assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
     lines = json.loads((tmp_path / "out.json").read_text())
@@ -60,7 +70,7 @@ def test_runs_tiny(name: str, tmp_path: Path) -> None:
 def test_growth_is_drawn(tmp_path: Path) -> None:
     plots = tmp_path / "plots"
     result = CliRunner().invoke(
-        main, ["growth", "--tiny", "--dir", str(tmp_path), "--plots", str(plots)]
+        main, ["growth", "--tiny", "--rounds", "1", "--dir", str(tmp_path), "--plots", str(plots)]
     )
     assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
     assert {path.name for path in plots.iterdir()} == {"growth-commit.svg", "growth-get.svg"}
