@@ -117,6 +117,14 @@ def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
         time.sleep(0.005)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a Spark goes to one test process: two at once are slow, and take much memory."""
+    for item in items:
+        if "spark" in item.nodeid or item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(name="until")
 def _until() -> Callable[..., Any]:
     """Waits for a function to answer something true, and returns it."""

@@ -238,7 +238,7 @@ def change_format(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"version": 3}, "version 3"),
+        ({"version": 1000}, "version 1000"),
         ({"version": "1"}, "'1'"),
         ({"features": ["time machine"]}, "time machine"),
         ({"format": "other"}, "other"),

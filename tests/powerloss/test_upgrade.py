@@ -13,6 +13,7 @@ from tools.powerloss.disk import Disk
 from tools.powerloss.examine import is_volatile
 from tools.powerloss.recording import Recording
 from tools.powerloss.states import States
+from txnkv.storage.directory import FORMAT_VERSION
 
 OLD = Path(__file__).parent.parent / "format/stores/store-v1.tar.xz"
 
@@ -39,7 +40,7 @@ def test_upgrade(new_recording: Callable[[str], Recording], tmp_path: Path) -> N
         states.write(tmp_path / "state", cut, cut, "strict")
         store = tmp_path / "state/store"
         if cut > upgraded:
-            assert '"version": 2' in (store / "FORMAT").read_text()
+            assert f'"version": {FORMAT_VERSION}' in (store / "FORMAT").read_text()
         with txnkv.connect(store, create=False) as client:
             assert client.check().problems == []
             counts = [client.table(name).count() for name in client.tables()]

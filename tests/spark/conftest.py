@@ -22,14 +22,6 @@ KEEP_QUIET = (
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these in one test process: a Spark takes a second JVM's memory in another."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def java() -> None:
     """Without Java there is no Spark to test."""

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from txnkv.errors import ClosedError
+from txnkv.errors import ClosedError, StoreNotFoundError
 
 
 class WriteQueue:
@@ -26,6 +26,7 @@ class WriteQueue:
         Raises:
             RuntimeError: this thread has the turn already.
             ClosedError: the queue was retired.
+            StoreNotFoundError: its folder is gone.
         """
         self._acquire_here()
         try:
@@ -75,6 +76,12 @@ class WriteQueue:
             raise ClosedError(f"{self._path} is closed; open the store again")
         if self._descriptor is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o600)
+            try:
+                self._descriptor = os.open(self._path, flags, 0o600)
+            except FileNotFoundError:
+                raise StoreNotFoundError(
+                    f"{self._path.parent} was removed or moved while it was in use: nothing can be "
+                    "written there any more"
+                ) from None
             os.fchmod(self._descriptor, 0o600)
         return self._descriptor
