@@ -54,7 +54,7 @@ def races(
         ),
         "produce": lambda: topics.produce(size(1 << 16, 64 << 20), rounds, base),
         "send": lambda: topics.send(size(2000, 1_000_000), rounds, base),
-        "fetch": lambda: topics.fetch(size(1 << 20, 1 << 30), rounds, base),
+        "fetch": lambda: topics.fetch(size(1 << 20, 1 << 28), rounds, base),
         "pass-on": lambda: topics.pass_on(size(10, 1000), rounds, base),
         "aborted": lambda: logs.aborted([1, 10] if tiny else _ABORTED, rounds, base),
         "open-log": lambda: logs.opening(size(20, 100_000), rounds, base),

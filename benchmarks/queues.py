@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,7 +151,8 @@ class RedisQueue(Store):
 
     def __init__(self, base: Path | None = None) -> None:
         super().__init__(base)
-        where = self.path / "socket"
+        self._folder = tempfile.mkdtemp(prefix="txnkv-redis-")
+        where = Path(self._folder) / "socket"  # a short name: there is a limit
         self._server = subprocess.Popen(
             [
                 *("redis-server", "--port", "0", "--unixsocket", str(where)),
@@ -185,6 +187,7 @@ class RedisQueue(Store):
         self._socket.close()
         self._server.terminate()
         self._server.wait()
+        shutil.rmtree(self._folder)
         super().close()
 
     def _ask(self, commands: list[tuple[bytes, ...]]) -> list[bytes]:

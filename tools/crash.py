@@ -374,19 +374,20 @@ def expected(scenario: str, plan: Plan, death: Death) -> str:
 
 
 def kill_at(
-    nursery: Nursery, template: Path, folder: Path, point: str, scenario: str
+    nursery: Nursery, template: Path, folder: Path, point: str, scenario: str, stride: int = 1
 ) -> Iterator[tuple[str, list[str]]]:
     """Die at a point, once or at each pass in turn.
 
     Args:
         template: a store that `prepare` made; copied for each death.
         folder: where the copies go; each is removed again when it is sound.
+        stride: of the passes that the plan names, every so many.
 
     Yields:
         The fault as in TXNKV_FAULT, and what is wrong afterwards.
     """
     plan = PLANS[point]
-    for number in count(1, plan.every or 1):
+    for number in count(1, (plan.every or 1) * stride):
         fault = f"{point}=kill@{number}"
         path = folder / f"{scenario}-{point}-{number}"
         if scenario != "create":

@@ -78,8 +78,8 @@ def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
     process.stdin.write(b"".join(b"%d,%s\n" % (i, b"x" * 100) for i in range(200_000)))
     process.stdin.flush()
     process.send_signal(kind)
-    status, out, _ = finish(process)
-    assert status == (1 if kind is signal.SIGINT else -signal.SIGKILL)
+    status, out, err = finish(process)
+    assert status == (1 if kind is signal.SIGINT else -signal.SIGKILL), err
     assert out == ""
     with txnkv.connect(store) as client:
         client.instance.coordinator.maintenance.round(resume_all=True)

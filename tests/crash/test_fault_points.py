@@ -22,11 +22,34 @@ def test_every_fault_point_has_a_plan() -> None:
     assert set(PLANS) == own
 
 
+EVERYWHERE = ("lmdb.", "status.")
+"""Points that every step passes: many times in each scenario."""
+
+
 @pytest.mark.parametrize(
     ("point", "scenario"),
     [(point, scenario) for point, plan in PLANS.items() for scenario in plan.scenarios],
 )
 def test_store_is_whole_after_a_death_at(
+    point: str, scenario: str, nursery: Nursery, template: Path, tmp_path: Path
+) -> None:
+    stride = 5 if point.startswith(EVERYWHERE) else 1
+    deaths = list(kill_at(nursery, template, tmp_path, point, scenario, stride))
+    assert [(fault, problems) for fault, problems in deaths if problems] == []
+    assert deaths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "scenario"),
+    [
+        (point, scenario)
+        for point, plan in PLANS.items()
+        for scenario in plan.scenarios
+        if point.startswith(EVERYWHERE)
+    ],
+)
+def test_store_is_whole_after_a_death_at_each_pass(
     point: str, scenario: str, nursery: Nursery, template: Path, tmp_path: Path
 ) -> None:
     deaths = list(kill_at(nursery, template, tmp_path, point, scenario))
