@@ -100,7 +100,7 @@ PLANTS = {
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(plant, id=name, marks=[pytest.mark.slow] if "not synced" in name else [])
+        pytest.param(plant, id=name, marks=[] if "before the sync" in name else [pytest.mark.slow])
         for name, plant in PLANTS.items()
     ],
 )

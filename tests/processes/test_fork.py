@@ -85,8 +85,10 @@ client.close()
 """
 
 
-def test_fork_in_the_middle_of_use(children: Children, store: Path, connect: Connect) -> None:
-    forks = 5
+@pytest.mark.parametrize("forks", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_fork_in_the_middle_of_use(
+    children: Children, store: Path, connect: Connect, forks: int
+) -> None:
     program = children.start(FORKING, store, forks)
     said = program.finish()
     assert said[:-1] == [f"{[0] * forks} []"]
@@ -94,8 +96,14 @@ def test_fork_in_the_middle_of_use(children: Children, store: Path, connect: Con
     assert background, "the threads wrote while the process forked"
     own = [5000 + 100 * number + i for number in range(forks) for i in range(25)]
     expected = {
-        "left": [*range(BEFORE), *background, *own, *range(2000, 2050), *range(2100, 2150)],
-        "right": [*range(BEFORE), *background, *own, *range(2000, 2050)],
+        "left": [
+            *range(BEFORE),
+            *background,
+            *own,
+            *range(2000, 2050),
+            *range(2100, 2100 + 10 * forks),
+        ],
+        "right": [*range(BEFORE), *background, *own, *range(2000, 2000 + 10 * forks)],
     }
     client = connect()
     for name, ids in expected.items():
