@@ -220,22 +220,20 @@ def test_following(messages):
         assert reader.stdout is not None
         assert writer.stdin is not None
         # The reader's latest is where it began; what is sent before may be behind it.
-        heard = None
         for number in range(600):
             writer.stdin.write(f"{number}\n")
             writer.stdin.flush()
             ready, _, _ = select.select([reader.stdout], [], [], 0.1)
             if ready:
-                heard = int(reader.stdout.readline())
                 break
-        assert heard is not None
         writer.stdin.close()
         assert writer.wait(60) == 0
         reader.send_signal(signal.SIGINT)
         out, err = reader.communicate(timeout=60)
         assert (reader.returncode, err) == (0, "")
-        following = [heard, *map(int, out.split())]
-        assert following == list(range(heard, heard + len(following)))
+        heard = [int(line) for line in out.split()]
+        assert heard
+        assert heard == list(range(heard[0], heard[0] + len(heard)))
 
 
 # -- looking on ------------------------------------------------------------------------
