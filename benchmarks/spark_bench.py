@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 
 import txnkv
 import txnkv.spark
-from txnkv.spark.reader import TASK_ROWS
+from txnkv.spark.reading.table_reader import TASK_ROWS
 
 from .data import SCHEMA, ascending
 from .harness import Contestant, Line, race, report

@@ -63,7 +63,7 @@ def test_every_partition_reads_the_snapshot_of_planning(
 ) -> None:
     """Rows that come in between planning and the tasks are not read by any task."""
     from txnkv.spark.columns import arrow_schema, spark_schema
-    from txnkv.spark.reader import TxnkvReader
+    from txnkv.spark.reading.table_reader import TxnkvReader
     from txnkv.spark.settings import Settings
 
     write(client, *range(100))
@@ -266,7 +266,7 @@ def test_a_data_frame_serves_many_queries(
 def test_which_filters_a_scan_takes() -> None:
     from pyspark.sql import datasource as ds
 
-    from txnkv.spark.pushdown import predicate
+    from txnkv.spark.reading.pushdown import predicate
 
     assert predicate(ds.EqualTo(("id",), 1), KINDS) == ("id", "=", 1)
     assert predicate(ds.GreaterThan(("id",), 1), KINDS) == ("id", ">", 1)

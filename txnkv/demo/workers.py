@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writer import TxnkvWriter, Written
+from txnkv.spark.writing.table_writer import TxnkvWriter, Written
 
 NAME = "txnkv_demo"
 

@@ -8,8 +8,8 @@
                                                                            attempts count
     txn.commit()
 
-Each column is another process, and a task may run twice; see `writer`. A read is planned
-once: `reader` cuts one snapshot into scan tokens, and each task opens one of them.
+Each column is another process, and a task may run twice; see `writing`. A read is planned
+once: `reading` cuts one snapshot into scan tokens, and each task opens one of them.
 
 Format "txnkv" needs no registration where `pyspark_txnkv` can be imported by Spark's Python,
 which it can be wherever txnkv is installed; `register` is for all other cases.

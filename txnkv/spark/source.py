@@ -8,12 +8,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 from pyspark.sql.types import StructType
 
 from txnkv.errors import NotSupportedError, SchemaError
-from txnkv.spark import pushdown
 from txnkv.spark.columns import arrow_schema, spark_schema
 from txnkv.spark.joining import client_of
-from txnkv.spark.reader import PushingReader, TxnkvReader
+from txnkv.spark.reading import pushdown
+from txnkv.spark.reading.table_reader import PushingReader, TxnkvReader
 from txnkv.spark.settings import Settings
-from txnkv.spark.writer import TxnkvWriter
+from txnkv.spark.writing.table_writer import TxnkvWriter
 
 _NO_STREAMS: Final = (
     "this version has no streams: read and write in batches, with spark.read and df.write "

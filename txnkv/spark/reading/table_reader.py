@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from txnkv.scan import Scan, ScanToken
-from txnkv.spark import pushdown
 from txnkv.spark.columns import ToSpark
 from txnkv.spark.joining import client_of, join_open
+from txnkv.spark.reading import pushdown
 from txnkv.spark.settings import Settings
 
 TASK_ROWS: Final = 1 << 20

@@ -1,0 +1,1 @@
+"""What Spark reads: tables at a snapshot, topics, changes of tables."""

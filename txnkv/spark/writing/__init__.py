@@ -1,0 +1,1 @@
+"""What Spark writes: tables and topics, in batches and streams."""
