@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
-from txnkv.tables import types
 from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from txnkv.core.column_types import column_type, may_be_key, parse_type
 from txnkv.errors import SchemaError
-from txnkv.tables.types import column_type, may_be_key, parse_type
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from txnkv.core.column_types import column_type
 from txnkv.errors import SchemaError
-from txnkv.tables.types import column_type
 
 FORMATS: Final = ("csv", "json", "parquet", "arrow")
 
