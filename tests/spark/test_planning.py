@@ -41,12 +41,16 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         ({"table": "t"}, ValueError, "option path is missing"),
         ({"path": "/s"}, ValueError, "option table is missing"),
         (PLACE | {"colums": "id"}, ValueError, "no option 'colums'; its options are path, table"),
-        (PLACE | {"operation": "insert"}, ValueError, "a read has no option 'operation'"),
+        (
+            PLACE | {"operation": "insert"},
+            ValueError,
+            "a read of a table has no option 'operation'",
+        ),
         (PLACE | {"columns": "id,,v"}, ValueError, "names with commas"),
         (PLACE | {"columns": "id,id"}, ValueError, "twice"),
         (PLACE | {"snapshot": "yesterday"}, ValueError, "ISO 8601"),
         (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
-        (PLACE | {"topic": "events"}, txnkv.NotSupportedError, "topics and streams"),
+        (PLACE | {"appId": "a"}, ValueError, "a read of a table has no option 'appId'"),
         (PLACE | {"pushFilters": "yes"}, ValueError, "pushFilters is 'true' or 'false'"),
         ({"path": "grpc://host:1", "table": "t"}, txnkv.NotSupportedError, "this machine"),
     ],
@@ -61,7 +65,7 @@ def test_options_of_a_read_are_checked(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"columns": "id"}, ValueError, "a write has no option 'columns'"),
+        ({"columns": "id"}, ValueError, "a write into a table has no option 'columns'"),
         ({"operation": "replace"}, ValueError, "'replace' is no operation"),
         ({"timeout": "soon"}, ValueError, "seconds above 0"),
         ({"timeout": "0"}, ValueError, "seconds above 0"),
@@ -131,18 +135,13 @@ def test_overwrite_leaves_nothing_to(op: str) -> None:
         Settings.of_write(PLACE | {"operation": op}, overwrite=True)
 
 
-def test_streams_are_refused(
-    spark: Any, where: dict[str, str], rows: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_table_is_no_stream(spark: Any, where: dict[str, str], tmp_path: Path) -> None:
     from pyspark.errors import PySparkException
 
-    ticks = spark.readStream.format("rate").load().selectExpr("value AS id", "'a' AS v")
-    sink = ticks.writeStream.format("txnkv").options(**where)
-    source = spark.readStream.format("txnkv").options(**where).load().writeStream.format("noop")
-    for number, stream in enumerate((sink, source)):
-        checkpoints = str(tmp_path / f"checkpoints{number}")
-        with pytest.raises(PySparkException, match="this version has no streams"):
-            stream.option("checkpointLocation", checkpoints).start().awaitTermination(60)
+    stream = spark.readStream.format("txnkv").options(**where).load().writeStream.format("noop")
+    stream = stream.option("checkpointLocation", str(tmp_path / "checkpoints"))
+    with pytest.raises(PySparkException, match="a table is no stream: read what changes in it"):
+        stream.start().awaitTermination(60)
 
 
 def test_a_schema_of_the_callers_must_fit(spark: Any, where: dict[str, str]) -> None:

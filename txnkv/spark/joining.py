@@ -15,7 +15,7 @@ from typing import Final
 from txnkv.client import Client
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.spark.settings import Settings
+from txnkv.spark.settings import Place
 from txnkv.transaction import Transaction
 
 Identity = tuple[int, ...]
@@ -23,7 +23,7 @@ _lock: Final = threading.Lock()
 _clients: Final[dict[tuple[str, float], tuple[Identity, Client]]] = {}
 
 
-def client_of(settings: Settings) -> Client:
+def client_of(settings: Place) -> Client:
     """This process's client of the store.
 
     Raises:

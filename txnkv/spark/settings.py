@@ -1,110 +1,34 @@
-"""The options of a read or write, checked while Spark plans it."""
+"""The settings of a read or write of a table in batches; topics and streams have their own.
+
+All are checked while Spark plans. `settings_topics` has the reads of topics and of changes,
+`settings_sinks` the writes into topics and the sinks of streams.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from txnkv.client import Client, connect
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import Timestamp
-from txnkv.errors import NotSupportedError
+from txnkv.spark import settings_options as options_
 from txnkv.tables.operations import DELETES, UPDATES, require_operation
 
-_READ: Final = ("path", "table", "token", "columns", "snapshot", "pushFilters")
-_WRITE: Final = ("path", "table", "token", "operation", "timeout", "keepaliveTime")
-_LATER: Final = (
-    "topic",
-    "startingOffsets",
-    "endingOffsets",
-    "maxOffsetsPerTrigger",
-    "changes",
-    "order",
-    "appId",
-    "failOnDataLoss",
-)
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Checked options.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the store is.
 
     Attributes:
         path: absolute.
-        columns: the projection of a read; None for all.
-        snapshot: what a read sees; None for the latest.
-        push_filters: whether each data frame of the read serves one query alone; see `pushdown`.
-        overwrite: the rows that are there give way to those that are written.
-        timeout: seconds for a write in a transaction of its own, or None.
-        keepalive_time: seconds without heartbeat until that transaction is aborted.
+        keepalive_time: seconds without heartbeat until a transaction that is the job's own is
+            aborted.
     """
 
     path: str
-    table: str
-    token: str | None = None
-    columns: tuple[str, ...] | None = None
-    snapshot: Timestamp | datetime | None = None
-    push_filters: bool = False
-    operation: str = "insert"
-    overwrite: bool = False
-    timeout: float | None = None
     keepalive_time: float = KEEPALIVE_TIME
-
-    @classmethod
-    def of_read(cls, options: Mapping[str, str]) -> Settings:
-        """The settings of a read.
-
-        Raises:
-            ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: an option belongs to what this version does not have.
-        """
-        given = _named(options, _READ, "read")
-        if "token" in given and "snapshot" in given:
-            raise ValueError(
-                "options token and snapshot exclude each other: a read with a token sees its "
-                "transaction's snapshot"
-            )
-        columns = given.get("columns")
-        snapshot = given.get("snapshot")
-        return cls(
-            *_place(given),
-            columns=None if columns is None else _columns(columns),
-            snapshot=None if snapshot is None else _snapshot(snapshot),
-            push_filters=_flag("pushFilters", given.get("pushFilters", "false")),
-        )
-
-    @classmethod
-    def of_write(cls, options: Mapping[str, str], *, overwrite: bool = False) -> Settings:
-        """The settings of a write, in mode append or overwrite.
-
-        Raises:
-            ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: an option belongs to what this version does not have.
-        """
-        given = _named(options, _WRITE, "write")
-        operation = given.get("operation", "insert")
-        require_operation(operation)
-        if overwrite and operation in UPDATES + DELETES:
-            raise ValueError(
-                f"mode overwrite leaves no rows to {operation}: take mode append for it, or "
-                "operation insert, insert_ignore or upsert"
-            )
-        if "token" in given and not {"timeout", "keepaliveTime"}.isdisjoint(given):
-            raise ValueError(
-                "options timeout and keepaliveTime are for a write in a transaction of its own: "
-                "with a token, give them to new_transaction and connect"
-            )
-        timeout = given.get("timeout")
-        return cls(
-            *_place(given),
-            operation=operation,
-            overwrite=overwrite,
-            timeout=None if timeout is None else _seconds("timeout", timeout),
-            keepalive_time=_seconds("keepaliveTime", given.get("keepaliveTime", KEEPALIVE_TIME)),
-        )
 
     def connect(self) -> Client:
         """A client of the store.
@@ -115,43 +39,101 @@ class Settings:
         return connect(self.path, create=False, keepalive_time=self.keepalive_time)
 
 
-def _named(options: Mapping[str, str], known: tuple[str, ...], what: str) -> dict[str, str]:
-    """The options under their own names; Spark hands them in small letters."""
-    names = {name.lower(): name for name in (*known, *_LATER)}
-    given = {}
-    for key, value in options.items():
-        name = names.get(key.lower())
-        if name is None:
-            raise ValueError(f"a {what} has no option {key!r}; its options are {', '.join(known)}")
-        if name in _LATER:
-            raise NotSupportedError(
-                f"option {name} is of topics and streams, which this version does not have; "
-                f"the options of a {what} are {', '.join(known)}"
+@dataclass(frozen=True, kw_only=True)
+class Settings(Place):
+    """Of a table in batches.
+
+    Attributes:
+        columns: the projection of a read; None for all.
+        snapshot: what a read sees; None for the latest.
+        push_filters: whether each data frame of the read serves one query alone; see `pushdown`.
+        overwrite: the rows that are there give way to those that are written.
+        timeout: seconds for a write in a transaction of its own, or None.
+    """
+
+    table: str
+    token: str | None = None
+    columns: tuple[str, ...] | None = None
+    snapshot: Timestamp | datetime | None = None
+    push_filters: bool = False
+    operation: str = "insert"
+    overwrite: bool = False
+    timeout: float | None = None
+
+    @classmethod
+    def of_read(cls, options: Mapping[str, str]) -> Settings:
+        """The settings of a read.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory.
+        """
+        given = options_.named(options, options_.READ_TABLE, "a read of a table")
+        path, table = options_.place(given, "table")
+        if "token" in given and "snapshot" in given:
+            raise ValueError(
+                "options token and snapshot exclude each other: a read with a token sees its "
+                "transaction's snapshot"
             )
-        given[name] = value
-    return given
-
-
-def _place(given: Mapping[str, str]) -> tuple[str, str, str | None]:
-    """Path, table and token."""
-    for name in ("path", "table"):
-        if not given.get(name):
-            raise ValueError(f"option {name} is missing: say .option({name!r}, ...)")
-    path = given["path"]
-    if "://" in path:
-        raise NotSupportedError(
-            f"path {path!r}: this version opens stores on this machine alone; give a directory"
+        snapshot = given.get("snapshot")
+        return cls(
+            path=path,
+            table=table,
+            token=given.get("token"),
+            columns=options_.columns(given),
+            snapshot=None if snapshot is None else _snapshot(snapshot),
+            push_filters=options_.flag(given, "pushFilters", False),
         )
-    return os.path.abspath(path), given["table"], given.get("token")
+
+    @classmethod
+    def of_write(cls, options: Mapping[str, str], *, overwrite: bool = False) -> Settings:
+        """The settings of a write, in mode append or overwrite.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory.
+        """
+        given = options_.named(options, options_.WRITE_TABLE, "a write into a table")
+        path, table = options_.place(given, "table")
+        operation = given.get("operation", "insert")
+        require_operation(operation)
+        require_rows_left(operation, overwrite)
+        refuse_times_of_others(given)
+        return cls(
+            path=path,
+            table=table,
+            token=given.get("token"),
+            operation=operation,
+            overwrite=overwrite,
+            timeout=options_.seconds(given, "timeout"),
+            keepalive_time=options_.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
+        )
 
 
-def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"columns is names with commas between, as 'id,total', not {text!r}")
-    if len(set(names)) != len(names):
-        raise ValueError(f"columns names a column twice: {text!r}")
-    return names
+def require_rows_left(operation: str, overwrite: bool) -> None:
+    """Refuse to replace all rows by an operation that needs rows.
+
+    Raises:
+        ValueError: the operation updates or deletes.
+    """
+    if overwrite and operation in UPDATES + DELETES:
+        raise ValueError(
+            f"mode overwrite leaves no rows to {operation}: take mode append for it, or "
+            "operation insert, insert_ignore or upsert"
+        )
+
+
+def refuse_times_of_others(given: Mapping[str, str]) -> None:
+    """Refuse the times of an own transaction for a write that joins another.
+
+    Raises:
+        ValueError: there is a token and one of them.
+    """
+    if "token" in given and not {"timeout", "keepaliveTime"}.isdisjoint(given):
+        raise ValueError(
+            "options timeout and keepaliveTime are for a write in a transaction of its own: "
+            "with a token, give them to new_transaction and connect"
+        )
 
 
 def _snapshot(text: str) -> Timestamp | datetime:
@@ -164,19 +146,3 @@ def _snapshot(text: str) -> Timestamp | datetime:
             f"snapshot is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, "
             f"not {text!r}"
         ) from None
-
-
-def _seconds(name: str, text: str | float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is seconds above 0, not {text!r}")
-    return value
-
-
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{name} is 'true' or 'false', not {text!r}")
-    return text.lower() == "true"

@@ -1,28 +1,41 @@
-"""The data source that Spark knows as format "txnkv"."""
+"""The data source that Spark knows as format "txnkv".
+
+    options            spark.read           readStream        df.write            writeStream
+    table              table_reader         -                 table_writer        stream_writer
+    table, changes     -                    changes_stream    -                   -
+    topic              topic_reader         topic_stream      topic_writer        stream_writer
+
+Each of them is imported by who needs it: a batch job does without what streams import, which
+takes a later version of Spark.
+"""
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+import importlib.util
+from typing import Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from txnkv.errors import NotSupportedError, SchemaError
 from txnkv.spark.columns import arrow_schema, spark_schema
 from txnkv.spark.joining import client_of
-from txnkv.spark.reading import pushdown
-from txnkv.spark.reading.table_reader import PushingReader, TxnkvReader
 from txnkv.spark.settings import Settings
-from txnkv.spark.writing.table_writer import TxnkvWriter
+from txnkv.spark.settings_sinks import StreamWrite, TopicWrite, writes_topic
+from txnkv.spark.settings_topics import CHANGES, TABLE, TOPIC, ChangesRead, TopicRead, what_is_read
 
-_NO_STREAMS: Final = (
-    "this version has no streams: read and write in batches, with spark.read and df.write "
-    "(in foreachBatch, say)"
-)
+_STREAMS_NEED: Final = "pyspark.sql.streaming.datasource"
+"""What streams are built on; since Spark 4.2."""
 
 
 class TxnkvDataSource(DataSource):
-    """Tables, read and written in batches. Everything is checked while Spark plans."""
+    """Tables and topics, in batches and streams. Everything is checked while Spark plans."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,50 +43,141 @@ class TxnkvDataSource(DataSource):
         return "txnkv"
 
     def schema(self) -> StructType:
-        """The table's columns, or those of option `columns`.
+        """The columns of what is read, or those of option `columns`.
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            StoreNotFoundError, TableNotFoundError, SchemaError: what it names is not there.
+            StoreNotFoundError, TableNotFoundError, TopicNotFoundError, SchemaError: what it names
+                is not there.
         """
+        kind = what_is_read(self.options)
+        if kind == TOPIC:
+            return _topic_schema(TopicRead.of_schema(self.options), None)
+        if kind == CHANGES:
+            return _changes_schema(ChangesRead.of_stream(self.options), None)
         settings = Settings.of_read(self.options)
         table = client_of(settings).table(settings.table)
         return spark_schema(table.schema, settings.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of a table.
+        """A reader of a table or topic.
 
         Raises:
-            SchemaError: the caller gave a schema, and it is not a projection of the table's.
+            SchemaError: the caller gave a schema, and it is not a projection of the one there is.
+            NotSupportedError: changes are asked for.
         """
+        kind = what_is_read(self.options)
+        if kind == TOPIC:
+            from txnkv.spark.reading.topic_reader import TopicReader
+
+            of_topic = TopicRead.of_batch(self.options)
+            _require_same(schema, _topic_schema(of_topic, schema), f"topic {of_topic.topic!r}")
+            return TopicReader(of_topic, arrow_schema(schema))
+        if kind == CHANGES:
+            raise NotSupportedError(
+                "changes are read by spark.readStream; in a batch, read the table at two "
+                "snapshots, or use Table.diff"
+            )
+        from txnkv.spark.reading import pushdown
+        from txnkv.spark.reading.table_reader import PushingReader, TxnkvReader
+
         settings = Settings.of_read(self.options)
         table = client_of(settings).table(settings.table)
         own = spark_schema(table.schema, schema.names)
-        for mine, given in zip(own, schema, strict=True):
-            if mine.dataType != given.dataType or (mine.nullable and not given.nullable):
-                raise SchemaError(
-                    f"column {given.name!r} of table {settings.table!r} is "
-                    f"{mine.dataType.simpleString()}{'' if mine.nullable else ' not null'}, the "
-                    f"schema given says {given.dataType.simpleString()}"
-                    f"{'' if given.nullable else ' not null'}: leave out .schema(...)"
-                )
+        _require_same(schema, own, f"table {settings.table!r}")
         pushing = settings.push_filters and pushdown.asked_for()
         return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer into a table, its job begun. In mode overwrite the rows that the transaction
-        sees now are deleted by the job.
+        """A writer into a table or topic, its job begun. In mode overwrite the rows that the
+        transaction sees now are deleted by the job.
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            SchemaError: the data does not fit the table.
+            SchemaError: the data does not fit.
         """
+        if writes_topic(self.options):
+            from txnkv.spark.writing.topic_writer import TopicWriter
+
+            return TopicWriter.start(TopicWrite.of_batch(self.options, overwrite=overwrite), schema)
+        from txnkv.spark.writing.table_writer import TxnkvWriter
+
         return TxnkvWriter.start(Settings.of_write(self.options, overwrite=overwrite), schema)
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802
-        """Not in this version: raises NotSupportedError."""
-        raise NotSupportedError(_NO_STREAMS)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of a topic, or of a table's changes.
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802
-        """Not in this version: raises NotSupportedError."""
-        raise NotSupportedError(_NO_STREAMS)
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            SchemaError: the caller gave a schema, and it is not a projection of the one there is.
+            NotSupportedError: a table is asked for, not its changes; or Spark is too old.
+        """
+        _require_streams()
+        kind = what_is_read(self.options)
+        if kind == TABLE:
+            raise NotSupportedError(
+                "a table is no stream: read what changes in it, with "
+                ".option('changes', 'true'), or the table itself with spark.read"
+            )
+        if kind == CHANGES:
+            from txnkv.spark.reading.changes_stream import ChangesStreamReader
+
+            changes = ChangesRead.of_stream(self.options)
+            own = _changes_schema(changes, schema)
+            _require_same(schema, own, f"changes of table {changes.table!r}")
+            return ChangesStreamReader(changes, arrow_schema(schema))
+        from txnkv.spark.reading.topic_stream import TopicStreamReader
+
+        settings = TopicRead.of_stream(self.options)
+        _require_same(schema, _topic_schema(settings, schema), f"topic {settings.topic!r}")
+        return TopicStreamReader(settings, arrow_schema(schema))
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """A sink into a table or topic, a transaction for each micro batch.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            SchemaError: the data does not fit.
+            NotSupportedError: Spark is too old.
+        """
+        _require_streams()
+        from txnkv.spark.writing.stream_writer import stream_writer
+
+        return stream_writer(StreamWrite.of_stream(self.options, overwrite=overwrite), schema)
+
+
+def _topic_schema(settings: TopicRead, asked: StructType | None) -> StructType:
+    from txnkv.spark.reading.topic_columns import topic_schema
+
+    topic = client_of(settings).topic(settings.topic)
+    return topic_schema(topic, settings.columns if asked is None else asked.names)
+
+
+def _changes_schema(settings: ChangesRead, asked: StructType | None) -> StructType:
+    from txnkv.spark.reading.changes_stream import changes_schema
+
+    table = client_of(settings).table(settings.table)
+    return changes_schema(table.schema, settings.columns if asked is None else asked.names)
+
+
+def _require_same(given: StructType, own: StructType, what: str) -> None:
+    """Refuse a schema of the caller's that is not ours.
+
+    Raises:
+        SchemaError: a type differs, or nulls may come where the caller has none.
+    """
+    for mine, theirs in zip(own, given, strict=True):
+        if mine.dataType != theirs.dataType or (mine.nullable and not theirs.nullable):
+            raise SchemaError(
+                f"column {theirs.name!r} of {what} is "
+                f"{mine.dataType.simpleString()}{'' if mine.nullable else ' not null'}, the "
+                f"schema given says {theirs.dataType.simpleString()}"
+                f"{'' if theirs.nullable else ' not null'}: leave out .schema(...)"
+            )
+
+
+def _require_streams() -> None:
+    if importlib.util.find_spec(_STREAMS_NEED) is None:
+        raise NotSupportedError("streams need pyspark 4.2 or later: pip install -U pyspark")

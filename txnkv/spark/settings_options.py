@@ -1,0 +1,172 @@
+"""The names and values of options, as strings; what they say together is up to the settings.
+
+Spark hands options in small letters, and does not tell a data source what it is for: a read
+looks the same to `schema()` whether it is a batch or a stream. So names are checked twice, when
+the schema is asked for (is there such an option at all, for what is read?) and when the reader is
+made (is it for this kind of read?).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from txnkv.errors import NotSupportedError
+
+READ_TABLE: Final[tuple[str, ...]] = (
+    "path",
+    "table",
+    "token",
+    "columns",
+    "snapshot",
+    "pushFilters",
+)
+READ_TOPIC: Final[tuple[str, ...]] = (
+    "path", "topic", "columns", "startingOffsets", "endingOffsets", "order", "failOnDataLoss",
+)  # fmt: skip
+STREAM_TOPIC: Final[tuple[str, ...]] = (
+    "path", "topic", "columns", "startingOffsets", "maxOffsetsPerTrigger", "order",
+    "failOnDataLoss",
+)  # fmt: skip
+STREAM_CHANGES: Final[tuple[str, ...]] = (
+    "path", "table", "changes", "columns", "startingOffsets", "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+)  # fmt: skip
+WRITE_TABLE: Final[tuple[str, ...]] = (
+    "path",
+    "table",
+    "token",
+    "operation",
+    "timeout",
+    "keepaliveTime",
+)
+WRITE_TOPIC: Final[tuple[str, ...]] = ("path", "topic", "token", "timeout", "keepaliveTime")
+SINK_TABLE: Final[tuple[str, ...]] = (
+    "path", "table", "operation", "operationColumn", "appId", "timeout", "keepaliveTime",
+)  # fmt: skip
+SINK_TOPIC: Final[tuple[str, ...]] = ("path", "topic", "appId", "timeout", "keepaliveTime")
+OF_SPARK: Final[tuple[str, ...]] = ("checkpointLocation", "queryName")
+"""Spark's own options of a stream, which it hands to the sink with the others."""
+
+KNOWN: Final = tuple(
+    dict.fromkeys(
+        READ_TABLE + READ_TOPIC + STREAM_TOPIC + STREAM_CHANGES
+        + WRITE_TABLE + WRITE_TOPIC + SINK_TABLE + SINK_TOPIC + OF_SPARK
+    )
+)  # fmt: skip
+_NAMES: Final = {name.lower(): name for name in KNOWN}
+
+
+def given(options: Mapping[str, str]) -> dict[str, str]:
+    """Options under their own names; unknown ones as they are."""
+    return {_NAMES.get(key.lower(), key): value for key, value in options.items()}
+
+
+def named(options: Mapping[str, str], known: Iterable[str], what: str) -> dict[str, str]:
+    """Options under their own names.
+
+    Args:
+        known: those that `what` has.
+        what: as "a read of a table".
+
+    Raises:
+        ValueError: there is another one.
+    """
+    known = tuple(known)
+    found = given(options)
+    for name in found:
+        if name not in known:
+            raise ValueError(f"{what} has no option {name!r}; its options are {', '.join(known)}")
+    return found
+
+
+def place(found: Mapping[str, str], kind: str) -> tuple[str, str]:
+    """The store's directory, absolute, and the name of the table or topic.
+
+    Raises:
+        ValueError: one of them is missing.
+        NotSupportedError: the path is no directory.
+    """
+    for name in ("path", kind):
+        if not found.get(name):
+            raise ValueError(f"option {name} is missing: say .option({name!r}, ...)")
+    path = found["path"]
+    if "://" in path:
+        raise NotSupportedError(
+            f"path {path!r}: this version opens stores on this machine alone; give a directory"
+        )
+    return os.path.abspath(path), found[kind]
+
+
+def columns(found: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Option columns; None without it."""
+    text = found.get("columns")
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"columns is names with commas between, as 'id,total', not {text!r}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"columns names a column twice: {text!r}")
+    return names
+
+
+def flag(found: Mapping[str, str], name: str, default: bool) -> bool:
+    """An option that is true or false."""
+    text = found.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{name} is 'true' or 'false', not {text!r}")
+    return text.lower() == "true"
+
+
+def seconds(found: Mapping[str, str], name: str) -> float | None:
+    """An option in seconds; None without it."""
+    text = found.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} is seconds above 0, not {text!r}")
+    return value
+
+
+def positive(found: Mapping[str, str], name: str) -> int | None:
+    """An option that is a whole number above 0; None without it."""
+    text = found.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise ValueError(f"{name} is a whole number above 0, not {text!r}")
+    return int(text)
+
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+Position = str | dict[int, int]
+"""`"earliest"`, `"latest"`, or offsets by partition, with EARLIEST and LATEST among them."""
+
+
+def position(found: Mapping[str, str], name: str, default: str) -> Position:
+    """Where a read of a topic begins or ends."""
+    text = found.get(name, default).strip()
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    try:
+        offsets = {int(key): value for key, value in json.loads(text).items()}
+    except (ValueError, AttributeError):
+        offsets = {}
+    if not offsets or not all(
+        type(value) is int and value >= EARLIEST and key >= 0 for key, value in offsets.items()
+    ):
+        raise ValueError(
+            f"{name} is 'earliest', 'latest', or offsets by partition as "
+            f'\'{{"0": 5, "1": -2}}\' (-2 earliest, -1 latest), not {text!r}'
+        )
+    return offsets
