@@ -24,7 +24,7 @@ LAYERS = [
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
         "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
         "message_operations", "sending", "small_parts", "topic_writes", "consumer",
-        "catalog_operations", "own_session", "session_messages",
+        "catalog_operations", "own_session", "session_messages", "marking",
         "aio", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},

@@ -35,6 +35,9 @@ COLUMNS = {
     "tags": "list<string>?",
 }
 
+BUFFERS = ("marker", "sidecar")
+"""Of topics, each with a topic of its name; from version 3 on."""
+
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:
     """Rows of all types, every seventh with nulls."""
@@ -60,7 +63,7 @@ def rows(first: int, count: int) -> list[dict[str, Any]]:
 
 
 def make(path: Path) -> dict[str, Any]:
-    """A store with two tables, three commits and a rollback; what it should answer."""
+    """A store with two tables, some commits, a rollback and two topics; what it should answer."""
     with txnkv.connect(path) as client:
         schema = txnkv.Schema(COLUMNS, primary_key=["k", "n"])
         table = client.create_table("all_types", schema, txnkv.hash_partition("k", 2))
@@ -83,8 +86,59 @@ def make(path: Path) -> dict[str, Any]:
         undone.insert(table, rows(500, 1)[0])
         undone.flush()
         undone.rollback()
+        topics = {name: make_topic(client, name) for name in BUFFERS}
         client.instance.store.status.checkpoint()
-        return {"rows": 80, "snapshots": snapshots}
+        return {"rows": 80, "snapshots": snapshots, "topics": topics}
+
+
+def make_topic(client: txnkv.Client, buffer: str) -> dict[str, Any]:
+    """A topic of two partitions, named as its buffer: what committed and what was rolled back, in
+    small transactions and large ones; a producer; a subscription that has acknowledged a little.
+    """
+    topic = client.create_topic(buffer, partitions=2, buffer=buffer)
+    with client.transaction() as txn:
+        for i in range(10):
+            txn.send(topic, f"small {i}", key=f"k{i}", headers={"n": b"%d" % i})
+    for last, ends in (("large", True), ("undone", False)):
+        txn = client.new_transaction()
+        for i in range(20):
+            txn.send(topic, f"{last} {i}", partition=i % 2)
+        txn.serialize()  # large from here on: its messages go into the logs
+        txn.flush()
+        if ends:
+            txn.commit()
+        else:
+            txn.rollback()
+    client.instance.engine.flush()  # what comes now stays in the commit log
+    with topic.producer("old") as producer:
+        sent = [producer.send(f"produced {i}", partition=0) for i in range(3)]
+        producer.flush()
+        assert all(future.done() for future in sent)
+    with topic.subscribe("reader") as subscription:
+        messages = subscription.receive_many(100, timeout=1)
+        subscription.ack([messages[0], messages[2]])
+        acked = [messages[0].id, messages[2].id]
+    return {"messages": messages_of(topic), "acked": [[id.partition, id.offset] for id in acked]}
+
+
+def messages_of(topic: txnkv.Topic) -> list[list[Any]]:
+    """The committed messages of a topic: partition, offset, value, key, headers."""
+    with topic.consumer() as consumer:
+        found = [
+            [
+                m.partition,
+                m.offset,
+                _text(m.value),
+                _text(m.key),
+                [[n, _text(v)] for n, v in m.headers],
+            ]
+            for m in consumer.poll(max_messages=1000, timeout=1)
+        ]
+    return sorted(found)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 def main() -> None:

@@ -14,10 +14,12 @@ from txnkv import aio
 from txnkv.client import Client, connect
 from txnkv.compacting import CompactReport
 from txnkv.consumer import Consumer
+from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     AckConflictError,
+    AlreadyAppliedError,
     AlreadyPresentError,
     AuthenticationError,
     ClosedError,
@@ -73,7 +75,9 @@ except PackageNotFoundError:
 __all__ = [
     "AbortedTxn",
     "AckConflictError",
+    "AlreadyAppliedError",
     "AlreadyPresentError",
+    "Applied",
     "AuthenticationError",
     "CheckReport",
     "Client",

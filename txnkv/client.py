@@ -28,6 +28,7 @@ from txnkv.errors import (
 )
 from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
+from txnkv.marking import ApplicationOperations
 from txnkv.metrics import MetricsSnapshot
 from txnkv.producer import close_producers
 from txnkv.retrying import DEFAULTS, Retries
@@ -78,7 +79,7 @@ def connect(
     )
 
 
-class Client(CatalogOperations, Closing):
+class Client(CatalogOperations, ApplicationOperations, Closing):
     """A connection to a store. Shared by threads; a context manager."""
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:

@@ -39,6 +39,7 @@ from txnkv.errors import (
 )
 from txnkv.heart import Beating, Flushable, unpin
 from txnkv.instance import Instance
+from txnkv.marking import MarkWrites
 from txnkv.small_parts import SmallParts
 from txnkv.storage import dropped
 from txnkv.storage.seam import clock
@@ -68,7 +69,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class TxnContext(TopicWrites):
+class TxnContext(TopicWrites, MarkWrites):
     """One transaction in one process: its row, what it holds in memory, how it ended here.
 
     Args:

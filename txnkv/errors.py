@@ -78,6 +78,12 @@ class AckConflictError(TransactionConflictError):
     retriable = False
 
 
+class AlreadyAppliedError(TransactionConflictError):
+    """This version of an application, or a later one, is committed. This one was aborted."""
+
+    retriable = False
+
+
 # -- mend the input --------------------------------------------------------------------
 
 

@@ -89,6 +89,7 @@ def acquire(
                 upgrades=[
                     status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2,
                     topics_schema.UPGRADE_2_TO_3,
+                    status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
                 ],
             )
             found = _instances[key] = Instance(store, read_only, history)

@@ -1,8 +1,9 @@
-"""What a small transaction holds in memory: rows, messages, acknowledgements; one commit for all.
+"""What a small transaction holds in memory: rows, messages, acknowledgements, marks; one commit.
 
     rows        tables.small.SmallWrites     sections known before, keys validated
     messages    topics.outbox.Outbox         sections made when their offsets are taken
     acks        the same                     rows of status.db, changed with the commit
+    marks       coordinator.applications     the same
 
 The parts know nothing of each other. They are validated one after the other, and then written,
 inside one SQLite transaction; or all are staged, when it turns large.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import apsw
 import pyarrow as pa
 
+from txnkv.coordinator.applications import Marks
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
@@ -28,8 +30,6 @@ from txnkv.topics.outbox import Outbox
 
 if TYPE_CHECKING:
     from txnkv.topics.holding import Hold
-
-    pass
 
 Parts = Sequence[tuple[int, pa.RecordBatch]]
 """Messages for one topic, by number of their partition."""
@@ -62,11 +62,14 @@ class SmallParts:
         self._transactional = transactional
         self._rows: SmallWrites | None = None
         self._outbox: Outbox | None = None
+        self._marks: Marks | None = None
 
     @property
     def empty(self) -> bool:
-        return (self._rows is None or self._rows.empty) and (
-            self._outbox is None or self._outbox.empty
+        return (
+            (self._rows is None or self._rows.empty)
+            and (self._outbox is None or self._outbox.empty)
+            and self._marks is None
         )
 
     @property
@@ -100,8 +103,19 @@ class SmallParts:
             )
         return self._outbox
 
+    @property
+    def marks(self) -> Marks:
+        """The versions of applications that it is, to be added to."""
+        if self._marks is None:
+            self._marks = Marks()
+        return self._marks
+
     def commit(self) -> SmallCommit:
         """What the commit log is to commit."""
+        commit = self._commit()
+        return commit if self._marks is None else self._marks.within(commit)
+
+    def _commit(self) -> SmallCommit:
         outbox = self._outbox
         if outbox is None or outbox.empty:
             return self.rows.commit()
@@ -125,6 +139,10 @@ class SmallParts:
         if outbox is not None and not outbox.empty:
             outbox.stage(context.row)
         self._outbox = None
+        if self._marks is not None:
+            with self._instance.store.status.write() as cur:
+                self._marks.stage(cur, context.row.txn_id)
+            self._marks = None
 
     def ended(self, committed: bool) -> None:
         """It has ended while it was small."""

@@ -26,6 +26,7 @@ from txnkv.errors import (
 )
 from txnkv.heart import Heart
 from txnkv.large_commit import finish
+from txnkv.marking import Marking
 from txnkv.own_session import OwnSession
 from txnkv.scan import Scan
 from txnkv.session import Session
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from txnkv.table import Table
 
 
-class Transaction(OwnSession, Closing):
+class Transaction(OwnSession, Marking, Closing):
     """One transaction. Shared by threads; crosses processes as a token.
 
     Used as a context manager it commits at the end and rolls back on an exception; one made

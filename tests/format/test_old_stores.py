@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.make_old_store import rows
+from tools.make_old_store import messages_of, rows
+from txnkv.storage.directory import FORMAT_VERSION, OLDER_VERSIONS
 
 STORES = Path(__file__).parent / "stores"
 
@@ -37,10 +38,14 @@ def test_an_upgrade_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     (store / "FORMAT").write_bytes(before)
     with txnkv.connect(store) as client:
         assert client.check().ok
-    assert json.loads((store / "FORMAT").read_bytes())["version"] == 3
+    assert json.loads((store / "FORMAT").read_bytes())["version"] == FORMAT_VERSION
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_each_older_version_has_a_store() -> None:
+    assert {path.stem for path in STORES.glob("*.json")} == {f"store-v{n}" for n in OLDER_VERSIONS}
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "v3"])
 def test_opens(version: str, tmp_path: Path) -> None:
     expected = json.loads((STORES / f"store-{version}.json").read_text())
     with txnkv.connect(unpack(version, tmp_path), create=False) as client:
@@ -61,4 +66,24 @@ def test_opens(version: str, tmp_path: Path) -> None:
         assert ranged.get(316) == {"id": 316, "name": "name 79"}
         with client.transaction() as txn:
             txn.insert(ranged, (1, "one more"))
+            txn.mark_applied("reader of old stores", 1)
         assert ranged.get(1) == {"id": 1, "name": "one more"}
+        assert list(client.applications()) == ["reader of old stores"]
+
+
+def test_topics_of_version_3(tmp_path: Path) -> None:
+    expected = json.loads((STORES / "store-v3.json").read_text())["topics"]
+    with txnkv.connect(unpack("v3", tmp_path), create=False) as client:
+        assert client.topics() == sorted(expected)
+        for name, wanted in expected.items():
+            topic = client.topic(name)
+            assert messages_of(topic) == wanted["messages"]
+            with topic.subscribe("reader") as subscription:
+                found = [[m.partition, m.offset] for m in subscription.receive_many(100, timeout=1)]
+            known = [message[:2] for message in wanted["messages"]]
+            assert sorted(found) == [id for id in known if id not in wanted["acked"]]
+            with topic.producer("old") as producer:
+                producer.send("one more", partition=0).result(timeout=10)
+            assert len(messages_of(topic)) == len(known) + 1
+        report = client.check()
+        assert report.ok, report.problems

@@ -11,6 +11,7 @@ from typing import Final
 import apsw
 
 from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, status_table
+from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.id_ranges import IdRanges
@@ -67,6 +68,7 @@ class Coordinator:
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
         self.orchestrator.tcid = self.tcid
+        self.orchestrator.add_handler(ApplicationParticipants(store, self.log.latest))
 
     # -- snapshots ---------------------------------------------------------------------
 

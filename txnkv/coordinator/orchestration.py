@@ -35,6 +35,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AckConflictError,
+    AlreadyAppliedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     StorageFullError,
@@ -61,6 +62,7 @@ _ERRORS: Mapping[str, type[TxnkvError]] = {
     error.__name__: error
     for error in (
         AckConflictError,
+        AlreadyAppliedError,
         TransactionConflictError,
         TransactionLockedError,
         TransactionTimedOutError,

@@ -1,6 +1,30 @@
 """The tables of status.db that belong to the coordinator."""
 
-SCHEMA = """
+_APPLICATIONS = """
+CREATE TABLE applications (             -- their last version that is committed
+    app_id      TEXT    PRIMARY KEY,
+    version     INTEGER NOT NULL,
+    source      TEXT,                   -- who drives it, if that was said
+    commit_ts   INTEGER NOT NULL,
+    txn_id      INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE application_marks (        -- what a stored transaction will be, if it commits
+    txn_id      INTEGER NOT NULL REFERENCES transactions ON DELETE CASCADE,
+    app_id      TEXT    NOT NULL,
+    version     INTEGER NOT NULL,
+    source      TEXT,
+    PRIMARY KEY (txn_id, app_id)
+) WITHOUT ROWID;
+CREATE TABLE named_transactions (       -- each with one job, for who finds it by its name
+    name        TEXT    PRIMARY KEY,
+    txn_id      INTEGER NOT NULL REFERENCES transactions ON DELETE CASCADE,
+    job_id      TEXT    NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX named_by_transaction ON named_transactions (txn_id);
+"""
+
+SCHEMA = (
+    """
 CREATE TABLE store (
     id          INTEGER PRIMARY KEY CHECK (id = 1),
     tcid        INTEGER NOT NULL,
@@ -81,6 +105,10 @@ CREATE TABLE lease (
     renewed     INTEGER NOT NULL        -- monotonic microseconds
 );
 """
+    + _APPLICATIONS
+)
+
+UPGRADE_3_TO_4 = _APPLICATIONS
 
 UPGRADE_1_TO_2 = """
 ALTER TABLE clock ADD COLUMN manifest_version INTEGER NOT NULL DEFAULT 1;
