@@ -24,6 +24,7 @@ HEADERS = [
     "codec/keys.h",
     "codec/key.h",
     "codec/row.h",
+    "codec/value.h",
     "rowset/block.h",
     "rowset/blocks.h",
     "rowset/bloom.h",

@@ -62,6 +62,7 @@ from txnkv.core.search import (
 )
 from txnkv.core.shared import SharedWords
 from txnkv.core.value import ValueReader
+from txnkv.core.value_layout import DamagedValueError, ValueLayout
 from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
 from txnkv.core.zone import Zone, zone
 
@@ -76,6 +77,7 @@ __all__ = [
     "Control",
     "ControlType",
     "CoreError",
+    "DamagedValueError",
     "Delta",
     "Entries",
     "HEADER_BYTES",
@@ -94,6 +96,7 @@ __all__ = [
     "STAMP_UNDECIDED",
     "SharedWords",
     "Spans",
+    "ValueLayout",
     "ValueReader",
     "Zone",
     "address",

@@ -93,11 +93,8 @@ class RowLayout:
             TypeError: an array is of another type.
             ValueError: the arrays are too few or many, differ in length, or are broken.
         """
-        length = self._demand_arrays(arrays)
+        columns, length, held = self.columns(arrays)
         n = length if rows is None else rows.n
-        plain = [to_messages(a) if is_opaque(a.type) else a for a in arrays]
-        columns = ffi.new("row_column_t[]", len(plain))
-        held = [_fill(*each) for each in zip(columns, plain, self._kinds, strict=True)]
         offsets = allocate(4 * (n + 1))
         picked = (rows_pointer(rows), n, pointer(offsets, "uint32_t *"))
         check(lib.row_encode_size(self.c, columns, *picked), f"encoding {n} rows")
@@ -105,6 +102,19 @@ class RowLayout:
         lib.row_encode(self.c, columns, *picked, pointer(data), data.size)
         del held
         return RowBytes(n, data, offsets)
+
+    def columns(self, arrays: Sequence[pa.Array]) -> tuple[Any, int, Any]:
+        """Arrays as the core takes them, their length, and what is to be held meanwhile.
+
+        Raises:
+            TypeError: an array is of another type.
+            ValueError: the arrays are too few or many, or differ in length.
+        """
+        length = self._demand_arrays(arrays)
+        plain = [to_messages(a) if is_opaque(a.type) else a for a in arrays]
+        columns = ffi.new("row_column_t[]", len(plain))
+        held = [fill_column(*each) for each in zip(columns, plain, self._kinds, strict=True)]
+        return columns, length, held
 
     def decode(self, rows: RowBytes, columns: Sequence[int]) -> list[pa.Array]:
         """Some columns of rows.
@@ -129,6 +139,11 @@ class RowLayout:
         """As `decode`, of n `row_slice_t` in a buffer; no row reads as nulls."""
         at = pointer(slices, _SLICES)
         check(lib.row_check(self.c, at, n), f"decoding {n} rows")
+        return self.decode_checked(slices, n, columns)
+
+    def decode_checked(self, slices: pa.Buffer, n: int, columns: Sequence[int]) -> list[pa.Array]:
+        """As `decode_slices`, of rows that the core has checked."""
+        at = pointer(slices, _SLICES)
         return [self._column(at, n, column) for column in columns]
 
     def _column(self, slices: Any, n: int, column: int) -> pa.Array:
@@ -164,7 +179,8 @@ class RowLayout:
         return lengths.pop() if lengths else 0
 
 
-def _fill(c: Any, array: pa.Array, kind: int) -> list[pa.Buffer | None]:
+def fill_column(c: Any, array: pa.Array, kind: int) -> list[pa.Buffer | None]:
+    """Fill a `row_column_t`; the caller keeps what it is given while that is used."""
     buffers: list[pa.Buffer | None] = array.buffers()
     validity, values = buffers[0], buffers[-1]
     offsets = buffers[1] if kind == lib.ROW_VARLEN else None

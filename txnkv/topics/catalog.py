@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import apsw
+import pyarrow as pa
 
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
+from txnkv.topics import values
+from txnkv.topics.values import ValueCodec, value_codec
 
 BUFFERS: Final = ("marker", "sidecar")
 CODECS: Final = ("lz4", "zstd")
@@ -28,6 +31,7 @@ class TopicOptions:
         segment_bytes, segment_seconds: when a segment is full or old, the next one begins.
         max_message_bytes: a larger message is sent in pieces.
         replica_of: id of the store that this topic is copied from; nobody else writes to it.
+        value_schema: the columns of values; None: values are bytes.
     """
 
     compression: str | None = None
@@ -37,6 +41,7 @@ class TopicOptions:
     segment_seconds: float = 604800.0
     max_message_bytes: int = 1 << 20
     replica_of: str | None = None
+    value_schema: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         if self.compression not in (None, *CODECS):
@@ -48,6 +53,29 @@ class TopicOptions:
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
+        if self.value_schema is not None:
+            values.require_declarable(self.value_schema)
+
+    @property
+    def codec(self) -> ValueCodec | None:
+        """Encodes and decodes values; None where they are bytes."""
+        return None if self.value_schema is None else value_codec(self.value_schema)
+
+    def to_json(self) -> str:
+        """As the catalog keeps it."""
+        document: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.value_schema is None:
+            del document["value_schema"]
+        else:
+            document["value_schema"] = values.to_document(self.value_schema)
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> TopicOptions:
+        document = json.loads(text)
+        declared = document.pop("value_schema", None)
+        schema = None if declared is None else values.from_document(declared)
+        return cls(**document, value_schema=schema)
 
 
 @dataclass(frozen=True)
@@ -85,7 +113,7 @@ def create(
         )
     cur.execute(
         "INSERT INTO topics (name, buffer, options) VALUES (?, ?, ?)",
-        (name, buffer, json.dumps(asdict(options))),
+        (name, buffer, options.to_json()),
     )
     topic_id = cur.connection.last_insert_rowid()
     bump(cur)
@@ -132,7 +160,7 @@ def _info(cur: apsw.Cursor, topic_id: int, name: str, buffer: str, options: str)
             "SELECT id FROM partitions WHERE topic_id = ? ORDER BY number", (topic_id,)
         )
     )
-    return TopicInfo(topic_id, name, buffer, TopicOptions(**json.loads(options)), partitions)
+    return TopicInfo(topic_id, name, buffer, TopicOptions.from_json(options), partitions)
 
 
 def get(cur: apsw.Cursor, name: str) -> TopicInfo:

@@ -1,0 +1,129 @@
+"""Values of typed messages: a row of columns, and before it which schema it has.
+
+The bytes are documented in docs/format-topics.md, "Typed value". One value at a time and many
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
+from txnkv.core.row_layout import SLICE_BYTES, RowLayout, fill_column
+from txnkv.core.rows import Rows, rows_pointer
+
+_SLICES = ffi.typeof("row_slice_t *")
+_HEAD = struct.Struct("<BH")
+_BINARY = pa.binary()
+
+
+class DamagedValueError(CoreError):
+    """A value that is no value of its schema.
+
+    Attributes:
+        index: which one it is.
+    """
+
+    def __init__(self, why: str, index: int = 0) -> None:
+        super().__init__(why)
+        self.index = index
+
+
+class ValueLayout:
+    """How the columns of one schema stand in a value. Shared by threads.
+
+    Attributes:
+        types: the Arrow types of the columns.
+        schema: number of the schema.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType], schema: int) -> None:
+        """Makes the layout of at least one column."""
+        self.types = list(types)
+        self.schema = schema
+        self._rows = RowLayout(self.types)
+        self._head = _HEAD.pack(lib.VALUE_VERSION, schema)
+
+    def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> pa.BinaryArray:
+        """The values of as many rows as the columns have, or of some.
+
+        Args:
+            arrays: one a column, of its type, as long as each other.
+            rows: the rows to take, in this order; None for all.
+
+        Raises:
+            CoreError: the values reach 2 GiB.
+            IndexError: a row is not in the arrays.
+            TypeError: an array is of another type.
+            ValueError: the arrays are too few or many, differ in length, or are broken.
+        """
+        columns, n, held = self._rows.columns(arrays)
+        if rows is not None:
+            n = rows.n
+        offsets = allocate(4 * (n + 1))
+        picked = (rows_pointer(rows), n)
+        ends = pointer(offsets, "uint32_t *")
+        layout = self._rows.c
+        check(lib.value_encode_size(layout, columns, *picked, ends), f"encoding {n} values")
+        data = allocate(ends[n] + lib.VALUE_HEAD)
+        lib.value_encode(layout, columns, *picked, self.schema, ends, pointer(data), data.size)
+        del held
+        return pa.Array.from_buffers(_BINARY, n, [None, offsets, data], 0)
+
+    def decode(self, values: pa.BinaryArray, columns: Sequence[int]) -> list[pa.Array]:
+        """Some columns of values; of a null value all are null.
+
+        Strings are not looked into: `validate(full=True)` says whether they are UTF-8.
+
+        Args:
+            values: binary.
+            columns: their numbers.
+
+        Raises:
+            DamagedValueError: a value is not of this schema, or damaged.
+            IndexError: a column is not there.
+        """
+        n = len(values)
+        given = ffi.new("row_column_t *")
+        held = fill_column(given[0], values, lib.ROW_VARLEN)
+        slices, bad = allocate(SLICE_BYTES * n), ffi.new("uint32_t *")
+        at = pointer(slices, _SLICES)
+        status = lib.value_rows(self._rows.c, given, self.schema, at, bad)
+        if status == lib.STATUS_CORRUPT:
+            raise DamagedValueError(self._damage(values[bad[0]].as_py()), bad[0])
+        check(status, f"decoding {n} values")
+        found = self._rows.decode_checked(slices, n, columns)
+        del held
+        return found
+
+    def encode_one(self, values: Sequence[Any]) -> bytes:
+        """One value; see `RowLayout.encode_one`."""
+        return self._head + self._rows.encode_one(values)
+
+    def decode_one(self, value: bytes) -> tuple[Any, ...]:
+        """The columns of one value.
+
+        Raises:
+            DamagedValueError: it is not of this schema, or damaged.
+        """
+        if value[: len(self._head)] != self._head:
+            raise DamagedValueError(self._damage(value))
+        try:
+            return self._rows.decode_one(value[len(self._head) :])
+        except CoreError as error:
+            raise DamagedValueError(str(error)) from None
+
+    def _damage(self, value: bytes) -> str:
+        """What is wrong with a value that the core refused."""
+        if len(value) < len(self._head):
+            return f"it has {len(value)} bytes, too few"
+        version, schema = _HEAD.unpack_from(value)
+        if version != lib.VALUE_VERSION:
+            return f"it begins with {version}, not with the version {lib.VALUE_VERSION}"
+        if schema != self.schema:
+            return f"it is of schema {schema}, not {self.schema}"
+        return "its lengths do not add up"
