@@ -20,7 +20,7 @@ from txnkv.transaction import Transaction
 
 Identity = tuple[int, ...]
 _lock: Final = threading.Lock()
-_clients: Final[dict[tuple[str, float], tuple[Identity, Client]]] = {}
+_clients: Final[dict[tuple[str, float, float | None], tuple[Identity, Client]]] = {}
 
 
 def client_of(settings: Place) -> Client:
@@ -29,7 +29,7 @@ def client_of(settings: Place) -> Client:
     Raises:
         StoreNotFoundError: there is none.
     """
-    key = (settings.path, settings.keepalive_time)
+    key = (settings.path, settings.keepalive_time, settings.history)
     with _lock:
         identity = _identity(settings.path)
         found = _clients.get(key)

@@ -25,10 +25,12 @@ class Place:
         path: absolute.
         keepalive_time: seconds without heartbeat until a transaction that is the job's own is
             aborted.
+        history: seconds that this process keeps of the past; None for the default.
     """
 
     path: str
     keepalive_time: float = KEEPALIVE_TIME
+    history: float | None = None
 
     def connect(self) -> Client:
         """A client of the store.
@@ -36,7 +38,8 @@ class Place:
         Raises:
             StoreNotFoundError: there is no store at `path`.
         """
-        return connect(self.path, create=False, keepalive_time=self.keepalive_time)
+        keep = {} if self.history is None else {"history": self.history}
+        return connect(self.path, create=False, keepalive_time=self.keepalive_time, **keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ class Settings(Place):
             table=table,
             token=given.get("token"),
             columns=options_.columns(given),
-            snapshot=None if snapshot is None else _snapshot(snapshot),
+            snapshot=None if snapshot is None else options_.time("snapshot", snapshot),
             push_filters=options_.flag(given, "pushFilters", False),
         )
 
@@ -134,15 +137,3 @@ def refuse_times_of_others(given: Mapping[str, str]) -> None:
             "options timeout and keepaliveTime are for a write in a transaction of its own: "
             "with a token, give them to new_transaction and connect"
         )
-
-
-def _snapshot(text: str) -> Timestamp | datetime:
-    if text.strip().isdecimal():
-        return Timestamp(int(text))
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"snapshot is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, "
-            f"not {text!r}"
-        ) from None

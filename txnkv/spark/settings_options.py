@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
+from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
 
 READ_TABLE: Final[tuple[str, ...]] = (
@@ -31,8 +33,7 @@ STREAM_TOPIC: Final[tuple[str, ...]] = (
     "failOnDataLoss",
 )  # fmt: skip
 STREAM_CHANGES: Final[tuple[str, ...]] = (
-    "path", "table", "changes", "columns", "startingOffsets", "maxOffsetsPerTrigger",
-    "failOnDataLoss",
+    "path", "table", "changes", "columns", "startingOffsets", "history",
 )  # fmt: skip
 WRITE_TABLE: Final[tuple[str, ...]] = (
     "path",
@@ -135,6 +136,18 @@ def seconds(found: Mapping[str, str], name: str) -> float | None:
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} is seconds above 0, not {text!r}")
     return value
+
+
+def time(name: str, text: str) -> Timestamp | datetime:
+    """An option that is a time: a commit timestamp, or one of the clock."""
+    if text.strip().isdecimal():
+        return Timestamp(int(text))
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{name} is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, not {text!r}"
+        ) from None
 
 
 def positive(found: Mapping[str, str], name: str) -> int | None:

@@ -67,6 +67,7 @@ class StreamWrite(Place):
         operation: of a table: what is done with the rows.
         operation_column: of a table: the column that says it for each row; or None.
         app_id: the application that the batches count for; None for the query's id.
+        checkpoint: option checkpointLocation, where it was given as one.
         overwrite: each batch replaces the rows (output mode complete).
         timeout: seconds for the transaction of a micro batch, or None.
     """
@@ -76,6 +77,7 @@ class StreamWrite(Place):
     operation: str = "insert"
     operation_column: str | None = None
     app_id: str | None = None
+    checkpoint: str | None = None
     overwrite: bool = False
     timeout: float | None = None
 
@@ -91,7 +93,8 @@ class StreamWrite(Place):
             kind, known = "topic", options_.SINK_TOPIC
         else:
             kind, known = "table", options_.SINK_TABLE
-        found = {k: v for k, v in options_.given(options).items() if k not in options_.OF_SPARK}
+        found = options_.given(options)
+        of_spark = {name: found.pop(name, None) for name in options_.OF_SPARK}
         given = options_.named(found, known, f"a stream into a {kind}")
         path, name = options_.place(given, kind)
         operation = given.get("operation", "insert")
@@ -111,6 +114,7 @@ class StreamWrite(Place):
             operation=operation,
             operation_column=column,
             app_id=given.get("appId"),
+            checkpoint=of_spark["checkpointLocation"],
             overwrite=overwrite,
             timeout=options_.seconds(given, "timeout"),
             keepalive_time=options_.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from txnkv.coordinator.ids import Timestamp
@@ -115,16 +116,12 @@ class ChangesRead(Place):
 
     Attributes:
         columns: the projection of the table's columns and `_op`, `_commit_timestamp`; None for all.
-        starting: "earliest": all rows, then changes; "latest"; or changes after a timestamp.
-        max_offsets: option maxOffsetsPerTrigger, for the reader to honour or refuse.
-        fail_on_data_loss: whether history that is gone is an error.
+        starting: "earliest": all rows, then changes; "latest"; or changes after a time.
     """
 
     table: str
     columns: tuple[str, ...] | None = None
-    starting: str | Timestamp = "earliest"
-    max_offsets: int | None = None
-    fail_on_data_loss: bool = True
+    starting: str | Timestamp | datetime = "earliest"
 
     @classmethod
     def of_stream(cls, options: Mapping[str, str]) -> ChangesRead:
@@ -143,21 +140,15 @@ class ChangesRead(Place):
             table=table,
             columns=options_.columns(given),
             starting=_starting(given.get("startingOffsets", "earliest")),
-            max_offsets=options_.positive(given, "maxOffsetsPerTrigger"),
-            fail_on_data_loss=options_.flag(given, "failOnDataLoss", True),
+            history=options_.seconds(given, "history"),
         )
 
 
-def _starting(text: str) -> str | Timestamp:
+def _starting(text: str) -> str | Timestamp | datetime:
     text = text.strip()
-    if text.isdecimal():
-        return Timestamp(int(text))
-    if text.lower() not in ("earliest", "latest"):
-        raise ValueError(
-            "startingOffsets of changes is 'earliest', 'latest', or str() of a txnkv.Timestamp, "
-            f"not {text!r}"
-        )
-    return text.lower()
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    return options_.time("startingOffsets of changes, if not 'earliest' or 'latest',", text)
 
 
 def _refuse_token(options: Mapping[str, str], what: str) -> None:

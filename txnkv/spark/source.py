@@ -54,6 +54,7 @@ class TxnkvDataSource(DataSource):
         if kind == TOPIC:
             return _topic_schema(TopicRead.of_schema(self.options), None)
         if kind == CHANGES:
+            _require_streams()
             return _changes_schema(ChangesRead.of_stream(self.options), None)
         settings = Settings.of_read(self.options)
         table = client_of(settings).table(settings.table)
