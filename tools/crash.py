@@ -31,7 +31,14 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from tools import crash_logs, crash_producers, crash_side, crash_subscriptions, crash_topics
+from tools import (
+    crash_applications,
+    crash_logs,
+    crash_producers,
+    crash_side,
+    crash_subscriptions,
+    crash_topics,
+)
 from tools.crash_scenarios import (
     ACKNOWLEDGED,
     BEFORE,
@@ -95,7 +102,8 @@ PLANS: Final[dict[str, Plan]] = {
         every=1,
     ),
     "status.after_commit": Plan(
-        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_alone"), every=2
+        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_alone", "apply"),
+        every=2,
     ),
     "status.unsynced": Plan(
         (
@@ -117,7 +125,7 @@ PLANS: Final[dict[str, Plan]] = {
     "marker.decided": Plan(("topics_alone",), every=1),
     "marker.aborting": Plan(("topics_rollback",), GONE, every=1),
     "marker.aborted": Plan(("topics_rollback",), GONE, every=1),
-    "log.written": Plan(("commit_small", "topics_small"), GONE),
+    "log.written": Plan(("commit_small", "topics_small", "apply"), GONE),
     "log.durable": Plan(("commit_small",), THERE),
     "stage.claimed": Plan(("commit", "commit_locked"), GONE),
     "stage.blocks": Plan(("commit",), GONE),
@@ -126,7 +134,7 @@ PLANS: Final[dict[str, Plan]] = {
     "stage.accepted": Plan(("commit",), GONE),
     "commit.started": Plan(("commit", "replace", "topics_commit")),
     "commit.validated": Plan(("commit", "replace", "topics_commit")),
-    "commit.in_point": Plan(("commit", "commit_locked", "replace", "topics_commit")),
+    "commit.in_point": Plan(("commit", "commit_locked", "replace", "topics_commit", "apply")),
     "commit.decided": Plan(("commit", "commit_locked", "replace", "topics_commit"), THERE),
     "resolve.put": Plan(("replace",), THERE, every=5),
     "resolve.resolved": Plan(("replace",), THERE),
@@ -178,6 +186,8 @@ PLANS: Final[dict[str, Plan]] = {
     "acks.applied": Plan(("pass_on",), GONE, every=1),
     "acks.returned": Plan(("pass_on",), GONE, every=1),
     "leases.claimed": Plan(("pass_on",), GONE, every=3),
+    "applications.staged": Plan(("apply",), GONE, every=1),
+    "applications.written": Plan(("apply",), GONE, every=1),
 }
 """A death in COMMIT_IN_PROGRESS may end either way: who recovers goes on with the commit."""
 
@@ -186,6 +196,7 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "topics_rollback": _examine_topics,
     "topics_small": _examine_topics,
     "topics_alone": crash_topics.examine_alone,
+    **crash_applications.EXAMINERS,
     **crash_producers.EXAMINERS,
     **crash_subscriptions.EXAMINERS,
 }

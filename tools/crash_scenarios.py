@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import txnkv
 from tools import (
+    crash_applications,
     crash_logs,
     crash_producers,
     crash_side,
@@ -257,6 +258,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_rollback": topics_rollback,
     "topics_small": topics_small,
     "topics_alone": topics_alone,
+    **{name: partial(do, say) for name, do in crash_applications.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_subscriptions.SCENARIOS.items()},
 }

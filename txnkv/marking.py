@@ -18,6 +18,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import AlreadyAppliedError, TxnkvError
 from txnkv.instance import Instance
 from txnkv.small_parts import SmallParts
+from txnkv.storage.seam import fault_point
 
 if TYPE_CHECKING:
     from txnkv.context import TxnContext
@@ -66,6 +67,7 @@ class MarkWrites(ABC):
                 self.ensure_large()
                 with status.write() as cur:
                     applications.stage(cur, self.row.txn_id, mark)
+                fault_point("applications.staged")
             self.has_written = True
 
     @contextmanager

@@ -22,6 +22,7 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.instance import Instance
+from txnkv.storage.seam import fault_point
 from txnkv.tables import staging
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.small import SmallWrites
@@ -143,6 +144,7 @@ class SmallParts:
             with self._instance.store.status.write() as cur:
                 self._marks.stage(cur, context.row.txn_id)
             self._marks = None
+            fault_point("applications.staged")
 
     def ended(self, committed: bool) -> None:
         """It has ended while it was small."""
