@@ -9,6 +9,7 @@ import click
 
 from . import beside, growth, logs, memory, points, small, tables, topics, ycsb
 from .harness import Line, report
+from .kafka import Broker
 from .tpcc.race import tpcc
 from .tpcc.schema import Scale
 
@@ -25,7 +26,13 @@ Race = Callable[[], list[Line]]
 
 
 def races(
-    tiny: bool, rounds: int, base: Path | None, full: bool, plots: Path | None, warehouses: int
+    tiny: bool,
+    rounds: int,
+    base: Path | None,
+    full: bool,
+    plots: Path | None,
+    warehouses: int,
+    broker: Broker | None = None,
 ) -> dict[str, Race]:
     """All races by name."""
     rows = TINY_ROWS if tiny else ROWS
@@ -52,10 +59,11 @@ def races(
         "compaction-latency": lambda: beside.compaction_latency(
             size(2000, 2_000_000), size(50, 2000), rounds, base
         ),
-        "produce": lambda: topics.produce(size(1 << 16, 64 << 20), rounds, base),
+        "produce": lambda: topics.produce(size(1 << 16, 64 << 20), rounds, base, broker),
         "send": lambda: topics.send(size(2000, 1_000_000), rounds, base),
-        "fetch": lambda: topics.fetch(size(1 << 20, 1 << 28), rounds, base),
-        "pass-on": lambda: topics.pass_on(size(10, 1000), rounds, base),
+        "fetch": lambda: topics.fetch(size(1 << 20, 1 << 28), rounds, base, broker),
+        "consume": lambda: topics.consume(size(2000, 1_000_000), rounds, base, broker),
+        "pass-on": lambda: topics.pass_on(size(10, 1000), rounds, base, broker),
         "aborted": lambda: logs.aborted([1, 10] if tiny else _ABORTED, rounds, base),
         "open-log": lambda: logs.opening(size(20, 100_000), rounds, base),
         "open-transaction": lambda: logs.open_transaction(
@@ -78,6 +86,7 @@ def _spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
 @click.option("--full", is_flag=True, help="Growth up to 100 M rows: takes minutes, 20 GB.")
 @click.option("--warehouses", default=4, show_default=True, help="Of TPC-C, a thread each.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Draw growth into this directory.")
+@click.option("--kafka", help="host:port of a Kafka broker to compare topics with.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON here.")
 @click.option("--dir", "base", type=click.Path(path_type=Path), help="Where the stores are made.")
 def main(
@@ -87,11 +96,13 @@ def main(
     full: bool,
     warehouses: int,
     plots: Path | None,
+    kafka: str | None,
     json_file: Path | None,
     base: Path | None,
 ) -> None:
     """Run the races of these names, or all."""
-    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses)
+    broker = Broker(kafka) if kafka else None
+    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses, broker)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.UsageError(f"no race {', '.join(unknown)}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Those who take messages: txnkv, a table of SQLite, Redis Streams, and the bare disk."""
+"""Those who take messages: txnkv, a table of SQLite, Redis Streams, Kafka, and the bare disk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 import txnkv
 
+from .kafka import Broker, KafkaQueue
 from .stores import Store
 
 
@@ -207,10 +208,13 @@ def _command(words: tuple[bytes, ...]) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
 
 
-def queues(base: Path | None) -> Iterator[Queue]:
+def queues(base: Path | None, broker: Broker | None = None) -> Iterator[Queue]:
     """All contestants that can be had here, ours first."""
     yield TxnkvQueue(base)
     yield DiskQueue(base)
     yield SqliteQueue(base)
     if shutil.which("redis-server"):
         yield RedisQueue(base)
+    if broker is not None:
+        yield KafkaQueue(broker, synced=True)
+        yield KafkaQueue(broker, synced=False)

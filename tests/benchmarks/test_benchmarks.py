@@ -31,6 +31,7 @@ PEERS = {
     "produce": {"the disk, appended and synced", "sqlite executemany"},
     "send": {"txnkv"},
     "fetch": {"txnkv, read_uncommitted"},
+    "consume": {"txnkv, poll_batch"},
     "pass-on": {"txnkv, a row alone"},
     "aborted": {"txnkv"},
     "open-log": {"txnkv"},
