@@ -1,0 +1,268 @@
+"""The sink of a stream: each micro batch is one transaction, and counts once.
+
+    planner          tasks                              committer
+    begin            a batch that is committed?  no  -> mark: version `batch` of the application
+    start a job  ->  stage, as in a batch write         the job's accepted attempts
+                                                 yes    COMMIT: data and version, one instant
+                                                  |  -> roll back: the batch is there
+                                                  v
+                                         write nothing
+
+Spark writes down what a batch is (its offsets) before it runs it, and that it is done after
+`commit`. A driver that dies in between runs the same batch again under the same number. The
+number is committed in the transaction of the data, as a version of an application (see
+`coordinator.applications`), so the second run finds it and does nothing.
+
+Who knows what, in Spark 4:
+
+    planner      runs once each batch; knows the options, not the query nor the batch
+    task         has the planner's writer, by pickle; knows query and batch, as local properties
+    committer    makes a writer anew, from the options; is told the batch, and what tasks answered
+
+So the tasks tell the committer the transaction, and whose batch it is. A batch that fails may
+leave the committer without an answer: then it finds the transaction by the name under which the
+planner left it. The next batch finds it too, so that what a killed driver left goes at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from txnkv.client import Client
+from txnkv.coordinator import applications, named
+from txnkv.coordinator.applications import Mark
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import (
+    AlreadyAppliedError,
+    InvalidTxnStateError,
+    TransactionConflictError,
+    TxnNotFoundError,
+)
+from txnkv.job import Job
+from txnkv.spark import keeping, processes
+from txnkv.spark.columns import arrow_schema
+from txnkv.spark.joining import client_of
+from txnkv.spark.settings_sinks import StreamWrite
+from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
+from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
+from txnkv.transaction import Transaction
+
+_COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+_log = logging.getLogger("txnkv")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The transaction of a micro batch, and its job."""
+
+    token: str
+    job: str
+
+
+@dataclass
+class Streamed(Written):
+    """What a task attempt of a stream tells the committer.
+
+    Attributes:
+        begun: where it staged.
+        query: the query's id.
+    """
+
+    begun: Begun | None = None
+    query: str | None = None
+
+
+def stream_writer(settings: StreamWrite, schema: StructType) -> StreamWriter:
+    """The sink as planner and committer make it; the planner begins a transaction.
+
+    Raises:
+        TableNotFoundError, TopicNotFoundError, SchemaError: there is no such table or topic, or
+            the data does not fit.
+    """
+    writer = StreamWriter(settings)
+    if not _commits_here():
+        writer.begin(schema)
+    return writer
+
+
+def _commits_here() -> bool:
+    """Whether this process is Spark's committer, which gets its writer without its state."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _COMMITTER in sys.modules or (spec is not None and spec.name == _COMMITTER)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro batches into a table or topic."""
+
+    def __init__(self, settings: StreamWrite) -> None:
+        self._settings = settings
+        self._target = _target_of(settings)
+        self._begun: Begun | None = None
+
+    # -- planner -----------------------------------------------------------------------
+
+    def begin(self, schema: StructType) -> None:
+        """Check that the data fits, then begin the transaction of the batch that comes."""
+        settings = self._settings
+        client = client_of(settings)
+        self._target.require(client, arrow_schema(schema))
+        txn = client.new_transaction(timeout=settings.timeout)
+        try:
+            job = Job.start(txn)
+            _take_names(txn, job, _names_of(settings))
+            self._target.make_room(txn, job)
+            self._begun = Begun(str(txn.serialize()), job.id)
+            keeping.hand_over(txn, settings.path)
+        except BaseException:
+            txn.rollback()
+            raise
+
+    # -- tasks -------------------------------------------------------------------------
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Streamed:
+        """Stage one task's data under this attempt's own name; nothing for a batch that counts.
+
+        Raises:
+            RowErrors: keys are there already.
+            SchemaError: a value does not fit its column.
+            InvalidTxnStateError: the transaction is not open, or the job has ended.
+            ValueError: the application is driven by another query.
+        """
+        begun = self._begun
+        if begun is None:
+            raise InvalidTxnStateError("cannot write: no planner has begun this batch")
+        query, batch = _query_and_batch()
+        done = Streamed(*attempt_of_task(), begun=begun, query=query)
+        client = client_of(self._settings)
+        if batch is None or not _is_applied(client, self._mark(query, batch)):
+            job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
+            self._target.stage(client, job, done, iterator)
+        return done
+
+    # -- committer ---------------------------------------------------------------------
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit the batch, once: a batch that was committed before is left as it is.
+
+        Raises:
+            RowErrors: two tasks wrote the same key.
+            TransactionConflictError: another transaction committed a key first.
+            InvalidTxnStateError: the transaction was aborted meanwhile.
+            ValueError: the application is driven by another query.
+        """
+        attempts = one_each(messages)
+        told = _told(messages)
+        if told is None or told.begun is None:
+            raise InvalidTxnStateError("cannot commit the batch: no task says where it staged")
+        mark = self._mark(told.query, batchId)
+        client = client_of(self._settings)
+        if _is_applied(client, mark):
+            _log.info("batch %d of %s is committed already", mark.version, mark.app_id)
+            _roll_back(client, told.begun.token)
+            return
+        txn = Transaction.deserialize(client, told.begun.token)
+        try:
+            txn.mark_applied(mark.app_id, mark.version, mark.source)
+            Job.join(txn, told.begun.job).commit(attempts, first=self._target.first)
+            txn.commit()
+        except AlreadyAppliedError:  # by another driver of the same query, meanwhile
+            if not _is_applied(client, mark):
+                raise
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing of the batch counts."""
+        client = client_of(self._settings)
+        told = _told(messages)
+        if told is not None and told.begun is not None:
+            _roll_back(client, told.begun.token)
+            return
+        for name in _names_of(self._settings)[1:]:
+            with client.instance.store.status.read() as cur:
+                left = named.find(cur, name)
+            if left is not None:
+                _abort_open(client, left.row.txn_id, "its micro batch failed")
+
+    def _mark(self, query: str | None, batch: int) -> Mark:
+        app_id = self._settings.app_id or query
+        if app_id is None:
+            raise InvalidTxnStateError(
+                "cannot tell whose batch it is: Spark gives no query id; name it by option appId"
+            )
+        return Mark(app_id, batch, query)
+
+
+def _target_of(settings: StreamWrite) -> Target:
+    if settings.topic is not None:
+        return TopicTarget(settings.topic)
+    assert settings.table is not None
+    return TableTarget(settings.table, settings.operation, settings.overwrite)
+
+
+def _query_and_batch() -> tuple[str | None, int | None]:
+    task = TaskContext.get()
+    if task is None:
+        return None, None
+    batch = task.getLocalProperty("streaming.sql.batchId")
+    return task.getLocalProperty("sql.streaming.queryId"), None if batch is None else int(batch)
+
+
+def _told(messages: Sequence[WriterCommitMessage | None]) -> Streamed | None:
+    return next((message for message in messages if isinstance(message, Streamed)), None)
+
+
+def _is_applied(client: Client, mark: Mark) -> bool:
+    with client.instance.store.status.read() as cur:
+        return applications.is_applied(cur, mark)
+
+
+# -- names -----------------------------------------------------------------------------
+
+
+def _names_of(settings: StreamWrite) -> list[str]:
+    """Names of the open transaction of a stream: for whoever comes next, and for this driver.
+
+    A driver that was replaced must not end what its successor began: so it looks for its own.
+    """
+    if settings.checkpoint is not None:
+        stream = f"checkpoint {settings.checkpoint}"
+    elif settings.app_id is not None:
+        stream = f"application {settings.app_id}"
+    else:
+        return []
+    stream += f", {settings.table or settings.topic}"
+    jvm = processes.jvm()
+    return [stream] if jvm is None else [stream, f"{stream}, {jvm.pid} {jvm.started}"]
+
+
+def _take_names(txn: Transaction, job: Job, names: Sequence[str]) -> None:
+    """Leave the transaction under these names; abort what was under them."""
+    status, txn_id = txn.context.instance.store.status, txn.context.row.txn_id
+    with status.write() as cur:
+        left = [named.replace(cur, name, txn_id, job.id) for name in names]
+    for found in left:
+        if found is not None and found.row.state is TxnState.OPEN:
+            _abort_open(txn.client, found.row.txn_id, "its stream went on without it")
+
+
+def _roll_back(client: Client, token: str) -> None:
+    with suppress(TxnNotFoundError):
+        txn = Transaction.deserialize(client, token)
+        _abort_open(client, txn.context.row.txn_id, "its micro batch failed")
+
+
+def _abort_open(client: Client, txn_id: int, why: str) -> None:
+    """Abort, unless it has begun to commit: then it ends by itself."""
+    orchestrator = client.instance.coordinator.orchestrator
+    with suppress(InvalidTxnStateError, TxnNotFoundError):
+        orchestrator.start_abort(txn_id, why, TransactionConflictError, only_open=True)
+        orchestrator.finish(txn_id)
