@@ -38,8 +38,14 @@ class Place:
         Raises:
             StoreNotFoundError: there is no store at `path`.
         """
-        keep = {} if self.history is None else {"history": self.history}
-        return connect(self.path, create=False, keepalive_time=self.keepalive_time, **keep)
+        if self.history is None:
+            return connect(self.path, create=False, keepalive_time=self.keepalive_time)
+        return connect(
+            self.path,
+            create=False,
+            history=self.history,
+            keepalive_time=self.keepalive_time,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,8 @@ class CommitReader:
         offset: where to begin: the place of a commit, or before one.
         max_bytes: of one run.
         above: commits at or below this timestamp are passed over.
+        end: places at or behind it are not there; None for all that comes.
+        begin: messages at or above it must be there; None where retention may take them.
 
     Attributes:
         pending, moved: see `PartitionReader`.
@@ -108,11 +110,15 @@ class CommitReader:
         offset: int,
         max_bytes: int = FETCH_BYTES,
         above: int = -1,
+        end: int | None = None,
+        begin: int | None = None,
     ) -> None:
         self._engine = engine
         self._partition = partition
         self._max_bytes = max_bytes
         self._above = above
+        self._end = end
+        self._begin = begin
         self._reassembly = Reassembly()
         self._empty_at: int | None = None
         self.moved = False
@@ -182,6 +188,9 @@ class CommitReader:
             self._empty_at = view.high_watermark
             return None
         entries = self._ahead(view)
+        if self._end is not None:
+            view.require(self._end)
+            entries = entries[: bisect_left(entries, self._end, key=_place)]
         if not entries:
             self._next = self._position = self._empty_at = view.high_watermark
             return None
@@ -197,6 +206,8 @@ class CommitReader:
             return None
         first = entries[0]
         if _is_marked(first):
+            if self._begin is not None:
+                view.require(max(first.first_offset, self._begin))
             return self._go_on(view, [first], max(first.first_offset, view.start))
         return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
 
@@ -353,6 +364,10 @@ def _dated(entries: list[CommitEntry], last: int) -> list[CommitEntry]:
 
 def _behind(entry: CommitEntry) -> int:
     return entry.marker_offset + entry.count
+
+
+def _place(entry: CommitEntry) -> int:
+    return entry.marker_offset
 
 
 def _commit_ts(entry: CommitEntry) -> int:

@@ -63,6 +63,25 @@ class Commits:
                         yield entry
                 found = cursor.next()
 
+    def last_before(self, offset: int) -> CommitEntry | None:
+        """The last entry whose marker or batch begins below an offset.
+
+        One without a timestamp gets that of the one before it.
+        """
+        last: CommitEntry | None = None
+        with self._txn.cursor(db=self._db) as cursor:
+            found = offset > 0 and seek_at_or_below(cursor, KEY.pack(offset - 1))
+            while found:
+                for fields in reversed(list(_COMMIT.iter_unpack(cursor.value()))):
+                    entry = CommitEntry(*fields)
+                    if entry.marker_offset >= offset:
+                        continue
+                    last = last or entry
+                    if entry.commit_ts:
+                        return last._replace(commit_ts=entry.commit_ts)
+                found = cursor.prev()
+        return last
+
     def truncate(self, offset: int) -> None:
         """Removes entries at or behind an offset, where a batch begins."""
         delete_range(self._txn, self._db, KEY.pack(offset), None)

@@ -26,6 +26,7 @@ was, and only what came behind it is looked at.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -192,6 +193,16 @@ class LogView:
                 found.append(CommitEntry(base, count, 0, base, entry.stamp))
         return found
 
+    def commit_before(self, offset: int) -> CommitEntry | None:
+        """Of `commits` the last one below an offset; None where there is none."""
+        if self.end < min(offset, self.high_watermark):
+            entries = self._tail(self.end)
+            behind = bisect_left(entries, min(offset, self.high_watermark), key=_base_offset)
+            if behind:
+                base, count, _, stamp = entries[behind - 1]
+                return CommitEntry(base, count, 0, base, stamp)
+        return None if self._txn is None else self._partition.log.commit_before(self._txn, offset)
+
     def log_parts(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
         """As `read`, of the log in LMDB alone."""
         assert self._txn is not None, "there is no log"
@@ -299,6 +310,10 @@ def bounds(engine: TopicEngine, partition: Partition) -> Bounds:
         TopicNotFoundError: the topic was dropped.
     """
     return look_at(engine, partition, lambda view: view.bounds)
+
+
+def _base_offset(entry: TailEntry) -> int:
+    return entry.base_offset
 
 
 def _behind(parts: list[Buffer]) -> int:

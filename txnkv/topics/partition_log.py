@@ -298,6 +298,12 @@ class PartitionLog:
             return []
         return list(islice(Commits(txn, self._db(COMMITS)).from_offset(offset), limit))
 
+    def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
+        """Of `commits` the last one below an offset; see `Commits.last_before`."""
+        if self._record(txn) is _EMPTY:
+            return None
+        return Commits(txn, self._db(COMMITS)).last_before(offset)
+
     def segments(self, txn: lmdb.Transaction) -> list[Segment]:
         """All segments, oldest first."""
         if self._record(txn) is _EMPTY:

@@ -1,0 +1,236 @@
+"""A range of a partition that is read elsewhere, as it was when somebody planned to.
+
+    planner     pins [start, end) below its last stable offset, with the aborted list of it
+    readers     read what lies there, uncommitted, and filter by that list
+
+Below the last stable offset all is decided and nothing changes any more, so whoever reads the
+range, in whichever process and however often, gets the same messages. A range may begin and end
+anywhere, also inside of a batch. The message that is too large for a batch is in the range that
+its last piece is in, where it has its offset; its reader looks back for the pieces before:
+
+    offset    10   11   12 | 13   14   15        F: a message in three pieces
+    batch     a    F0   F1 | b    F2   c
+    given     a(10)        | b(13) F(14) c(15)   and looks back as far as 11
+
+Retention may take the beginning of the log while a range is read, or between the plan and the
+read: that is an error, and nothing is left out in silence. `begin` is where the log began for
+this reader; what was gone then is nobody's loss.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from txnkv.core import CommittedFilter, CoreError, all_data, read_chunk, read_header, walk
+from txnkv.core.log_batch import Spans
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.topics.log_view import LogView, look_at
+from txnkv.topics.reassembly import Reassembly
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.partition import Partition
+
+READ_BYTES: Final = 2 << 20
+"""Of one look at the log, about."""
+_END: Final = 1 << 63
+_LOOK_BACK: Final = 64
+"""Offsets, for the first look back; each further one goes four times as far."""
+
+
+class PinnedRange(NamedTuple):
+    """What is read of a partition. Picklable.
+
+    Attributes:
+        start, end: offsets, at or above `begin` and at or below the last stable offset.
+        begin: what lies below is not looked for.
+        aborted: transaction and first offset of those aborted that may be in the range, one
+            behind the other as native u64.
+    """
+
+    start: int
+    end: int
+    begin: int
+    aborted: bytes
+
+
+def pin(engine: TopicEngine, partition: Partition, start: int, end: int, begin: int) -> PinnedRange:
+    """Pin a range.
+
+    Raises:
+        OffsetOutOfRangeError: the log does not hold it, or it is not all decided.
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def see(view: LogView) -> list[tuple[int, int]]:
+        view.require(start)
+        if end > view.last_stable_offset:
+            raise OffsetOutOfRangeError(
+                f"{partition.label} was asked for messages up to offset {end} and is decided up "
+                f"to {view.last_stable_offset}: end there"
+            )
+        return view.aborted(start, end) if start < end else []
+
+    pairs = look_at(engine, partition, see)
+    flat = array("Q", [number for pair in pairs for number in pair])
+    return PinnedRange(start, end, begin, flat.tobytes())
+
+
+def read(
+    engine: TopicEngine,
+    partition: Partition,
+    pinned: PinnedRange,
+    max_bytes: int = READ_BYTES,
+    *,
+    skip_lost: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The committed messages of a pinned range; columns as `core.MESSAGES`.
+
+    Args:
+        engine: of the topics.
+        partition: of the range.
+        pinned: the range.
+        max_bytes: of one look at the log, about.
+        skip_lost: go on behind what retention took, rather than raise.
+
+    Raises:
+        OffsetOutOfRangeError: retention took a part of the range meanwhile, or the store is
+            another than the one it was pinned in.
+        TopicNotFoundError: the topic was dropped.
+        CorruptionError: a batch is damaged.
+    """
+    return _Reading(engine, partition, pinned, max_bytes, skip_lost).rows()
+
+
+class _Reading:
+    def __init__(
+        self,
+        engine: TopicEngine,
+        partition: Partition,
+        pinned: PinnedRange,
+        max_bytes: int,
+        skip_lost: bool,
+    ) -> None:
+        self._engine = engine
+        self._partition = partition
+        self._pinned = pinned
+        self._max_bytes = max_bytes
+        self._skip_lost = skip_lost
+        self._filter = CommittedFilter()
+        self._reassembly = Reassembly()
+        self._known: set[int] = set()  # large messages that were begun, or looked for
+        self._edge = 0
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        at, end = self._pinned.start, self._pinned.end
+        flat = array("Q", self._pinned.aborted)
+        aborted = list(zip(flat[::2], flat[1::2], strict=True))
+        while at < end:
+            at, records = self._records(at)
+            if at >= end:
+                return
+            try:
+                spans = self._filter.keep(records, aborted, at, self._edge)
+                rows = self._decoded(records, spans, at) if len(spans) else None
+            except CoreError as error:
+                raise CorruptionError(f"{self._partition.label}, offset {at}: {error}") from None
+            aborted = []  # the filter has them
+            if spans.next_offset <= at:
+                raise CorruptionError(f"{self._partition.label}, offset {at}: no batch is there")
+            at = spans.next_offset
+            if rows is not None and at > end:
+                rows = rows.slice(0, _below(rows, end))
+            if rows is not None and rows.num_rows:
+                yield rows
+
+    def _records(self, wanted: int) -> tuple[int, bytes]:
+        """Batches from an offset on, or from where the log begins if that may be skipped to."""
+        end = self._pinned.end
+
+        def see(view: LogView) -> tuple[int, bytes]:
+            at = max(wanted, view.start) if self._skip_lost else wanted
+            if at >= end:
+                return at, b""
+            view.require(at)
+            view.require(end)
+            if self._edge < end:
+                held = view.read(end - 1, 1, view.high_watermark)
+                self._edge = all_data(held[0], 0, _END).next_offset
+            return at, b"".join(view.read(at, self._max_bytes, self._edge))
+
+        return look_at(self._engine, self._partition, see)
+
+    def _decoded(self, records: bytes, spans: Spans, at: int) -> pa.RecordBatch:
+        if spans.has_chunks:
+            for place, _ in spans:
+                chunk = read_chunk(records, place)
+                if chunk is None or chunk.message_id in self._known:
+                    continue
+                self._known.add(chunk.message_id)
+                if chunk.piece:
+                    header = read_header(records, place)
+                    self._look_back(chunk.message_id, header.base_offset)
+        return self._reassembly.decode(records, spans, at)
+
+    # -- large messages that began before the range ------------------------------------
+
+    def _look_back(self, message_id: int, before: int) -> None:
+        """Take in the pieces of a message that lie before an offset, if all of them do."""
+        reach = _LOOK_BACK
+        while True:
+            low = max(self._pinned.begin, before - reach)
+            start, found = look_at(
+                self._engine,
+                self._partition,
+                lambda view, low=low: self._pieces(view, message_id, low, before),  # type: ignore[misc]
+            )
+            if found and read_chunk(found[0]).piece == 0:  # type: ignore[union-attr]
+                for piece in found:
+                    self._reassembly.decode(piece, all_data(piece, 0, _END), 0)
+                return
+            if start > low and self._skip_lost:
+                return
+            if start > low:
+                raise OffsetOutOfRangeError(
+                    f"{self._partition.label} begins at offset {start} now, in the middle of a "
+                    f"large message that is read at {before}: retention took its first pieces"
+                )
+            if low == self._pinned.begin:
+                return  # it had no beginning when the reader began
+            reach *= 4
+
+    def _pieces(
+        self, view: LogView, message_id: int, low: int, before: int
+    ) -> tuple[int, list[bytes]]:
+        """Where the log begins, and the pieces of a message in [low, before)."""
+        at = max(low, view.start)
+        found: list[bytes] = []
+        while at < before:
+            for part in view.read(at, self._max_bytes, view.high_watermark):
+                for place, header in walk(part):
+                    at = header.next_offset
+                    if header.base_offset >= before:
+                        break
+                    if not header.is_chunk:
+                        continue
+                    chunk = read_chunk(part, place)
+                    if chunk is not None and chunk.message_id == message_id:
+                        found.append(bytes(part[place : place + header.length]))
+        return view.start, found
+
+
+def _below(rows: pa.RecordBatch, end: int) -> int:
+    """How many rows have an offset below `end`; they stand in order."""
+    offsets = rows.column("offset")
+    low, high = 0, len(offsets)
+    while low < high:
+        middle = (low + high) // 2
+        if offsets[middle].as_py() < end:
+            low = middle + 1
+        else:
+            high = middle
+    return low
