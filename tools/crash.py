@@ -33,7 +33,9 @@ from typing import Final
 import txnkv
 from tools import (
     crash_applications,
+    crash_jobs,
     crash_logs,
+    crash_plain,
     crash_producers,
     crash_side,
     crash_subscriptions,
@@ -80,10 +82,19 @@ def _examine_topics(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     return crash_topics.examine(client, said, there)
 
 
+def _examine_jobs(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    return crash_jobs.examine(client.table(TABLES[0]).get(BEFORE) is not None, client)
+
+
+def _examine_aborted_jobs(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    return crash_jobs.examine(False, client)
+
+
 PLANS: Final[dict[str, Plan]] = {
     "directory.before_format": Plan(("create",)),
     "lmdb.before_commit": Plan(
-        ("commit", "rollback", "log", "topics_commit", "topics_rollback", "topics_alone"), every=1
+        ("commit", "rollback", "log", "topics_commit", "topics_rollback", "topics_alone", "job"),
+        every=1,
     ),
     "lmdb.after_commit": Plan(
         ("commit", "rollback", "log", "topics_commit", "topics_small"), every=4
@@ -98,6 +109,9 @@ PLANS: Final[dict[str, Plan]] = {
             "topics_rollback",
             "topics_small",
             "topics_alone",
+            "job",
+            "job_rollback",
+            "job_abort",
         ),
         every=1,
     ),
@@ -117,9 +131,17 @@ PLANS: Final[dict[str, Plan]] = {
         ),
         every=2,
     ),
-    "append.reserved": Plan(("topics_commit",), GONE, every=1),
-    "append.written": Plan(("topics_commit",), GONE, every=2),
-    "append.side": Plan(("topics_commit", "side"), GONE, every=2),
+    "append.reserved": Plan(("topics_commit", "job", "plain"), GONE, every=1),
+    "append.written": Plan(("topics_commit", "job", "plain"), GONE, every=2),
+    "append.side": Plan(("topics_commit", "side", "job"), GONE, every=2),
+    "staged.registered": Plan(("job", "job_rollback"), GONE, every=1),
+    "staged.written": Plan(("job", "job_rollback"), GONE, every=3),
+    "staged.counted": Plan(("job", "job_rollback"), GONE, every=5),
+    "staged.removed": Plan(("job", "job_rollback", "job_abort"), GONE),
+    "job.ending": Plan(("job",), GONE),
+    "job.appended": Plan(("job",), GONE),
+    "job.ended": Plan(("job",), GONE),
+    "offsets.regained": Plan(("regain",)),
     "log.completed": Plan(("topics_commit", "topics_small"), every=1),
     "marker.written": Plan(("topics_commit",), THERE),
     "marker.decided": Plan(("topics_alone",), every=1),
@@ -196,7 +218,11 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "topics_rollback": _examine_topics,
     "topics_small": _examine_topics,
     "topics_alone": crash_topics.examine_alone,
+    "job": _examine_jobs,
+    "job_rollback": _examine_jobs,
+    "job_abort": _examine_aborted_jobs,
     **crash_applications.EXAMINERS,
+    **crash_plain.EXAMINERS,
     **crash_producers.EXAMINERS,
     **crash_subscriptions.EXAMINERS,
 }

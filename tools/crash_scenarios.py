@@ -20,7 +20,9 @@ import pyarrow as pa
 import txnkv
 from tools import (
     crash_applications,
+    crash_jobs,
     crash_logs,
+    crash_plain,
     crash_producers,
     crash_side,
     crash_subscriptions,
@@ -231,6 +233,11 @@ def topics_small(path: str) -> None:
     crash_topics.trickle(path, say)
 
 
+def _write_task(session: txnkv.Session, task: int) -> None:
+    cut_small()
+    session.write(TABLES[task], rows(BEFORE, ROWS))
+
+
 def log(path: str) -> None:
     """Change a partition's log, in every way there is."""
     crash_logs.change(path, say)
@@ -259,6 +266,8 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_small": topics_small,
     "topics_alone": topics_alone,
     **{name: partial(do, say) for name, do in crash_applications.SCENARIOS.items()},
+    **crash_jobs.scenarios(say, _write_task),
+    **{name: partial(do, say) for name, do in crash_plain.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_producers.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_subscriptions.SCENARIOS.items()},
 }

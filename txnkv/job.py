@@ -1,12 +1,14 @@
 """Jobs: many task attempts that stage under one transaction, of which only some count.
 
     driver    job = Job.start(txn)                       a token and job.id go to the workers
-    worker    session = Job.join(txn, id).session("3.0") rows carry the attempt's name
+    worker    session = Job.join(txn, id).session("3.0") what it writes carries the attempt's name
     driver    job.commit(["0.0", "1.1", "2.0", "3.0"])   these attempts count, no others
               txn.commit()
 
-While a job runs its transaction does not commit. Attempts that come after the job's end, or
-that `commit` does not name, leave nothing.
+An attempt writes rows and sends messages. Rows are staged in the tablets, messages in files: only
+`commit` appends those of the attempts that it is given to the logs (`topics.staged_sends`). While
+a job runs its transaction does not commit. Attempts that come after the job's end, or that
+`commit` does not name, leave nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +16,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-from txnkv.coordinator import jobs
+import apsw
+
+from txnkv.coordinator import jobs, status_table
+from txnkv.coordinator.orchestration import ending_error
+from txnkv.coordinator.states import TxnState
 from txnkv.session import Session
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.status_db import StatusDatabase
 from txnkv.tables import manifest
 from txnkv.tables.manifest import Scope
+from txnkv.topics import staged_rows
+from txnkv.topics.staged_append import StagedLots
 from txnkv.transaction import Transaction
+
+declare_fault_point("job.ending", "a job is ENDING, none of its messages is in a log")
+declare_fault_point("job.appended", "all messages of a job are in their logs, it is ENDING")
+declare_fault_point("job.ended", "a job is COMMITTED, its staged files are there")
 
 
 class Job:
@@ -48,18 +62,23 @@ class Job:
         return cls(txn, id)
 
     def session(self, attempt: str, *, alone: bool = False) -> Session:
-        """A session whose rows count only if the job is committed with this attempt.
+        """A session whose rows and messages count only if the job is committed with this attempt.
+
+        What it has sent is on its way with the answer of `flush` or `send_batch`.
 
         Args:
             attempt: the attempt's name, never used again within the job.
             alone: it sees no rows but its own: the job's first attempt deletes all others.
         """
         context = self._txn.context
-        scope = Scope(context.row.txn_id, self.id, f"{self.id}/{attempt}", alone)
+        scope = Scope(context.row.txn_id, self.id, self._scoped(attempt), alone)
         return Session(self._txn.client, context.with_scope(scope), "manual")
 
     def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
-        """End the job: the rows of these attempts now count, durably. Again is harmless.
+        """End the job: what these attempts wrote and sent now counts, durably. Again is harmless.
+
+        In a partition their messages stand in the order of the attempts here, those of `first`
+        before them, and those of an attempt as it sent them.
 
         Args:
             attempts: their names.
@@ -67,21 +86,88 @@ class Job:
 
         Raises:
             InvalidTxnStateError: the job was aborted, or the transaction is not open.
+            CorruptionError: messages of an attempt are lost, or damaged.
+            TopicNotFoundError: a topic that one of them has sent to was dropped.
+            StorageFullError: no room for the messages.
+
+        An error may come when some of the messages are in the logs already. Then the job cannot
+        be ended any more: its transaction has to be rolled back, and they go with it.
         """
-        txn_id = self._txn.context.row.txn_id
-        with self._txn.context.instance.store.status.write() as cur:
-            if jobs.end(cur, txn_id, self.id, jobs.COMMITTED):
-                named = [f"{self.id}/{attempt}" for attempt in first]
-                manifest.accept_attempts(cur, txn_id, named, in_place=True)
-                named = [f"{self.id}/{attempt}" for attempt in attempts]
-                manifest.accept_attempts(cur, txn_id, named)
+        below = [self._scoped(attempt) for attempt in dict.fromkeys(first)]
+        named = [self._scoped(attempt) for attempt in dict.fromkeys(attempts)]
+        sent = self._begin_to_end(below, named)
+        if sent is not None and sent.files:
+            fault_point("job.ending")
+            sent.append(self._txn.context.row)
+            fault_point("job.appended")
+            with self._status.write() as cur:
+                jobs.ended(cur, self._txn_id, self.id)
+                self._accept(cur, below, named)
+            fault_point("job.ended")
+        self._remove_files()
+
+    def _begin_to_end(self, below: list[str], named: list[str]) -> StagedLots | None:
+        """RUNNING -> ENDING, where messages are to be appended; else COMMITTED at once.
+
+        Returns:
+            The messages; None when it was committed before.
+        """
+        order = [*below, *(name for name in named if name not in below)]
+        topics = self._txn.context.instance.topics
+        while True:
+            with self._status.read() as cur:
+                if not self._may_commit(cur):
+                    return None
+                files = staged_rows.of_attempts(cur, self._txn_id, order)
+            # What can be seen to be wrong is seen while the job runs.
+            found = StagedLots(topics, files)
+            with self._status.write() as cur:
+                if not self._may_commit(cur):
+                    return None
+                if staged_rows.of_attempts(cur, self._txn_id, order) != files:
+                    continue  # an attempt went on
+                if files:
+                    jobs.ending(cur, self.id)
+                else:
+                    jobs.end(cur, self._txn_id, self.id, jobs.COMMITTED)
+                    self._accept(cur, below, named)
+            return found
+
+    def _may_commit(self, cur: apsw.Cursor) -> bool:
+        if not jobs.may_end(cur, self._txn_id, self.id, jobs.COMMITTED):
+            return False
+        row = status_table.get(cur, self._txn_id)
+        if row.state is not TxnState.OPEN:
+            raise ending_error(row, "commit a job")
+        return True
+
+    def _accept(self, cur: apsw.Cursor, below: list[str], named: list[str]) -> None:
+        manifest.accept_attempts(cur, self._txn_id, below, in_place=True)
+        manifest.accept_attempts(cur, self._txn_id, named)
 
     def abort(self) -> None:
         """End the job: nothing of it counts. Its space comes back when the transaction ends.
 
         Raises:
-            InvalidTxnStateError: the job was committed.
+            InvalidTxnStateError: the job was committed, or its commit has begun: then nothing but
+                to roll the transaction back takes its messages away.
         """
-        txn_id = self._txn.context.row.txn_id
-        with self._txn.context.instance.store.status.write() as cur:
-            jobs.end(cur, txn_id, self.id, jobs.ABORTED)
+        with self._status.write() as cur:
+            jobs.end(cur, self._txn_id, self.id, jobs.ABORTED)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        with self._status.read() as cur:
+            files = staged_rows.of_job(cur, self._txn_id, self.id)
+        self._txn.context.instance.topics.staged.remove(files)
+
+    def _scoped(self, attempt: str) -> str:
+        return f"{self.id}/{attempt}"
+
+    @property
+    def _txn_id(self) -> int:
+        return self._txn.context.row.txn_id
+
+    @property
+    def _status(self) -> StatusDatabase:
+        return self._txn.context.instance.store.status

@@ -52,7 +52,6 @@ class MessageOperations(ABC):
             TypeError, ValueError: one of these is not what it should be.
             TopicNotFoundError: there is no such topic, or it was dropped.
             InvalidTxnStateError: the transaction is not open.
-            NotSupportedError: in an attempt of a job.
         """
 
     @abstractmethod
@@ -87,6 +86,7 @@ class MessageOperations(ABC):
             AckConflictError: another transaction acknowledged it first, or it is done with. The
                 transaction was aborted.
             InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
         """
         self._acknowledge(subscription, message, cumulative=False)
 

@@ -96,7 +96,6 @@ class SessionMessages(MessageOperations):
                 return
         self._require_open("send")
         if self._context is not None:
-            self._context.refuse_attempt("send")
             self._context.look_open("send")
         info = self._client.topic_info(topic)
         catalog.require_writable(info)

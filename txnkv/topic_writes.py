@@ -18,6 +18,7 @@ from txnkv.small_parts import Parts, SmallParts
 from txnkv.tables.manifest import Scope
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
+from txnkv.topics.staged_writer import StagedSends
 
 if TYPE_CHECKING:
     from txnkv.topics.subscription_info import SubscriptionInfo
@@ -34,6 +35,7 @@ class TopicWrites(ABC):
     has_written: bool
     lock: threading.RLock
     _own: SmallParts | None
+    _staged_sends: StagedSends | None = None
 
     @abstractmethod
     def require_open(self, what: str) -> None:
@@ -59,21 +61,31 @@ class TopicWrites(ABC):
     def send(self, topic: TopicInfo, parts: Parts) -> None:
         """Take messages for partitions of a topic; all or, after an error, none of them.
 
-        They are in memory then: `settle` comes next.
+        They are in memory then: `settle` comes next. Those of an attempt are staged.
 
         Raises:
             TopicNotFoundError: it was dropped.
-            InvalidTxnStateError: the transaction is not open.
-            NotSupportedError: in an attempt of a job.
+            InvalidTxnStateError: the transaction is not open, or the attempt's job has ended.
+            StorageFullError: no room to stage them.
         """
         self.require_open("send")
-        self.refuse_attempt("send")
         with self.lock:
+            if self.scope is not None:
+                self._sends_of(self.scope).send(topic, parts)
+                return
             outbox = self._parts().outbox
             outbox.require_live(topic)
             self.has_written = True
             for number, messages in parts:
                 outbox.add(topic, number, messages)
+
+    def _sends_of(self, scope: Scope) -> StagedSends:
+        if self._staged_sends is None:
+            assert scope.job_id is not None and scope.attempt is not None
+            self._staged_sends = StagedSends(
+                self.instance.topics, self.row, scope.job_id, scope.attempt
+            )
+        return self._staged_sends
 
     def acknowledge(
         self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool

@@ -4,6 +4,13 @@ A job (a Spark write, say) runs in tasks, and a task in attempts, of which some 
 retried or are run twice. What an attempt stages carries the attempt's name and counts for
 nothing until the job is committed with the list of attempts that count. While a job runs
 its transaction does not commit; once it has ended, nothing more is staged for it.
+
+    RUNNING -> COMMITTED               no accepted attempt has sent messages
+    RUNNING -> ENDING -> COMMITTED     their messages are appended to logs while it is ENDING
+    RUNNING -> ABORTED
+
+Who appends them may die in ENDING. Then some are in the logs and nobody goes on, so the
+transaction can only be aborted, with all that is in them.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import apsw
 from txnkv.coordinator import status_table
 from txnkv.errors import InvalidTxnStateError
 
-RUNNING, COMMITTED, ABORTED = "running", "committed", "aborted"
+RUNNING, ENDING, COMMITTED, ABORTED = "running", "ending", "committed", "aborted"
 
 
 def start(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
@@ -43,35 +50,78 @@ def require_running(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
         )
 
 
-def end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
-    """RUNNING -> `outcome`. True also when it ended so before.
+def may_end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
+    """Whether a job is RUNNING; False when it has this outcome.
 
     Raises:
-        InvalidTxnStateError: it ended with the other outcome, or is unknown.
+        InvalidTxnStateError: it is ENDING, ended with the other outcome, or is unknown.
     """
     found = state(cur, txn_id, job_id)
     if found == outcome:
         return False
+    if found == ENDING:
+        raise InvalidTxnStateError(
+            f"job {job_id} is being committed, or who committed it broke off in the midst of it: "
+            "the messages of its attempts may be in the logs in part. If nobody is at it, roll "
+            f"transaction {txn_id} back, which takes them away; then run the job again"
+        )
     if found != RUNNING:
         raise InvalidTxnStateError(f"job {job_id} is {found or 'unknown'}, not {RUNNING}")
-    cur.execute("UPDATE jobs SET state = ? WHERE id = ?", (outcome, job_id))
     return True
 
 
-def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
-    """Refuse to commit under a running job.
+def end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> None:
+    """RUNNING -> `outcome`; fine when it ended so before.
 
     Raises:
-        InvalidTxnStateError: a job still runs.
+        InvalidTxnStateError: as `may_end`.
     """
-    running = [
-        job
-        for (job,) in cur.execute(
-            "SELECT id FROM jobs WHERE txn_id = ? AND state = ?", (txn_id, RUNNING)
+    if may_end(cur, txn_id, job_id, outcome):
+        _set(cur, job_id, outcome)
+
+
+def ending(cur: apsw.Cursor, job_id: str) -> None:
+    """RUNNING -> ENDING, for who asked `may_end` in the same transaction."""
+    _set(cur, job_id, ENDING)
+
+
+def ended(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
+    """ENDING -> COMMITTED, by who made it ENDING.
+
+    Raises:
+        InvalidTxnStateError: it is not ENDING.
+    """
+    found = state(cur, txn_id, job_id)
+    if found != ENDING:
+        raise InvalidTxnStateError(f"job {job_id} is {found or 'unknown'}, not {ENDING}")
+    _set(cur, job_id, COMMITTED)
+
+
+def _set(cur: apsw.Cursor, job_id: str, state: str) -> None:
+    cur.execute("UPDATE jobs SET state = ? WHERE id = ?", (state, job_id))
+
+
+def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
+    """Refuse to commit under a job that has not ended.
+
+    Raises:
+        InvalidTxnStateError: a job still runs, or its end broke off.
+    """
+    found = dict(
+        cur.execute(
+            "SELECT id, state FROM jobs WHERE txn_id = ? AND state IN (?, ?)",
+            (txn_id, RUNNING, ENDING),
         )
-    ]
+    )
+    running = [job for job, state in found.items() if state == RUNNING]
     if running:
         raise InvalidTxnStateError(
             f"cannot commit: transaction {txn_id} has a job that still runs: "
             f"{', '.join(running)}. Wait for it to end, or roll back"
+        )
+    if found:
+        raise InvalidTxnStateError(
+            f"cannot commit: transaction {txn_id} has a job that is being committed, or whose "
+            f"commit broke off: {', '.join(found)}. Wait for it to end; if nobody is at it, roll "
+            "back"
         )

@@ -26,7 +26,7 @@ from txnkv.coordinator import status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.core import place, read_header
+from txnkv.core import place, read_header, walk
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing
 from txnkv.topics.partition import Partition
@@ -40,7 +40,11 @@ declare_fault_point("append.side", "the batches of an append are in a side log, 
 
 
 def append(
-    engine: TopicEngine, row: TxnRow, partition: Partition, batches: Sequence[bytes]
+    engine: TopicEngine,
+    row: TxnRow,
+    partition: Partition,
+    batches: Sequence[bytes],
+    counts: Sequence[int] | None = None,
 ) -> list[int]:
     """Append batches of a large transaction, whose OPEN row is stored.
 
@@ -49,6 +53,8 @@ def append(
         row: of the transaction.
         partition: where to.
         batches: with the transaction's id, without offsets.
+        counts: how many messages each of them holds; then each may be several batches, one
+            behind the other.
 
     Returns:
         The offset of each batch; nothing for a side log, where messages have none before the
@@ -60,14 +66,14 @@ def append(
         StorageFullError: the disk is full; nothing was appended.
     """
     if partition.side is not None:
-        _append_aside(engine, row, partition, batches)
+        _append_aside(engine, row, partition, batches if counts is None else _single(batches))
         return []
 
     def take_part(cur: apsw.Cursor) -> int:
         engine.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
         return 0
 
-    return _append(engine, partition, batches, take_part)
+    return _append(engine, partition, batches, take_part, counts)
 
 
 def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[bytes]) -> list[int]:
@@ -97,9 +103,10 @@ def _append(
     partition: Partition,
     batches: Sequence[bytes],
     admit: Callable[[apsw.Cursor], int],
+    given: Sequence[int] | None = None,
 ) -> list[int]:
     catalog.require_writable(partition.topic)
-    counts = [read_header(batch).count for batch in batches]
+    counts = [read_header(batch).count for batch in batches] if given is None else given
     total = sum(counts)
 
     def write(txn: lmdb.Transaction) -> int:
@@ -131,6 +138,10 @@ def _placed(
     for batch, count in zip(batches, counts, strict=True):
         yield place(batch, base, commit_ts)
         base += count
+
+
+def _single(runs: Sequence[bytes]) -> list[bytes]:
+    return [run[at : at + header.length] for run in runs for at, header in walk(run)]
 
 
 def _append_aside(

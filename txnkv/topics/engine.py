@@ -34,6 +34,7 @@ from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.looking_after import LookingAfter
 from txnkv.topics.participant import KIND, PartitionParticipants
 from txnkv.topics.partition import Partition
+from txnkv.topics.staged_sends import StagedSendsFolder
 from txnkv.topics.subscriptions import Subscriptions
 from txnkv.topics.tail import TopicTail
 
@@ -71,6 +72,7 @@ class TopicEngine:
 
     Attributes:
         tail: messages of small commits that are not flushed yet.
+        staged: messages of a job's attempts, which wait for its end.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -91,6 +93,9 @@ class TopicEngine:
         self.subscriptions = Subscriptions(self)
         coordinator.orchestrator.add_handler(self.subscriptions.handler)
         self.add_sweep(self.subscriptions.sweep)
+        self.staged = StagedSendsFolder(self)
+        coordinator.orchestrator.add_handler(self.staged.handler)
+        self.add_sweep(self.staged.sweep)
 
     # -- catalog -----------------------------------------------------------------------
 
@@ -260,9 +265,15 @@ class TopicEngine:
 
     # -- writing -----------------------------------------------------------------------
 
-    def append(self, row: TxnRow, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+    def append(
+        self,
+        row: TxnRow,
+        partition: Partition,
+        batches: Sequence[bytes],
+        counts: Sequence[int] | None = None,
+    ) -> list[int]:
         """Append batches of a large transaction; see `txnkv.topics.append`."""
-        return append.append(self, row, partition, batches)
+        return append.append(self, row, partition, batches, counts)
 
     def append_alone(self, partition: Partition, batches: Sequence[bytes]) -> list[int]:
         """Append plain batches, outside of a transaction; see `txnkv.topics.append`."""

@@ -1,0 +1,132 @@
+"""From staged files into the logs, when a job is committed.
+
+What counts of the accepted attempts is appended as any large transaction's messages are: open,
+until the transaction's end markers. In a partition it stands attempt by attempt, and within one as
+it was sent. Partitions go side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import CorruptionError, TopicNotFoundError
+from txnkv.storage.seam import boot_id
+from txnkv.topics import staged_file
+from txnkv.topics.partition import Partition
+from txnkv.topics.staged_file import Frame, Run
+from txnkv.topics.staged_rows import StagedFile
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+APPEND_BYTES: Final = 16 << 20
+"""So much is appended to a log at once."""
+
+_THREADS: Final = 4
+
+Wanted = list[tuple[StagedFile, list[Frame]]]
+"""The frames of one partition, in the order in which they are appended."""
+
+
+class StagedLots:
+    """What is to be appended: frames by partition. It reads no batch before `append`.
+
+    Args:
+        engine: of the topics.
+        files: in the order in which they count.
+
+    Raises:
+        CorruptionError: a file is missing, too short or damaged, or was lost with a boot.
+        TopicNotFoundError: a topic was dropped.
+    """
+
+    def __init__(self, engine: TopicEngine, files: Sequence[StagedFile]) -> None:
+        self.files = list(files)
+        self._engine = engine
+        self._wanted: dict[int, Wanted] = {}
+        for file in files:
+            _require_boot(file)
+            found: dict[int, list[Frame]] = {}
+            for frame in staged_file.frames(engine.staged.path(file), file):
+                found.setdefault(frame.partition_id, []).append(frame)
+            for id, frames in found.items():
+                self._wanted.setdefault(id, []).append((file, frames))
+        self._partitions = [self._partition(id) for id in self._wanted]
+
+    def _partition(self, id: int) -> Partition:
+        partition = self._engine.partition(id)
+        if partition is None:
+            raise TopicNotFoundError(
+                f"an attempt of the job has sent to a topic (partition {id}) that was dropped "
+                "since: commit the job without that attempt, or roll the transaction back"
+            )
+        self._engine.live_at(partition.topic)
+        return partition
+
+    def append(self, row: TxnRow) -> None:
+        """Append all of it for a transaction.
+
+        Raises:
+            CorruptionError: a file is damaged.
+            InvalidTxnStateError: the transaction is not OPEN.
+            TopicNotFoundError: a topic was dropped.
+            StorageFullError: the disk is full.
+
+        After an error some of it is in the logs: the transaction must not commit.
+        """
+        stop = Event()
+        if len(self._partitions) < 2:
+            for partition in self._partitions:
+                self._append_to(row, partition, stop)
+            return
+        with ThreadPoolExecutor(min(_THREADS, len(self._partitions)), "txnkv-append") as pool:
+            try:
+                for _ in pool.map(lambda each: self._append_to(row, each, stop), self._partitions):
+                    pass
+            finally:
+                stop.set()
+
+    def _append_to(self, row: TxnRow, partition: Partition, stop: Event) -> None:
+        for runs in self._portions(self._wanted[partition.id]):
+            if stop.is_set():
+                return
+            self._engine.append(
+                row, partition, [run.data for run in runs], [run.count for run in runs]
+            )
+
+    def _portions(self, wanted: Wanted) -> Iterator[list[Run]]:
+        path = self._engine.staged.path
+        for group in _grouped(wanted):
+            read = [staged_file.read(path(file), file, frames) for file, frames in group]
+            yield [run for runs in read for run in runs]
+
+
+def _grouped(wanted: Wanted) -> Iterable[Wanted]:
+    """The same in groups of about `APPEND_BYTES`."""
+    group: Wanted = []
+    size = 0
+    for file, frames in wanted:
+        some: list[Frame] = []
+        for frame in frames:
+            if size and size + frame.bytes > APPEND_BYTES:
+                yield [*group, (file, some)] if some else group
+                group, some, size = [], [], 0
+            some.append(frame)
+            size += frame.bytes
+        if some:
+            group.append((file, some))
+    if group:
+        yield group
+
+
+def _require_boot(file: StagedFile) -> None:
+    if file.boot != boot_id():
+        raise CorruptionError(
+            f"what attempt {file.attempt} of transaction {file.txn_id} has sent was in a file that "
+            "is not synced, and the machine was started anew since: it may be lost. Roll the "
+            "transaction back and run the job again"
+        )

@@ -1,0 +1,188 @@
+"""Staged sends: the messages of a job's attempts, until the job ends.
+
+A job runs in tasks, a task in attempts, and an attempt may fail, be tried again or run twice. Its
+messages count only if the driver names it when it commits the job; so they may not be in a log
+before. They wait in staged files (`staged_file`), one for each session of an attempt:
+
+    attempts    3.0  [file 1: P0 a b | P1 c]         RUNNING: they come and go as they like
+                3.1  [file 2: P0 a b | P1 c]         the same task again
+                4.0  [file 3: P0 d]
+    driver      commit(["3.1", "4.0"])               RUNNING -> ENDING: what counts is fixed
+                P0:  a b d      P1: c                appended to the logs, attempt by attempt
+                                                     ENDING -> COMMITTED, rows of the tables too
+                files 1, 2, 3 are removed            and the transaction may commit
+
+So the last stable offset of a log is not held back while a job runs, what an attempt sent in vain
+never touches a log, and the late file of one that was thought dead is never read.
+
+A commit of the transaction is refused while a job is RUNNING or ENDING. When the driver dies in
+ENDING some of its messages are in the logs, open; the transaction can only abort, and they with
+it. Files go when the job ends, or with the abort; what the dead leave is swept by the leader.
+
+    row in status.db, file                  a session began to send
+    file, then bytes in the row             each flush, or batch: these count now
+    job over, file gone, row gone           in this order
+    no row, a file                          of a writer that was stopped in between: garbage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import apsw
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import TxnkvError
+from txnkv.storage.directory import make_private_directory
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics import staged_file, staged_rows
+from txnkv.topics.staged_rows import KIND, StagedFile
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+declare_fault_point("staged.removed", "staged files of a job are gone, status.db still has them")
+
+
+class StagedSendsFolder:
+    """The staged files of a store. Shared by threads.
+
+    Attributes:
+        handler: removes those of a transaction that aborts.
+    """
+
+    def __init__(self, engine: TopicEngine) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self.folder = engine.store.directory.path / "staged"
+        self.handler = StagedParticipants(self)
+
+    def latest(self) -> Timestamp:
+        return self._engine.log.latest()
+
+    def path(self, file: StagedFile) -> Path:
+        """Where a file is, or would be."""
+        return self.folder / str(file.id)
+
+    def make_folder(self) -> None:
+        make_private_directory(self.folder)
+
+    # -- removing ----------------------------------------------------------------------
+
+    def remove(self, files: Iterable[StagedFile]) -> None:
+        """Remove files that nobody will read, then forget them; twice is fine."""
+        gone = list(files)
+        if not gone:
+            return
+        for file in gone:
+            self.path(file).unlink(missing_ok=True)
+        fault_point("staged.removed")
+        # Not synced: a row that comes back is of a job that has ended, and is swept.
+        with self._store.status.write(sync=False) as cur:
+            staged_rows.forget(cur, gone)
+
+    def remove_transaction(self, txn_id: int) -> None:
+        """Remove all files of a transaction that has ended, or will abort."""
+        with self._store.status.read() as cur:
+            files = staged_rows.of_transaction(cur, txn_id)
+        self.remove(files)
+
+    def remove_unknown(self, file: StagedFile) -> None:
+        """Remove a file that status.db has forgotten: no other will ever have its id."""
+        with self._store.status.read() as cur:
+            known = {other.id for other in staged_rows.of_transaction(cur, file.txn_id)}
+        if file.id not in known:
+            self.path(file).unlink(missing_ok=True)
+
+    def sweep(self, lease: Lease) -> None:
+        """Remove what dead processes left: garbage stays garbage, so no term is asked for."""
+        there = self._names()  # first: a row comes before its file
+        with self._store.status.read() as cur:
+            known = staged_rows.all_files(cur)
+            wanted = {file.id for file in staged_rows.wanted(cur)} if known else set()
+        for id in there - {file.id for file in known}:
+            (self.folder / str(id)).unlink(missing_ok=True)
+        self.remove(file for file in known if file.id not in wanted)
+
+    def _names(self) -> set[int]:
+        try:
+            return {int(each.name) for each in self.folder.iterdir() if each.name.isdigit()}
+        except FileNotFoundError:
+            return set()
+
+    # -- checking ----------------------------------------------------------------------
+
+    def check(self) -> Iterator[str]:
+        """Read every staged file that may still count.
+
+        Yields:
+            A line for each file: what is wrong with it, or nothing.
+        """
+        with self._store.status.read() as cur:
+            files = staged_rows.wanted(cur)
+        for file in files:
+            yield self._problem(file)
+
+    def _problem(self, file: StagedFile) -> str:
+        if not file.bytes:
+            return ""
+        try:
+            for frame in staged_file.frames(self.path(file), file):
+                staged_file.read(self.path(file), file, [frame])
+        except TxnkvError as error:
+            with self._store.status.read() as cur:  # the job may have ended meanwhile
+                still = file.id in {other.id for other in staged_rows.wanted(cur)}
+            return str(error) if still else ""
+        return ""
+
+    def sizes(self) -> tuple[int, int]:
+        """How many files may still count, and bytes that do."""
+        with self._store.status.read() as cur:
+            files = staged_rows.wanted(cur)
+        return len(files), sum(file.bytes for file in files)
+
+
+class StagedParticipants:
+    """The coordinator's handler: an abort removes files. A commit finds none, for it is refused
+    while a job that may have some has not ended.
+    """
+
+    kind = KIND
+
+    def __init__(self, staged: StagedSendsFolder) -> None:
+        self._staged = staged
+
+    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
+        """Nothing is checked."""
+        return 0
+
+    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
+        """Nothing was checked."""
+        return True
+
+    def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
+        """It may always commit."""
+        return self._staged.latest()
+
+    def validate(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
+    ) -> bool:
+        """It conflicts with nothing."""
+        return True
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Nothing goes with the commit point."""
+
+    def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Remove what a job that was aborted has left."""
+        self._staged.remove_transaction(row.txn_id)
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Remove all files of the transaction."""
+        self._staged.remove_transaction(row.txn_id)

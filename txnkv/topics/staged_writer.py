@@ -1,0 +1,130 @@
+"""What one session of a job's attempt sends: encoded at once, into a staged file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import InvalidTxnStateError, StorageFullError, TxnkvError, TxnNotFoundError
+from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics import chunking, staged_file, staged_rows
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.messages import now_micros
+from txnkv.topics.staged_rows import StagedFile
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+declare_fault_point("staged.registered", "a staged file is noted in status.db, it is not there")
+declare_fault_point("staged.written", "batches are in a staged file, they do not count yet")
+declare_fault_point("staged.counted", "batches of a staged file count")
+
+FRAME_BYTES: Final = 8 << 20
+"""A frame is at most so long, if a batch is not longer."""
+
+
+class StagedSends:
+    """The messages of one session of an attempt. Not for two threads at a time.
+
+    Args:
+        engine: of the topics.
+        row: of the transaction, whose OPEN row is stored.
+        job_id: of the job.
+        attempt: as row sets name it: job and attempt.
+    """
+
+    def __init__(self, engine: TopicEngine, row: TxnRow, job_id: str, attempt: str) -> None:
+        self._engine = engine
+        self._row = row
+        self._job_id = job_id
+        self._attempt = attempt
+        self._file: StagedFile | None = None
+        self._end = 0
+        self._broken: TxnkvError | None = None
+
+    def send(self, topic: TopicInfo, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
+        """Stage messages for partitions of a topic; after an error none of them counts.
+
+        Args:
+            topic: to which.
+            parts: by number of the partition, as `core.encode_batch` takes them.
+
+        Raises:
+            TopicNotFoundError: the topic was dropped.
+            InvalidTxnStateError: the transaction is not open, or the job has ended.
+            StorageFullError: no room.
+            UnavailableError: the disk failed. The attempt cannot send any more.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self._engine.live_at(topic)
+        lots = [
+            (topic.partitions[number], batches)
+            for number, messages in parts
+            for batches in _portions(topic, messages, self._row.txn_id)
+        ]
+        if not lots:
+            return
+        file = self._file or self._begin()
+        path = self._engine.staged.path(file)
+        end = staged_file.extend(path, self._end, lots)
+        fault_point("staged.written")
+        self._count(file, end)
+        fault_point("staged.counted")
+
+    def _begin(self) -> StagedFile:
+        staged, status = self._engine.staged, self._engine.store.status
+        # Durable, other than the file: after a power loss it says what is missing.
+        with status.write() as cur:
+            file = staged_rows.register(cur, self._row.txn_id, self._job_id, self._attempt)
+        fault_point("staged.registered")
+        staged.make_folder()
+        self._end = staged_file.create(staged.path(file), file)
+        self._file = file
+        return file
+
+    def _count(self, file: StagedFile, end: int) -> None:
+        try:
+            with self._engine.store.status.write(sync=False) as cur:
+                staged_rows.count(cur, file, end)
+        except StorageFullError:
+            raise
+        except (InvalidTxnStateError, TxnNotFoundError) as error:
+            self._broken = error
+            self._remove_late(file)
+            raise
+        except TxnkvError as error:  # it counts or not, and nobody knows
+            self._broken = error
+            raise
+        self._end = end
+
+    def _remove_late(self, file: StagedFile) -> None:
+        """Who is too late may have made the file anew after all of the job was removed."""
+        with suppress(TxnkvError):
+            self._engine.staged.remove_unknown(file)
+
+
+def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[list[bytes]]:
+    portions: list[list[bytes]] = []
+    size = FRAME_BYTES
+    at = now_micros()
+    for part, chunk in chunking.cut(messages, topic.options.max_message_bytes):
+        batch = core.encode_batch(
+            part,
+            timestamp=at,
+            txn_id=txn_id,
+            decided=topic.buffer == "sidecar",  # as a side log has them
+            codec=topic.options.compression,
+            chunk=chunk,
+        )
+        if size + len(batch) > FRAME_BYTES:
+            portions.append([])
+            size = 0
+        portions[-1].append(batch)
+        size += len(batch)
+    return portions
