@@ -13,12 +13,9 @@ of the job's own. Rows are 24 bytes: int64 key, float64, int64. What is read goe
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +34,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import txnkv
-import txnkv.spark
 from txnkv.spark.reading.table_reader import TASK_ROWS
 
 from .data import SCHEMA, ascending
 from .harness import Contestant, Line, race, report
+from .spark_session import CORES, session
 
 ROWS = 10_000_000
 TINY_ROWS = 20_000
-CORES = 2
 BATCH = 1 << 16
 WORTH = 0.8
 """Of what a source or sink that does nothing reaches, so much is to be left."""
@@ -128,28 +124,6 @@ class Nothing(DataSource):
 
 
 # -- the races -------------------------------------------------------------------------
-
-
-@contextmanager
-def session() -> Iterator[SparkSession]:
-    """The Spark that runs, or a local one for as long as the block lasts."""
-    txnkv.spark.require_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # not the first one in PATH
-    there = SparkSession.getActiveSession()
-    spark = there or (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark.dataSource.register(Nothing)
-    try:
-        yield spark
-    finally:
-        if there is None:
-            spark.stop()
 
 
 class Tables:
@@ -236,6 +210,7 @@ def spark_races(rows: int, rounds: int, base: Path | None) -> list[Line]:
     place = Path(tempfile.mkdtemp(prefix="txnkv-spark-", dir=base))
     try:
         with session() as spark:
+            spark.dataSource.register(Nothing)
             return read(spark, rows, rounds, place) + write(spark, rows, rounds, place)
     finally:
         shutil.rmtree(place, ignore_errors=True)

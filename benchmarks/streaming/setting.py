@@ -1,0 +1,92 @@
+"""What the races of streams have in common: Spark, a place, sizes, and the peers that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import txnkv
+from benchmarks.kafka import Broker
+from benchmarks.spark_session import CORES
+from benchmarks.topics import messages
+
+WORTH = 0.8
+"""Of what a source or sink that does nothing reaches, so much is to be left."""
+MESSAGE = 100
+TASKS = 2 * CORES
+PARTITIONS = 2
+_CHUNK = 10_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where the races are run, and how long.
+
+    Attributes:
+        base: a directory for all that they write.
+        rounds: counted rounds.
+        tiny: whether they are only to be seen to work.
+        broker: of Kafka, where there is one.
+        plots: a directory for charts; None for none.
+    """
+
+    spark: SparkSession
+    base: Path
+    rounds: int
+    tiny: bool
+    broker: Broker | None = None
+    plots: Path | None = None
+
+    def size(self, tiny: int, normal: int) -> int:
+        """One of the two."""
+        return tiny if self.tiny else normal
+
+    def connect(self, name: str) -> txnkv.Client:
+        """A client of a store below `base`."""
+        return txnkv.connect(self.base / name)
+
+    def topic(self, client: txnkv.Client, topic: str, **options: str) -> DataFrame:
+        """A topic as a stream."""
+        reader = self.spark.readStream.format("txnkv").options(**options)
+        return reader.option("path", str(client.path)).option("topic", topic).load()
+
+    def kafka(self, topic: str, **options: str) -> DataFrame:
+        """A topic of the broker as a stream, from its beginning; what is committed alone."""
+        assert self.broker is not None
+        reader = self.spark.readStream.format("kafka").options(**options)
+        reader = reader.option("kafka.bootstrap.servers", self.broker.server)
+        reader = reader.option("kafka.isolation.level", "read_committed")
+        return reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+
+
+def chunks(
+    count: int, columns: Callable[[range], dict[str, Any]] | None = None
+) -> Iterator[pa.Table]:
+    """So many messages of 100 bytes, in batches of a MiB, each for one of two partitions.
+
+    Args:
+        count: messages.
+        columns: others of the messages with these numbers, besides value and partition.
+    """
+    for number, at in enumerate(range(0, count, _CHUNK)):
+        some = range(at, min(at + _CHUNK, count))
+        partition = np.full(len(some), number % PARTITIONS, np.int32)
+        given = {"value": messages(len(some), MESSAGE, at), **(columns(some) if columns else {})}
+        yield pa.table({**given, "partition": partition})
+
+
+def fill_kafka(broker: Broker, made: Iterable[pa.Table]) -> str:
+    """A topic of the broker with these messages."""
+    topic = broker.create(synced=False, partitions=PARTITIONS)
+    producer = broker.producer()
+    for chunk in made:
+        producer.produce_batch(topic, chunk.to_pylist())
+        if producer.flush(30.0):
+            raise RuntimeError("the broker did not take all messages")
+    return topic
