@@ -13,7 +13,7 @@ from it goes by column name, and is cast where that loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -57,20 +57,25 @@ def spark_schema(table: Schema, columns: Sequence[str] | None) -> spark.StructTy
         table.position(name)
     return spark.StructType(
         [
-            spark.StructField(name, _spark_type(table.columns[name].type, name), nullable)
+            spark.StructField(name, spark_type(table.columns[name].type, name), nullable)
             for name in names
             for nullable in [table.columns[name].nullable]
         ]
     )
 
 
-def _spark_type(kind: pa.DataType, name: str) -> spark.DataType:
+def spark_type(kind: pa.DataType, name: str) -> spark.DataType:
+    """The type that Spark has for a column's.
+
+    Raises:
+        SchemaError: there is none.
+    """
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if pa.types.is_timestamp(kind):
         return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
     if pa.types.is_list(kind):
-        return spark.ArrayType(_spark_type(kind.value_type, name), True)
+        return spark.ArrayType(spark_type(kind.value_type, name), True)
     if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return spark.DecimalType(kind.precision, kind.scale)
     raise SchemaError(
@@ -111,29 +116,24 @@ class ToSpark:
         return pa.RecordBatch.from_arrays(arrays, schema=self._expected)
 
 
-class FromSpark:
-    """Brings the batches of a task into a form that `Session.write` takes.
+class Retyped:
+    """Gives batches of Spark types that Spark does not have.
 
     Args:
-        table: the table's schema.
+        types: as columns are to have them, by name; others stay as they are.
         given: the schema of Spark's batches.
-        op: what is done with the rows.
-
-    Raises:
-        SchemaError: a column is unknown, missing, or its type does not fit.
     """
 
-    def __init__(self, table: Schema, given: pa.Schema, op: str = "insert") -> None:
+    def __init__(self, types: Mapping[str, pa.DataType], given: pa.Schema) -> None:
         self._cast: list[int] = []
         fields = []
         for position, field in enumerate(given):
-            column = table.columns.get(field.name)
-            kind = field.type if column is None else _unsigned(field.type, column.type)
+            wanted = types.get(field.name)
+            kind = field.type if wanted is None else _unsigned(field.type, wanted)
             if kind != field.type:
                 self._cast.append(position)
             fields.append(pa.field(field.name, kind, field.nullable))
         self.schema: pa.Schema = pa.schema(fields)
-        Normaliser(table, self.schema, op)
 
     def reader(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
         """The batches as one stream, which the engine cuts as it likes."""
@@ -150,6 +150,23 @@ class FromSpark:
             except pa.ArrowInvalid as error:
                 raise SchemaError(f"column {field.name!r} is {field.type}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class FromSpark(Retyped):
+    """Brings the batches of a task into a form that `Session.write` takes.
+
+    Args:
+        table: the table's schema.
+        given: the schema of Spark's batches.
+        op: what is done with the rows.
+
+    Raises:
+        SchemaError: a column is unknown, missing, or its type does not fit.
+    """
+
+    def __init__(self, table: Schema, given: pa.Schema, op: str = "insert") -> None:
+        super().__init__({name: column.type for name, column in table.columns.items()}, given)
+        Normaliser(table, self.schema, op)
 
 
 def _unsigned(given: pa.DataType, column: pa.DataType) -> pa.DataType:

@@ -1,0 +1,325 @@
+"""Planning reads of a topic: where they begin and end, and which task reads what.
+
+    bounds     of each partition: [start of the log, last stable offset)
+    ends       offset order: the last stable offsets
+               commit order: the places behind what was committed at one timestamp
+    ranges     what lies between, cut into pieces of about one weight, each pinned
+    tasks      ranges, several small ones together
+
+What was planned once can be planned again: the ends are in Spark's checkpoint, and below them
+nothing changes any more, but by retention, which is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final
+
+from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError
+from txnkv.spark.joining import client_of
+from txnkv.spark.reading.topic_offsets import Offsets, TopicOffset, share
+from txnkv.spark.reading.topic_task import TopicTask
+from txnkv.spark.settings_options import EARLIEST, LATEST, Position
+from txnkv.spark.settings_topics import TopicRead
+from txnkv.topics.commit_places import (
+    between_commits,
+    next_timestamp,
+    reach_at,
+    timestamp_before,
+)
+from txnkv.topics.log_view import Bounds, bounds
+from txnkv.topics.pinned_range import PinnedRange, pin
+from txnkv.topics.range_cuts import cuts, weight
+
+TASK_BYTES: Final = 4 << 20
+"""A task of less is not worth its cost."""
+_TASKS_A_CORE: Final = 2
+_log = logging.getLogger("txnkv")
+
+
+class TopicPlanner:
+    """Plans reads of a topic. For one call of Spark's: it remembers what it looked up.
+
+    Args:
+        settings: of the read.
+
+    Raises:
+        StoreNotFoundError, TopicNotFoundError: what they name is not there.
+    """
+
+    def __init__(self, settings: TopicRead) -> None:
+        self._settings = settings
+        client = client_of(settings)
+        self._info = client.topic(settings.topic).info
+        self._engine = client.instance.topics
+        self._partitions = dict(enumerate(self._engine.partitions(self._info)))
+        self._by_commit = settings.order == "commit"
+
+    # -- where -------------------------------------------------------------------------
+
+    def initial(self) -> TopicOffset:
+        """Where a read begins that has not begun yet.
+
+        Raises:
+            OffsetOutOfRangeError: option startingOffsets names an offset that is not there.
+            ValueError: it names a partition that is not there.
+        """
+        found, ends, _ = self._ends()
+        offsets = self._resolved("startingOffsets", self._settings.starting, found, ends, EARLIEST)
+        return self._at(offsets, {number: each.start for number, each in found.items()}, None)
+
+    def final(self, start: TopicOffset) -> TopicOffset:
+        """Where a batch read ends.
+
+        Raises:
+            OffsetOutOfRangeError: option endingOffsets names an offset that is not there yet.
+            ValueError: it names a partition that is not there, or lies before the start.
+        """
+        found, ends, _ = self._ends()
+        offsets = self._resolved("endingOffsets", self._settings.ending, found, ends, LATEST)
+        for number, offset in offsets.items():
+            if offset < start.offsets[number]:
+                if self._settings.ending != "latest":
+                    raise ValueError(
+                        f"endingOffsets has {offset} for partition {number}, which lies before "
+                        f"its start, {start.offsets[number]}"
+                    )
+                offsets[number] = start.offsets[number]
+        return self._at(offsets, start.begin, None, start.offsets)
+
+    def ends(self) -> TopicOffset:
+        """Up to where messages can be read now."""
+        found, offsets, timestamp = self._ends()
+        return self._at(offsets, {number: each.start for number, each in found.items()}, timestamp)
+
+    def latest(
+        self, start: TopicOffset, most: int | None = None, target: TopicOffset | None = None
+    ) -> TopicOffset:
+        """Where a batch ends that begins at `start`; `start` itself when there is nothing.
+
+        Args:
+            start: where it begins.
+            most: about so many offsets at most; None for all that are there.
+            target: where the whole query ends; None for never.
+
+        Raises:
+            OffsetOutOfRangeError: what comes next is gone, or the log ends before the start.
+            TopicNotFoundError: it is of a topic that was dropped.
+        """
+        found, ends, timestamp = self._ends(None if target is None else target.timestamp)
+        places = self._checked(start, start.offsets, found)
+        if target is not None:
+            ends = {
+                number: min(end, target.offsets.get(number, end)) for number, end in ends.items()
+            }
+        ends = {number: max(end, places[number]) for number, end in ends.items()}
+        there = {number: end - places[number] for number, end in ends.items()}
+        if most is not None and sum(there.values()) > most:
+            parts = share(most, there)
+            if self._by_commit:
+                timestamp = self._cut(places, parts, ends, timestamp)
+                ends = self._reached(places, timestamp, ends)
+            else:
+                ends = {number: places[number] + part for number, part in parts.items()}
+        if ends == start.offsets and start.id == self._info.id:
+            return start
+        same = start.id == self._info.id
+        begin = start.begin if same else {number: each.start for number, each in found.items()}
+        return self._at(ends, begin, timestamp, places)
+
+    # -- what --------------------------------------------------------------------------
+
+    def tasks(self, start: TopicOffset, end: TopicOffset) -> list[TopicTask]:
+        """What lies between two points, as tasks; none when that is nothing.
+
+        Raises:
+            OffsetOutOfRangeError: some of it is gone, or never was in this store.
+            TopicNotFoundError: it is of a topic that was dropped.
+        """
+        found = {number: bounds(self._engine, each) for number, each in self._partitions.items()}
+        since = self._checked(end, start.offsets if end.since is None else end.since, found)
+        upto = self._checked(end, end.offsets, found)
+        if end.id != self._info.id:
+            return []  # it was of a topic that is gone, and may be lost
+        loads = {
+            number: weight(self._engine, partition, since[number], upto[number])
+            for number, partition in self._partitions.items()
+        }
+        wanted = _TASKS_A_CORE * (os.cpu_count() or 1)
+        each = max(TASK_BYTES, -(-sum(loads.values()) // wanted))
+        ranges: list[tuple[int, PinnedRange, int]] = []
+        for number, load in loads.items():
+            begin = end.begin.get(number, 0)
+            if not self._settings.fail_on_data_loss:
+                begin = max(begin, found[number].start)
+            parts = max(1, round(load / each))
+            places = self._cuts(number, since[number], upto[number], parts)
+            for low, high in pairwise(places):
+                ranges.append((number, self._pinned(number, low, high, begin), load // parts))
+        return self._packed(ranges, each)
+
+    def _packed(self, ranges: list[tuple[int, PinnedRange, int]], each: int) -> list[TopicTask]:
+        tasks: list[TopicTask] = []
+        held: list[tuple[int, PinnedRange]] = []
+        weights = 0
+        for number, pinned, load in ranges:
+            if held and weights + load > each:
+                tasks.append(TopicTask(self._info.id, tuple(held), self._is_scattered))
+                held, weights = [], 0
+            held.append((number, pinned))
+            weights += load
+        if held:
+            tasks.append(TopicTask(self._info.id, tuple(held), self._is_scattered))
+        return tasks
+
+    @property
+    def _is_scattered(self) -> bool:
+        """Commits name messages that stand before them; in a side log they stand together."""
+        return self._by_commit and self._info.buffer == "marker"
+
+    def _cuts(self, number: int, start: int, end: int, parts: int) -> list[int]:
+        if start >= end:
+            return []
+        partition = self._partitions[number]
+        places = cuts(partition, start, end, parts)
+        if self._is_scattered:
+            inner = [
+                between_commits(self._engine, partition, place, start, end)
+                for place in places[1:-1]
+            ]
+            places = sorted({start, *inner, end})
+        return places
+
+    def _pinned(self, number: int, start: int, end: int, begin: int) -> PinnedRange:
+        if self._is_scattered:
+            return PinnedRange(start, end, begin, b"")
+        return pin(self._engine, self._partitions[number], start, end, begin)
+
+    # -- ends --------------------------------------------------------------------------
+
+    def _ends(self, timestamp: int | None = None) -> tuple[dict[int, Bounds], Offsets, int | None]:
+        """Bounds, how far each partition can be read, and in commit order up to when."""
+        if not self._by_commit:
+            found = {n: bounds(self._engine, each) for n, each in self._partitions.items()}
+            return found, {n: each.last_stable_offset for n, each in found.items()}, None
+        latest = int(self._engine.log.latest()) if timestamp is None else timestamp
+        reached = {
+            number: reach_at(self._engine, partition, latest)
+            for number, partition in self._partitions.items()
+        }
+        places = {number: each.place for number, each in reached.items()}
+        return {number: each.bounds for number, each in reached.items()}, places, latest
+
+    def _reached(self, places: Offsets, timestamp: int, ends: Offsets) -> Offsets:
+        return {
+            number: min(
+                max(reach_at(self._engine, partition, timestamp, places[number]).place,
+                    places[number]),
+                ends[number],
+            )
+            for number, partition in self._partitions.items()
+        }  # fmt: skip
+
+    def _cut(self, places: Offsets, parts: Offsets, ends: Offsets, latest: int | None) -> int:
+        """A timestamp up to which each partition gives about its part, one of them something."""
+        assert latest is not None
+        limit, first = latest, latest
+        for number, partition in self._partitions.items():
+            place = places[number]
+            begins = next_timestamp(self._engine, partition, place)
+            if begins is None or begins > latest:
+                continue
+            first = min(first, begins)
+            upto = place + parts[number]
+            if upto < ends[number]:
+                last = timestamp_before(self._engine, partition, place, upto)
+                limit = min(limit, begins - 1 if last is None else last)
+        return max(limit, first)
+
+    # -- checks ------------------------------------------------------------------------
+
+    def _resolved(
+        self,
+        option: str,
+        position: Position,
+        found: Mapping[int, Bounds],
+        ends: Offsets,
+        default: int,
+    ) -> Offsets:
+        """The offsets of option startingOffsets or endingOffsets."""
+        if isinstance(position, str):
+            default = EARLIEST if position == "earliest" else LATEST
+            position = {}
+        for number in position:
+            if number not in found:
+                raise ValueError(
+                    f"{option} names partition {number}: topic {self._info.name!r} has "
+                    f"{len(found)}, numbered from 0"
+                )
+        offsets = {}
+        for number, each in found.items():
+            offset = position.get(number, default)
+            if offset == EARLIEST:
+                offsets[number] = each.start
+            elif offset == LATEST:
+                offsets[number] = ends[number]
+            else:
+                offsets[number] = self._there(number, offset, each, f"option {option} names")
+        return offsets
+
+    def _checked(self, of: TopicOffset, offsets: Offsets, found: Mapping[int, Bounds]) -> Offsets:
+        """Offsets of a checkpoint; where messages are gone and may be, the nearest that are not."""
+        if of.id != self._info.id:
+            self._lost(
+                TopicNotFoundError,
+                f"the checkpoint is of a topic {of.topic!r} that was dropped (id {of.id}); another "
+                f"was made under its name (id {self._info.id})",
+                "with the new topic from its beginning",
+            )
+            return {number: each.start for number, each in found.items()}
+        return {
+            number: self._there(
+                number, offsets.get(number, each.start), each, "the checkpoint stands at"
+            )
+            for number, each in found.items()
+        }
+
+    def _there(self, number: int, offset: int, found: Bounds, who: str) -> int:
+        label = f"{who} offset {offset} of {self._partitions[number].label}"
+        if offset < found.start:
+            self._lost(
+                OffsetOutOfRangeError,
+                f"{label}, which begins at {found.start}: retention took what lies before",
+                f"at {found.start}",
+            )
+            return found.start
+        if offset > found.high_watermark:
+            self._lost(
+                OffsetOutOfRangeError,
+                f"{label}, which ends at {found.high_watermark}: the store is of an earlier time, "
+                "restored from a backup perhaps",
+                f"at {found.high_watermark}",
+            )
+            return found.high_watermark
+        return offset
+
+    def _lost(self, kind: type[Exception], what: str, instead: str) -> None:
+        if self._settings.fail_on_data_loss:
+            raise kind(
+                f"{what}. Begin with a new checkpoint, or set option failOnDataLoss to false to "
+                f"go on {instead}"
+            )
+        _log.warning("%s. Going on %s (failOnDataLoss is false)", what, instead)
+
+    def _at(
+        self,
+        offsets: Offsets,
+        begin: Offsets,
+        timestamp: int | None,
+        since: Offsets | None = None,
+    ) -> TopicOffset:
+        order = self._settings.order
+        return TopicOffset(self._info.name, self._info.id, order, offsets, begin, since, timestamp)
