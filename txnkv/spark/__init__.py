@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from txnkv.spark.each_batch import foreach_batch
 from txnkv.spark.java import require_java
 
 if importlib.util.find_spec("pyspark") is None:
@@ -31,9 +32,10 @@ if importlib.util.find_spec("pyspark") is None:
 if TYPE_CHECKING:
     from txnkv.spark.source import TxnkvDataSource
     from txnkv.table import Table
+    from txnkv.topic import Topic
     from txnkv.transaction import Transaction
 
-__all__ = ["TxnkvDataSource", "options", "register", "require_java"]
+__all__ = ["TxnkvDataSource", "foreach_batch", "options", "register", "require_java"]
 
 
 def register(spark: Any) -> None:
@@ -47,27 +49,35 @@ def register(spark: Any) -> None:
     spark.dataSource.register(TxnkvDataSource)
 
 
-def options(txn: Transaction, table: str | Table) -> dict[str, str]:
+def options(
+    txn: Transaction, table: str | Table | None = None, topic: str | Topic | None = None
+) -> dict[str, str]:
     """The options by which a Spark read or write joins a transaction.
 
     Args:
         txn: an open transaction. The caller keeps it alive, and commits it when its Spark
             jobs have ended.
-        table: the table to read or write.
+        table: the table to read or write; or
+        topic: the topic to write to.
 
     Returns:
-        `path` (absolute), `table` and `token`, for `.options(**...)`.
+        `path` (absolute), `table` or `topic`, and `token`, for `.options(**...)`.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        ValueError: not exactly one of table and topic is given.
+        TableNotFoundError, TopicNotFoundError: there is no such table or topic.
         InvalidTxnStateError: the transaction is not open.
     """
+    if (table is None) == (topic is None):
+        raise ValueError("give a table or a topic, one of both")
     txn.context.require_open("hand it to Spark")
-    return {
-        "path": str(Path(txn.client.path).resolve()),
-        "table": txn.client.table_info(table).name,
-        "token": str(txn.serialize()),
-    }
+    client = txn.client
+    what = (
+        {"table": client.table_info(table).name}
+        if table is not None
+        else {"topic": client.topic_info(cast("str | Topic", topic)).name}
+    )
+    return {"path": str(Path(client.path).resolve()), **what, "token": str(txn.serialize())}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,245 @@
+"""Several sinks, one commit: a function that is called for each micro batch, in a transaction.
+
+    Spark           checkpoint: offsets of batch 7     batch 7              checkpoint: 7 is done
+    foreach_batch                                   applied? begin, mark,
+                                                    ack, fn, COMMIT
+                                                            |
+                          tables, topics, subscription, (app id, 7): one commit point
+
+When Spark's process dies before it has noted that batch 7 is done, it runs batch 7 again, of the
+same rows. Then version 7 of the application is there, and `fn` is not called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from txnkv.client import Client
+from txnkv.coordinator import applications
+from txnkv.coordinator.applications import Mark
+from txnkv.coordinator.states import TxnState
+from txnkv.errors import InvalidTxnStateError, NotSupportedError
+from txnkv.spark import running
+from txnkv.spark.joining import client_of
+from txnkv.spark.settings import Place
+from txnkv.subscription import Subscription
+from txnkv.topics import cursors
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.cursors import Cursor
+from txnkv.topics.message import MessageId
+from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
+from txnkv.transaction import Transaction
+
+BatchFunction = Callable[[Any, int, Transaction], object]
+
+ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True)
+class ForeachBatch:
+    """What `foreach_batch` gives to Spark."""
+
+    place: Place
+    fn: BatchFunction
+    app_id: str
+    subscription: str | SubscriptionInfo | None
+    attempts: int
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """Do one batch, unless it is committed; called by Spark."""
+        mark = Mark(self.app_id, batch_id, running.query_id(frame))
+        client = client_of(self.place)
+        with client.instance.store.status.read() as cur:
+            if applications.is_applied(cur, mark):
+                return
+        with self._subscribed(client, frame, batch_id) as read:
+
+            def work(txn: Transaction) -> None:
+                txn.mark_applied(mark.app_id, mark.version, mark.source)
+                if read is not None:
+                    read.acknowledge(txn)
+                self.fn(frame, batch_id, txn)
+                if txn.context.ended is TxnState.ABORTED:  # or the batch would pass for done
+                    raise InvalidTxnStateError(
+                        f"fn rolled back the transaction of batch {batch_id}: raise an error "
+                        "instead, so that the query does not go on without the batch"
+                    )
+
+            client.run(work, attempts=self.attempts, timeout=None)
+
+    @contextmanager
+    def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[Read | None]:
+        """What the batch has read of the subscription's topic, while nobody else consumes it."""
+        if self.subscription is None:
+            yield None
+            return
+        ends = [end for end in running.end_offsets(frame, batch_id) if _is_topic(end, client)]
+        if isinstance(self.subscription, SubscriptionInfo):
+            info = self.subscription
+            yield Read(info, _ends_of(ends, info.topic, f"of {info}"))
+            return
+        topic = _only_topic(ends, client, self.subscription)
+        found = _ends_of(ends, topic.info, f"of subscription {self.subscription!r}")
+        with topic.subscribe(self.subscription) as subscription:
+            yield Read(subscription.info, found)
+
+
+def foreach_batch(
+    path: str | os.PathLike[str],
+    fn: BatchFunction,
+    app_id: str,
+    subscription: str | Subscription | None = None,
+    *,
+    attempts: int = ATTEMPTS,
+) -> ForeachBatch:
+    """A function for `writeStream.foreachBatch`: each micro batch is one transaction.
+
+    `fn(df, batch_id, txn)` writes any number of tables and topics, by Spark jobs with
+    `txnkv.spark.options(txn, table=...)` or `topic=...`, or by `txn` itself. When it returns, the
+    transaction commits; when it raises, nothing of the batch is there and the query fails. For a
+    batch that was committed before, it is not called.
+
+    Args:
+        path: the store's directory.
+        fn: called in the driver; what it returns is dropped. Where the data frame is used more
+            than once, `df.persist()` it.
+        app_id: names the application in the store. Never two queries at a time have one: the
+            second is refused.
+        subscription: an exclusive subscription of a txnkv topic that the query reads, or its name,
+            which nobody else consumes meanwhile. All that a batch has read is acknowledged in
+            its transaction; the query goes by its checkpoint, the subscription follows.
+        attempts: how often at most a batch is tried when the transaction meets an error that is
+            retriable, as a conflict: `fn` is called again, with a new transaction.
+
+    Raises:
+        StoreNotFoundError: there is none.
+        NotSupportedError: the subscription is shared, or the path is no directory.
+        ValueError, TypeError: an argument makes no sense.
+
+    A batch fails, and with it the query, for what `fn` raises, and with
+
+        ValueError: the application is driven by another query (this one's checkpoint is a new
+            one, say), until `client.forget_applied` lets it begin anew; or the query does not
+            read the subscription's topic.
+        AlreadyAppliedError: another driver committed this batch meanwhile.
+        UnavailableError: somebody else consumes the subscription.
+        AckConflictError: another transaction holds what the batch has read.
+        NotSupportedError: a subscription is given, and the query is one of Spark Connect, or
+            reads its topic with order=commit.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is called with a data frame, a batch and a transaction; {fn!r} cannot")
+    if attempts < 1:
+        raise ValueError(f"attempts is at least 1, not {attempts}")
+    place = Place(path=_directory(path))
+    named = _named(subscription)
+    Mark(app_id, 0)  # refuses what is no application id
+    if not _is_remote():
+        client_of(place).require_writable()
+    return ForeachBatch(place, fn, app_id, named, attempts)
+
+
+def _directory(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if "://" in text:
+        raise NotSupportedError(
+            f"path {text!r}: this version opens stores on this machine alone; give a directory"
+        )
+    return os.path.abspath(text)
+
+
+def _named(subscription: str | Subscription | None) -> str | SubscriptionInfo | None:
+    if subscription is None or (isinstance(subscription, str) and subscription):
+        return subscription
+    if not isinstance(subscription, Subscription):
+        raise TypeError(
+            "subscription is the name of one, or what topic.subscribe(...) gives, not "
+            f"{subscription!r}"
+        )
+    if subscription.info.type != EXCLUSIVE:
+        raise NotSupportedError(
+            f"{subscription.info} is {subscription.info.type}: its messages are delivered to many, "
+            "and a stream reads all of a topic. Take an exclusive one"
+        )
+    return subscription.info
+
+
+def _is_remote() -> bool:
+    from pyspark.sql.utils import is_remote
+
+    return bool(is_remote())
+
+
+# -- what a batch has read -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Read:
+    """Up to where a batch has read the topic of a subscription; offsets by partition number."""
+
+    info: SubscriptionInfo
+    ends: Mapping[int, int]
+
+    def acknowledge(self, txn: Transaction) -> None:
+        """Acknowledge all that was read and is not acknowledged.
+
+        Raises:
+            AckConflictError: another transaction has acknowledged a part of it.
+        """
+        with txn.client.instance.store.status.read() as cur:
+            found = cursors.load(cur, self.info.id)
+        for number, end in self.ends.items():
+            cursor = found.get(self.info.topic.partitions[number])
+            last = None if cursor is None else _last_pending(cursor, end)
+            if last is not None:
+                txn.ack_cumulative(self.info, MessageId(number, last))
+
+
+def _last_pending(cursor: Cursor, end: int) -> int | None:
+    """The last offset below `end` that is not deleted: all before it goes with it."""
+    last = end - 1
+    for low, high in reversed(list(cursor.deleted)):
+        if low <= last < high:
+            last = low - 1
+    return last if last >= cursor.mark else None
+
+
+def _is_topic(end: Mapping[str, Any], client: Client) -> bool:
+    if not {"topic", "id", "offsets"} <= end.keys():
+        return False
+    return end.get("store") in (None, client.instance.store.store_id)
+
+
+def _only_topic(ends: list[dict[str, Any]], client: Client, name: str) -> Any:
+    topics = sorted({end["topic"] for end in ends})
+    if len(topics) != 1:
+        read = f"reads the topics {', '.join(topics)}" if topics else "reads no topic of this store"
+        raise ValueError(
+            f"subscription {name!r} is of one topic, and the query {read}: give the subscription "
+            "itself (topic.subscribe), or leave it out"
+        )
+    return client.topic(topics[0])
+
+
+def _ends_of(ends: list[dict[str, Any]], topic: TopicInfo, what: str) -> dict[int, int]:
+    """The ends in a topic; where it is read twice, up to where both have come."""
+    ours = [end for end in ends if end["id"] == topic.id]
+    if not ours:
+        read = ", ".join(sorted({end["topic"] for end in ends})) or "no topic of this store"
+        raise ValueError(
+            f"the query does not read the topic {what}, {topic.name!r}; it reads {read}"
+        )
+    if any(end.get("order", "offset") != "offset" for end in ours):
+        raise NotSupportedError(
+            f"topic {topic.name!r} is read in the order of commits, and the acks {what} go by "
+            "offset: read it with order=offset, or leave the subscription out"
+        )
+    found: dict[int, int] = {}
+    for end in ours:
+        for number, offset in end["offsets"].items():
+            found[int(number)] = min(found.get(int(number), offset), offset)
+    return found
