@@ -54,6 +54,7 @@ from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of
 from txnkv.spark.settings_sinks import StreamWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
+from txnkv.spark.writing.changes import ChangesTarget
 from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
 from txnkv.transaction import Transaction
 
@@ -205,6 +206,13 @@ def _target_of(settings: StreamWrite) -> Target:
     if settings.topic is not None:
         return TopicTarget(settings.topic)
     assert settings.table is not None
+    if settings.operation_column is not None:
+        if settings.overwrite:
+            raise ValueError(
+                "option operationColumn is of changes, and output mode complete hands over all "
+                "rows anew: take mode append, or leave the option out"
+            )
+        return ChangesTarget(settings.table, settings.operation_column)
     return TableTarget(settings.table, settings.operation, settings.overwrite)
 
 
