@@ -17,6 +17,7 @@ from txnkv.consumer import Consumer
 from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
+from txnkv.diff_token import DiffToken
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -87,6 +88,7 @@ __all__ = [
     "CompactReport",
     "Consumer",
     "CorruptionError",
+    "DiffToken",
     "FetchResult",
     "HistoryExpiredError",
     "IncompatibleStoreError",

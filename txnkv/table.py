@@ -11,12 +11,14 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
+from txnkv.diff_token import DiffToken
 from txnkv.errors import ClosedError, HistoryExpiredError
 from txnkv.scan import Scan, unpin
 from txnkv.storage.dropped import WhenDropped
-from txnkv.tables import catalog, history, lookup, reading
+from txnkv.tables import catalog, diff, diff_tokens, history, lookup, reading
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.diff import diff as changes_between
+from txnkv.tables.diff import DiffRequest
+from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 from txnkv.tables.view import ReadView
 
@@ -166,12 +168,15 @@ class Table(Closing):
             client, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
-    def diff(self, start: At, end: At = None) -> pa.RecordBatchReader:
+    def diff(
+        self, start: At, end: At = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
         """The net change of each key with start < commit timestamp <= end.
 
         Args:
             start: a timestamp, aware datetime or snapshot.
             end: the same; the latest by default.
+            columns: names of columns of the table; all by default.
 
         Returns:
             Arrow batches, read as they are asked for: the columns of the table as they are at
@@ -181,13 +186,43 @@ class Table(Closing):
 
         Raises:
             HistoryExpiredError: `start` is older than the history that the store keeps.
+            SchemaError: there is no such column.
             ValueError: `start` is later than `end`, or one of them is in the future.
         """
+        return diff.diff(self._engine(), self._diff_request(start, end, columns))
+
+    def diff_tokens(
+        self,
+        start: At,
+        end: At = None,
+        columns: Sequence[str] | None = None,
+        rows: int = TOKEN_ROWS,
+    ) -> list[DiffToken]:
+        """Parts that together are `diff`, for other processes.
+
+        Keep a snapshot at `start` open until they have been read: it keeps the history that
+        they need.
+
+        Args:
+            start, end, columns: as for `diff`.
+            rows: about how many changes a part covers.
+
+        Returns:
+            Picklable tokens, none where nothing changed; `token.open(client)` reads one.
+
+        Raises:
+            As `diff`.
+        """
+        parts = diff_tokens.split(
+            self._engine(), self._diff_request(start, end, columns), max(1, rows)
+        )
+        return [DiffToken(one) for one in parts]
+
+    def _diff_request(self, start: At, end: At, columns: Sequence[str] | None) -> DiffRequest:
         if start is None:
             raise ValueError("diff takes the time to start from: a timestamp or aware datetime")
-        engine = self._engine()
         of = self._client.timestamp_of
-        return changes_between(engine, self.info, of(start), of(end))
+        return diff.request(self.info, of(start), of(end), columns)
 
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""

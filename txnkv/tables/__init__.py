@@ -9,5 +9,6 @@ changes, overlap, participant             validation, finalize, abort
 resolve, deltas                           delete stamps for what a commit replaced
 flush, compaction, history, upkeep        from memory to row sets, and fewer of them
 predicate, scan, reading, lookup, view    rows out
+diff, diff_events, diff_tokens            what changed between two snapshots
 engine                                    all of it, for the layers above
 """

@@ -8,13 +8,15 @@
     eel       -          insert 12, delete 15       -         nothing
 
 Stamps tell which keys something happened to: rows inserted or deleted in between, wherever a
-flush or a compaction has put them, and entries of memory. What was seen of those keys at the
-start and at the end is then looked up as by any other reader, a range of keys at a time.
+flush or a compaction has put them, and entries of memory (`diff_events`). What was seen of those
+keys at the start and at the end is then looked up as by any other reader, a range of keys at a
+time. Parts of it can be read by other processes (`diff_tokens`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -22,160 +24,134 @@ import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
-from txnkv.tables import lookup
+from txnkv.errors import SchemaError
+from txnkv.tables import diff_events, lookup
 from txnkv.tables.catalog import TableInfo
+from txnkv.tables.diff_events import Events
 from txnkv.tables.lookup import Found
-from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
+from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import KeyRange
-from txnkv.tables.row_set import RowSet
-from txnkv.tables.scan import plan_parts
-from txnkv.tables.scan_tokens import pieces
+from txnkv.tables.reading import Piece
 from txnkv.tables.schema import Schema
-from txnkv.tables.tablet import Pages
-from txnkv.tables.view import ReadView, Sight, first_stamp
+from txnkv.tables.view import ReadView, Sight
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
 
 OP: Final = "_op"
 COMMIT_TIMESTAMP: Final = "_commit_timestamp"
-_RANGE_ROWS: Final = 1 << 18
-
-Events = tuple[core.Keys, pa.UInt64Array]
-"""Keys, and when something happened to each; a key may come more than once."""
+_RANGE_EVENTS: Final = 1 << 18
 
 
-def diff_schema(schema: Schema) -> pa.Schema:
-    """The columns of a table, then what became of the row and by which commit."""
+@dataclass(frozen=True)
+class DiffRequest:
+    """A checked request for changes.
+
+    Attributes:
+        columns: of the table, those to read.
+        start, end: changes with start < commit timestamp <= end.
+    """
+
+    table: TableInfo
+    columns: tuple[str, ...]
+    start: Timestamp
+    end: Timestamp
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, then what became of the row and by which commit."""
+        return diff_schema(self.table.schema, self.columns)
+
+
+def request(
+    table: TableInfo, start: Timestamp, end: Timestamp, columns: Sequence[str] | None
+) -> DiffRequest:
+    """Check the arguments of a diff.
+
+    Raises:
+        SchemaError: there is no such column, or one has the name of a column that a diff adds.
+        ValueError: `start` is later than `end`.
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"columns is a list of names, as [{columns!r}]")
+    names = tuple(table.schema.names if columns is None else columns)
+    for name in names:
+        table.schema.position(name)
+        if name in (OP, COMMIT_TIMESTAMP):
+            raise SchemaError(
+                f"table {table.name!r} has a column {name!r}, and so has every diff: leave it "
+                "out by columns="
+            )
+    if start > end:
+        raise ValueError(f"diff goes from an earlier to a later time, not from {start} to {end}")
+    return DiffRequest(table, names, start, end)
+
+
+def diff_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
+    """Columns of a table, then what became of the row and by which commit."""
     added = [pa.field(OP, pa.string(), False), pa.field(COMMIT_TIMESTAMP, pa.int64(), False)]
-    return pa.schema([*schema.arrow, *added])
+    return pa.schema([*(schema.arrow.field(name) for name in columns), *added])
 
 
 def diff(
-    engine: TableEngine, table: TableInfo, start: Timestamp, end: Timestamp
+    engine: TableEngine, asked: DiffRequest, pieces: Sequence[Piece] | None = None
 ) -> pa.RecordBatchReader:
-    """The net changes with start < commit timestamp <= end, by tablet and key.
+    """The net changes of all keys, or of those in some pieces of the table, by tablet and key.
 
     Returns:
-        Batches in `diff_schema`, read as they are asked for. `_op` is "insert", "update" or
-        "delete"; a row is as it is at `end`, a deleted one as it was at `start`;
-        `_commit_timestamp` is that of the last change of the key in between.
+        Batches, read as they are asked for. `_op` is "insert", "update" or "delete"; a row is
+        as it is at the end, a deleted one as it was at the start; `_commit_timestamp` is that of
+        the last change of the key in between.
 
     Raises:
-        HistoryExpiredError: `start` is older than the history.
-        ValueError: `start` is later than `end`.
+        TableNotFoundError: the table was dropped.
+        HistoryExpiredError: the start is older than the history.
     """
-    if start > end:
-        raise ValueError(f"diff goes from an earlier to a later time, not from {start} to {end}")
-    engine.require_live(table)
-    sights, pins = ReadView(start).pinned(engine, engine.tablets(table))
-    schema = diff_schema(table.schema)
+    if pieces is None:
+        pieces = [Piece(id, KeyRange()) for id in asked.table.tablets]
+    sights, pins = sights_of(engine, asked, {piece.tablet_id for piece in pieces})
+    schema = asked.schema
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
-            for before in sights:
-                after = Sight.of(before.tablet, end, before.state, None, ())
-                yield from _tablet(before, after, schema)
+            for piece in pieces:
+                before, after = sights[piece.tablet_id]
+                yield from _changes_in(before, after, piece.key_range, schema)
         finally:
             pins.release()
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _tablet(before: Sight, after: Sight, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    parts = plan_parts(after, KeyRange())
-    for piece, _ in pieces(after.tablet, parts, _RANGE_ROWS):
-        happened = _last(list(_events(before, after, piece.key_range)))
+def sights_of(
+    engine: TableEngine, asked: DiffRequest, tablet_ids: set[int]
+) -> tuple[dict[int, tuple[Sight, Sight]], Pins]:
+    """What is seen of some tablets at the start and at the end, while the pins are held.
+
+    Raises:
+        As `diff`.
+    """
+    engine.require_live(asked.table)
+    # The end may be a snapshot of another process, with commits that are not here yet.
+    engine.log.tail(asked.end)
+    tablets = [tablet for tablet in engine.tablets(asked.table) if tablet.id in tablet_ids]
+    found, pins = ReadView(asked.start).pinned(engine, tablets)
+    return {
+        sight.tablet.id: (sight, Sight.of(sight.tablet, asked.end, sight.state, None, ()))
+        for sight in found
+    }, pins
+
+
+def _changes_in(
+    before: Sight, after: Sight, key_range: KeyRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    start = int(before.snapshot)
+    for part, _ in diff_events.cut(after, start, key_range, _RANGE_EVENTS):
+        happened = diff_events.last(list(diff_events.events(after, start, part)))
         if happened is not None:
             batch = _changes(before, after, happened, schema)
             if batch.num_rows:
                 yield batch
-
-
-# -- what happened ---------------------------------------------------------------------
-
-
-def _events(before: Sight, after: Sight, key_range: KeyRange) -> Iterator[Events]:
-    start, end = int(before.snapshot), int(after.snapshot)
-    low, high = key_range.low, key_range.high
-    memory = after.state.memory
-    if memory.n:
-        entries = memory.select(low, high, max(start, after.after), end)
-        if entries.n:
-            yield entries.keys, entries.stamps
-    touched = [
-        info
-        for info in (*after.unresolved, *after.settled)
-        if max(int(info.stamp or 0), info.max_delete) > start
-        and info.max_key >= (low or b"")
-        and (high is None or info.min_key < high)
-    ]
-    if not touched:
-        return
-    with after.tablet.read() as pages:
-        for info in touched:
-            row_set = after.tablet.row_set(info)
-            for number in row_set.blocks_between(pages, low, high):
-                for keys, stamps in _of_block(row_set, info, pages, number, start, end):
-                    yield from _inside(keys, stamps, key_range)
-
-
-def _of_block(
-    row_set: RowSet, info: RowSetInfo, pages: Pages, number: int, start: int, end: int
-) -> Iterator[Events]:
-    """Keys of rows that were inserted or deleted with start < stamp <= end, copied."""
-    keys = row_set.keys(pages, number)
-    stamp = int(info.stamp or 0)
-    if stamp > start and first_stamp(info) <= end:
-        inserts = row_set.inserts(pages, number)
-        if info.uniform or inserts is None:
-            yield core.Keys.concat([keys]), pa.repeat(pa.scalar(stamp, pa.uint64()), keys.n)
-        else:
-            fresh = pc.and_(
-                pc.greater(inserts, pa.scalar(start, pa.uint64())),
-                pc.less_equal(inserts, pa.scalar(end, pa.uint64())),
-            )
-            rows = core.Bitmap.from_arrow(fresh).positions()
-            if rows.n:
-                yield keys.gather(rows), inserts.take(rows.to_arrow())
-    delta = None if info.kind == TOMBSTONES else row_set.deletes(pages, number)
-    if delta is not None:
-        numbers, stamps = delta
-        fresh = pc.and_(
-            pc.greater(stamps, pa.scalar(start, pa.uint64())),
-            pc.less_equal(stamps, pa.scalar(end, pa.uint64())),
-        )
-        numbers = numbers.filter(fresh)
-        if len(numbers):
-            yield keys.gather(core.Rows.from_arrow(numbers)), stamps.filter(fresh)
-
-
-def _inside(keys: core.Keys, stamps: pa.UInt64Array, key_range: KeyRange) -> Iterator[Events]:
-    """Those of ascending keys that are in the range."""
-    low, high = key_range.low, key_range.high
-    lo = 0 if low is None else core.lower_bound(keys, low)
-    hi = keys.n if high is None else core.lower_bound(keys, high)
-    if lo < hi:
-        yield keys.slice(lo, hi - lo), stamps.slice(lo, hi - lo)
-
-
-def _last(events: Sequence[Events]) -> Events | None:
-    """Each key once, strictly ascending, with the last thing that happened to it."""
-    if not events:
-        return None
-    keys = core.Keys.concat([keys for keys, _ in events])
-    stamps = pa.concat_arrays([stamps for _, stamps in events])
-    latest = pc.sort_indices(stamps, sort_keys=[("", "descending")]).cast(pa.uint32())
-    keys = keys.gather(core.Rows.from_arrow(latest))
-    stamps = stamps.take(latest)
-    order = core.sort_keys(keys)  # stable: of equal keys the latest comes first
-    if order is not None:
-        keys, stamps = keys.gather(order), stamps.take(order.to_arrow())
-    doubles = core.mark_duplicates(keys, None)
-    if doubles.count:
-        once = doubles.zeros()
-        keys, stamps = keys.gather(once), stamps.take(once.to_arrow())
-    return keys, stamps
 
 
 # -- what became of it -----------------------------------------------------------------
@@ -183,7 +159,7 @@ def _last(events: Sequence[Events]) -> Events | None:
 
 def _changes(before: Sight, after: Sight, happened: Events, schema: pa.Schema) -> pa.RecordBatch:
     keys, stamps = happened
-    names = [name for name in schema.names if name not in (OP, COMMIT_TIMESTAMP)]
+    names = schema.names[:-2]
     was = _stamps(lookup.search(before, keys, (), stamps=True), keys.n)
     found = lookup.search(after, keys, names, stamps=True)
     now = _stamps(found, keys.n)
