@@ -18,6 +18,7 @@ from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema
 from txnkv.topic import Topic
 from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.typed_values import ValueSchema, declared
 
 if TYPE_CHECKING:
     from txnkv.client import Client
@@ -130,6 +131,7 @@ class CatalogOperations:
         retention_bytes: int | None = None,
         compression: str | None = None,
         exists_ok: bool = False,
+        value_schema: ValueSchema | None = None,
     ) -> Topic:
         """Make a topic. Takes effect at once, outside of transactions.
 
@@ -144,9 +146,14 @@ class CatalogOperations:
             retention_bytes: of a partition, what is older than so many bytes may go.
             compression: None, "lz4" or "zstd".
             exists_ok: return the topic of this name when there is one that was made alike.
+            value_schema: columns of which each value is a row, as those of a `Schema`
+                ({"id": "int64", "note": "string?"}) or a `pyarrow.Schema`; None: bytes. No column
+                has the name of what messages have beside: key, headers, timestamp, partition,
+                offset, txn_id. It stays as it is.
 
         Raises:
             TopicExistsError: the name is taken (with exists_ok: by a topic that is different).
+            SchemaError: a column of values has a type or name that it cannot have.
             ValueError: an argument makes no sense.
         """
         self.require_writable()
@@ -156,6 +163,7 @@ class CatalogOperations:
             compression=compression,
             retention_seconds=retention_seconds,
             retention_bytes=retention_bytes,
+            value_schema=declared(value_schema),
         )
         topics = self.instance.topics
         try:

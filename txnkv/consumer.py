@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.core import MESSAGES
-from txnkv.errors import ClosedError
+from txnkv.errors import ClosedError, CorruptionError
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.commit_reader import CommitReader
 from txnkv.topics.log_view import bounds, offset_for_time
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader, PartitionReader
+from txnkv.topics.values import ValueCodec
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.whole_order import WholeOrder
 
@@ -122,7 +123,7 @@ class Consumer(Closing):
         txn_id = self._client.instance.coordinator.txn_id
         messages: list[Message] = []
         for number, rows in self._poll(max_messages, timeout):
-            messages += messages_of(rows, number, txn_id)
+            messages += messages_of(rows, number, txn_id, self._topic.options.codec)
         return messages
 
     def poll_batch(
@@ -133,13 +134,20 @@ class Consumer(Closing):
         Returns:
             Columns offset, partition, timestamp, key (null: none), value (may be null), headers
             (null: none, else for `txnkv.core.decode_headers`), txn_id (the local id, 0: none).
-            No rows when the time was over.
+            In place of value, where the topic has a value schema, its columns: all of them null
+            where there is no value. No rows when the time was over.
+
+        Raises:
+            CorruptionError: also when a value is not of the topic's value schema; the position
+                is behind these messages, and `poll` gives those that can be read.
         """
-        parts = [_numbered(number, rows) for number, rows in self._poll(max_messages, timeout)]
+        codec = self._topic.options.codec
+        found = self._poll(max_messages, timeout)
+        parts = [self._typed(_numbered(number, rows), codec) for number, rows in found]
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            return pa.RecordBatch.from_pylist([], schema=MESSAGE_COLUMNS)
+            return self._typed(pa.RecordBatch.from_pylist([], schema=MESSAGE_COLUMNS), codec)
         return pa.concat_batches(parts)
 
     def __iter__(self) -> Iterator[Message]:
@@ -285,6 +293,22 @@ class Consumer(Closing):
             return self._wait(most, Waiting(self._engine, deadline(timeout), self._require_open))
         finally:
             self._user = None
+
+    def _typed(self, rows: pa.RecordBatch, codec: ValueCodec | None) -> pa.RecordBatch:
+        """With the columns of values in place of value."""
+        if codec is None:
+            return rows
+        try:
+            values = codec.decode(rows.column("value"))
+        except CorruptionError as error:
+            number, offset = rows.column("partition")[0], rows.column("offset")[0]
+            raise CorruptionError(
+                f"topic {self._topic.name!r}, partition {number}, from offset {offset} on: {error}"
+            ) from None
+        at = rows.schema.get_field_index("value")
+        columns, fields = rows.columns, list(rows.schema)
+        columns[at : at + 1], fields[at : at + 1] = values.columns, list(values.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
     def _wait(self, most: int, waiting: Waiting) -> _Parts:
         while True:

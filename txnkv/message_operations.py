@@ -31,7 +31,7 @@ class MessageOperations(ABC):
     def send(
         self,
         topic: str | Topic,
-        value: bytes | str | None,
+        value: Any,
         key: bytes | str | None = None,
         partition: int | None = None,
         headers: Any = None,
@@ -41,8 +41,9 @@ class MessageOperations(ABC):
 
         Args:
             topic: to which.
-            value: bytes; text is sent as UTF-8.
-            key: the same. Messages of one key go to one partition, in their order.
+            value: bytes; text is sent as UTF-8. Where the topic has a value schema, a row of it:
+                a dict, a tuple in schema order or a dataclass. None: no value.
+            key: bytes or text. Messages of one key go to one partition, in their order.
             partition: the number of the partition; by default it follows from the key, and
                 without one all that is flushed together goes to one.
             headers: pairs of a name and bytes, or a mapping.
@@ -50,6 +51,7 @@ class MessageOperations(ABC):
 
         Raises:
             TypeError, ValueError: one of these is not what it should be.
+            SchemaError: the value is not of the topic's value schema.
             TopicNotFoundError: there is no such topic, or it was dropped.
             InvalidTxnStateError: the transaction is not open.
         """
@@ -63,7 +65,8 @@ class MessageOperations(ABC):
             data: pyarrow, pandas, polars, or any object with `__arrow_c_stream__` or
                 `__arrow_c_array__`: column value (binary or string), and where wanted key,
                 headers (binary as a reader gives them, map, or list of name and value),
-                timestamp (with a time zone) and partition.
+                timestamp (with a time zone) and partition. Where the topic has a value schema,
+                its columns in place of value; a row in which all of them are null has no value.
 
         Raises:
             SchemaError: a column is missing, not known or of another type. Nothing is sent.

@@ -54,7 +54,7 @@ class OwnSession(RowOperations, MessageOperations):
     def send(
         self,
         topic: str | Topic,
-        value: bytes | str | None,
+        value: Any,
         key: bytes | str | None = None,
         partition: int | None = None,
         headers: Any = None,

@@ -39,6 +39,7 @@ from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
 from txnkv.topics.partitioner import Sticky, spread
 from txnkv.topics.sending import PATIENCE, Delivered, Sender
+from txnkv.typed_values import encoder_of
 
 if TYPE_CHECKING:
     from txnkv.client import Client
@@ -96,6 +97,7 @@ class Producer(Closing):
         self._name = name
         self._linger = linger
         self._batch_bytes = batch_bytes
+        self._encode = encoder_of(topic)
         self._sender = Sender(client.instance.topics, topic, name, patience)
         self._sticky = Sticky()
         self._pid = os.getpid()
@@ -139,8 +141,9 @@ class Producer(Closing):
         """Give a message on its way.
 
         Args:
-            value: bytes, text (as UTF-8) or None.
-            key: the same; messages of one key go to one partition.
+            value: bytes, text (as UTF-8) or None; of a topic with a value schema a row, as
+                `txn.send` takes it.
+            key: bytes, text or None; messages of one key go to one partition.
             partition: its number; by default it is chosen.
             headers: list of (name, bytes), or a mapping.
             timestamp: an aware datetime; by default when it is sent.
@@ -153,10 +156,13 @@ class Producer(Closing):
 
         Raises:
             TypeError, ValueError: the message is none, or too large.
+            SchemaError: its value is not of the topic's value schema.
             ProducerFencedError, TopicNotFoundError: it was fenced before, or the topic dropped.
             ClosedError: it was closed, or belongs to the process that this one was forked from.
         """
         self._require_usable()
+        if self._encode is not None:
+            value = self._encode(value)
         row: Pending
         if type(value) is bytes and key is partition is headers is timestamp is None:
             row = value

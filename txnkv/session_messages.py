@@ -21,6 +21,7 @@ from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.topics import catalog, message_batches, messages
 from txnkv.topics.message import MessageId
+from txnkv.typed_values import Encode, encoder_of
 from txnkv.write_result import WriteResult
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 def _nothing(message: Any) -> None: ...
 
 
-_ShortCut: TypeAlias = "tuple[str | Topic | None, Callable[[Any], None]]"
-"""Where messages are put without ado, while the topic stays the same."""
+_ShortCut: TypeAlias = "tuple[str | Topic | None, Callable[[Any], None], Encode | None]"
+"""Where messages are put without ado, while the topic stays the same; and how values become
+bytes, where they are typed.
+"""
 
-_NONE: Final[_ShortCut] = (None, _nothing)
+_NONE: Final[_ShortCut] = (None, _nothing, None)
 
 
 class SessionMessages(MessageOperations):
@@ -73,14 +76,16 @@ class SessionMessages(MessageOperations):
     def send(
         self,
         topic: str | Topic,
-        value: bytes | str | None,
+        value: Any,
         key: bytes | str | None = None,
         partition: int | None = None,
         headers: Any = None,
         timestamp: Any = None,
     ) -> None:
         """Send one message; see `MessageOperations.send`."""
-        to, put = self._short
+        to, put, encode = self._short
+        if topic is to and encode is not None:
+            value = encode(value)
         if (
             topic is to
             and value.__class__ is bytes
@@ -99,11 +104,15 @@ class SessionMessages(MessageOperations):
             self._context.look_open("send")
         info = self._client.topic_info(topic)
         catalog.require_writable(info)
+        if topic is not to or encode is None:
+            encode = encoder_of(info)
+            if encode is not None:
+                value = encode(value)
         count = len(info.partitions)
         put = self._sending.appender(info)
         put(messages.pending(value, key, partition, headers, timestamp, count))
         if self._mode == "manual":
-            self._short = topic, put
+            self._short = topic, put, encode
         self._after_call()
 
     def send_batch(self, topic: str | Topic, data: Any) -> WriteResult:
@@ -112,11 +121,12 @@ class SessionMessages(MessageOperations):
         info = self._client.topic_info(topic)
         catalog.require_writable(info)
         given, batches = ingest.open_stream(data)
-        message_batches.check_columns(given)
+        codec = info.options.codec
+        message_batches.check_columns(given, codec)
         if self.has_pending:
             self.flush()
         streamed = isinstance(data, pa.RecordBatchReader)
-        outgoing = message_batches.outgoing_of(batches, len(info.partitions))
+        outgoing = message_batches.outgoing_of(batches, len(info.partitions), codec)
         parcels: Any = self._sending.parcels_of(info, outgoing)
         if not streamed:  # looked at as a whole before any of it is sent
             parcels = list(parcels)

@@ -22,6 +22,7 @@ from txnkv.topics.leases import LeaseReader
 from txnkv.topics.message import Message, MessageId
 from txnkv.topics.redelivery import Delivery, ExclusiveReader
 from txnkv.topics.subscriptions import EXCLUSIVE, Place, SubscriptionInfo, Subscriptions
+from txnkv.topics.values import Encoded
 from txnkv.topics.waiting import Waiting, deadline
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def subscribe(
     )
     info = client.instance.topics.subscriptions.make(info, start)
     if dead_letter is not None:
-        client.create_topic(dead_letter, exists_ok=True)
+        schema = topic.options.value_schema
+        client.create_topic(dead_letter, exists_ok=True, value_schema=schema)
     return Subscription(client, info, numbers)
 
 
@@ -201,7 +203,7 @@ class Subscription(Closing):
             with self._client.transaction() as txn:
                 txn.send(
                     topic,
-                    message.value,
+                    None if message.raw is None else Encoded(message.raw),
                     key=message.key,
                     headers=[*message.headers, *headers],
                     timestamp=message.timestamp,

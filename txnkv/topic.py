@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from txnkv.closing import Closing
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.fetch import FetchResult, fetch
@@ -42,6 +44,11 @@ class Topic(Closing):
     def buffer(self) -> str:
         """Where messages of open transactions wait: "marker" or "sidecar"."""
         return self.info.buffer
+
+    @property
+    def value_schema(self) -> pa.Schema | None:
+        """The columns of values, as they were declared; None where values are bytes."""
+        return self.info.options.value_schema
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"

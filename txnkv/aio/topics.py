@@ -46,6 +46,11 @@ class AsyncTopic:
         """How many partitions there are."""
         return self.blocking.partitions
 
+    @property
+    def value_schema(self) -> pa.Schema | None:
+        """The columns of values; None where they are bytes."""
+        return self.blocking.value_schema
+
     async def end_offsets(self) -> dict[int, int]:
         """For each partition the offset behind its last message."""
         return await self._calls(self.blocking.end_offsets)

@@ -115,7 +115,7 @@ class ValueLayout:
         try:
             return self._rows.decode_one(value[len(self._head) :])
         except CoreError as error:
-            raise DamagedValueError(str(error)) from None
+            raise DamagedValueError(str(error).partition(". Check")[0]) from None
 
     def _damage(self, value: bytes) -> str:
         """What is wrong with a value that the core refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final
 
 import apsw
@@ -56,7 +57,7 @@ class TopicOptions:
         if self.value_schema is not None:
             values.require_declarable(self.value_schema)
 
-    @property
+    @cached_property
     def codec(self) -> ValueCodec | None:
         """Encodes and decodes values; None where they are bytes."""
         return None if self.value_schema is None else value_codec(self.value_schema)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from txnkv import core
 from txnkv.coordinator.ids import TxnId
+from txnkv.errors import CorruptionError
+from txnkv.topics.values import ValueCodec
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,7 +28,7 @@ class Message:
     """One message of a topic. What needs work to be read is made when it is asked for.
 
     Attributes:
-        value: bytes, or None.
+        value: bytes, or None; of a topic with a value schema a dict, or None.
         key: bytes, or None.
         partition: its number.
         offset: its place in the partition.
@@ -33,6 +36,8 @@ class Message:
     """
 
     __slots__ = ("_headers", "_micros", "key", "offset", "partition", "txn_id", "value")
+
+    value: Any
 
     def __init__(
         self,
@@ -64,6 +69,12 @@ class Message:
         self.txn_id = txn_id
 
     @property
+    def raw(self) -> bytes | None:
+        """The bytes of the value, as they are stored."""
+        found: bytes | None = self.value
+        return found
+
+    @property
     def id(self) -> MessageId:
         """Partition and offset."""
         return MessageId(self.partition, self.offset)
@@ -79,7 +90,7 @@ class Message:
         return _EPOCH + timedelta(microseconds=self._micros)
 
     def _content(self) -> tuple[object, ...]:
-        return (self.value, self.key, self._headers or None, self._micros, self.id, self.txn_id)
+        return (self.raw, self.key, self._headers or None, self._micros, self.id, self.txn_id)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and self._content() == other._content()
@@ -89,11 +100,74 @@ class Message:
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f" key={_shown(self.key)}"
-        return f"<Message {self.partition}:{self.offset}{key} {_shown(self.value)}>"
+        return f"<Message {self.partition}:{self.offset}{key} {self._shown_value()}>"
+
+    def _shown_value(self) -> str:
+        return _shown(self.raw)
+
+
+class TypedMessage(Message):
+    """A message of a topic with a value schema; its value is read when it is asked for."""
+
+    __slots__ = ("_codec", "_raw", "_row")
+
+    _raw: bytes | None
+    _row: dict[str, Any] | None
+
+    def __init__(self, codec: ValueCodec, value: bytes | None, *others: Any) -> None:
+        """Made by readers.
+
+        Args:
+            codec: of the topic.
+            value: its bytes.
+            *others: as `Message` takes them.
+        """
+        self._codec = codec
+        super().__init__(value, *others)
+
+    @property
+    def value(self) -> Any:
+        """A dict, or None.
+
+        Raises:
+            CorruptionError: its bytes are not of the topic's value schema; they are `raw`.
+            ValueError: it has a date or time that Python has not.
+        """
+        if self._row is None and self._raw is not None:
+            try:
+                self._row = self._codec.decode_one(self._raw)
+            except CorruptionError as error:
+                raise CorruptionError(
+                    f"partition {self.partition}, offset {self.offset}: {error}"
+                ) from None
+        return self._row
+
+    @value.setter
+    def value(self, raw: bytes | None) -> None:
+        self._raw = raw
+        self._row = None
+
+    @property
+    def raw(self) -> bytes | None:
+        """The bytes of the value, as they are stored."""
+        return self._raw
+
+    def _shown_value(self) -> str:
+        try:
+            return repr(self.value)
+        except (CorruptionError, ValueError):
+            return _shown(self._raw)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        places = (self._micros, self.partition, self.offset, self.txn_id)
+        return TypedMessage, (self._codec, self._raw, self.key, self._headers, *places)
 
 
 def messages_of(
-    batch: pa.RecordBatch, partition: int, txn_id: Callable[[int], TxnId]
+    batch: pa.RecordBatch,
+    partition: int,
+    txn_id: Callable[[int], TxnId],
+    codec: ValueCodec | None = None,
 ) -> list[Message]:
     """Messages of what `core.decode` gives.
 
@@ -101,13 +175,15 @@ def messages_of(
         batch: columns offset, timestamp, key, value, headers, txn_id (0: none).
         partition: its number.
         txn_id: gives the id of 128 bits of a local one.
+        codec: of the topic, if it has one.
     """
     micros = batch.column("timestamp").view(pa.int64()).to_pylist()
     locals_ = batch.column("txn_id").to_pylist()
     ids = {local: txn_id(local) if local else None for local in set(locals_)}
+    make = Message if codec is None else partial(TypedMessage, codec)
     columns = (batch.column(name).to_pylist() for name in ("value", "key", "headers", "offset"))
     return [
-        Message(value, key, headers, at, partition, offset, ids[local])
+        make(value, key, headers, at, partition, offset, ids[local])
         for value, key, headers, offset, at, local in zip(*columns, micros, locals_, strict=True)
     ]
 

@@ -5,6 +5,8 @@ key        binary or text; null: none
 headers    binary, as a reader gives them; or list<struct<name, value>>, or map<name, value>
 timestamp  with a time zone; null: when it is flushed
 partition  an integer; null: it is chosen
+
+Of a topic with a value schema, its columns stand in place of value.
 """
 
 from __future__ import annotations
@@ -18,19 +20,31 @@ import pyarrow.compute as pc
 from txnkv import core
 from txnkv.errors import SchemaError
 from txnkv.topics.messages import MAX_VALUE_BYTES, TIME, Outgoing, lean
+from txnkv.topics.values import ValueCodec
 
 COLUMNS: Final = ("value", "key", "headers", "timestamp", "partition")
+_BESIDE: Final = COLUMNS[1:]
 _ROWS: Final = 1 << 18
 _BYTES: Final = 64 << 20
 
 
-def check_columns(given: pa.Schema) -> None:
+def check_columns(given: pa.Schema, codec: ValueCodec | None = None) -> None:
     """Refuse data that is not of messages, by its schema alone.
+
+    Args:
+        given: of the data.
+        codec: of the topic, if it has one.
 
     Raises:
         SchemaError: a column is missing, not known, there twice or of another type.
     """
     names = given.names
+    if codec is not None:
+        codec.require(pa.schema([field for field in given if field.name not in _BESIDE]))
+        given = pa.schema([field for field in given if field.name in _BESIDE])
+        for field in given:
+            _demand(field.name, field.type)
+        return
     if len(set(names)) != len(names):
         raise SchemaError(f"the data has a column twice: {', '.join(names)}")
     unknown = [name for name in names if name not in COLUMNS]
@@ -45,8 +59,15 @@ def check_columns(given: pa.Schema) -> None:
         _demand(field.name, field.type)
 
 
-def outgoing_of(batches: Iterable[pa.RecordBatch], partitions: int) -> Iterator[Outgoing]:
-    """Batches whose columns were checked, as messages for a topic of so many partitions.
+def outgoing_of(
+    batches: Iterable[pa.RecordBatch], partitions: int, codec: ValueCodec | None = None
+) -> Iterator[Outgoing]:
+    """Batches whose columns were checked, as messages for a topic.
+
+    Args:
+        batches: the data.
+        partitions: how many the topic has.
+        codec: of the topic, if it has one.
 
     Raises:
         SchemaError: a value does not fit.
@@ -55,6 +76,10 @@ def outgoing_of(batches: Iterable[pa.RecordBatch], partitions: int) -> Iterator[
     for whole in batches:
         for batch in _cut(whole):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if codec is not None:
+                row = [name for name in columns if name not in _BESIDE]
+                beside = {name: columns[name] for name in columns if name in _BESIDE}
+                columns = {"value": codec.encode(batch.select(row)), **beside}
             given = columns.pop("partition", None)
             arrays = {name: _column(name, columns[name]) for name in COLUMNS if name in columns}
             yield lean(arrays, None if given is None else _numbers(given, partitions))

@@ -117,7 +117,8 @@ class Source:
         self._large.update(reader.large)
         rows = reader.take(AHEAD)
         txn_id = self._engine.coordinator.txn_id
-        messages = messages_of(rows, self.partition.number, txn_id)
+        codec = self.partition.topic.options.codec
+        messages = messages_of(rows, self.partition.number, txn_id, codec)
         with self._lock:
             for message in messages:
                 self._ready.append(Read(self._note(message.offset), message))
@@ -265,12 +266,14 @@ def read_range(
         return
     start = bounds(engine, partition).start
     reader = OffsetReader(engine, partition, max(first, start), "read_committed", _BACK_BYTES)
+    number, txn_id = partition.number, engine.coordinator.txn_id
+    codec = partition.topic.options.codec
     while reader.position < last:
         if not reader.load():
             if not reader.moved:
                 return
             continue
-        for message in messages_of(reader.take(AHEAD), partition.number, engine.coordinator.txn_id):
+        for message in messages_of(reader.take(AHEAD), number, txn_id, codec):
             if message.offset >= last:
                 return
             yield message

@@ -52,6 +52,10 @@ def require_declarable(schema: pa.Schema) -> None:
             raise SchemaError(f"column {field.name!r} of a value schema cannot be {field.type}")
 
 
+class Encoded(bytes):
+    """A value that a codec made: it is sent as it is, to a topic of the same schema."""
+
+
 class ValueCodec:
     """Values of one schema, to bytes and back. Picklable, and shared by threads.
 
