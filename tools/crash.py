@@ -93,8 +93,7 @@ def _examine_aborted_jobs(client: txnkv.Client, said: Sequence[str]) -> list[str
 PLANS: Final[dict[str, Plan]] = {
     "directory.before_format": Plan(("create",)),
     "lmdb.before_commit": Plan(
-        ("commit", "rollback", "log", "topics_commit", "topics_rollback", "topics_alone", "job"),
-        every=1,
+        ("commit", "rollback", "log", "topics_commit", "topics_rollback", "topics_alone"), every=1
     ),
     "lmdb.after_commit": Plan(
         ("commit", "rollback", "log", "topics_commit", "topics_small"), every=4
@@ -109,9 +108,6 @@ PLANS: Final[dict[str, Plan]] = {
             "topics_rollback",
             "topics_small",
             "topics_alone",
-            "job",
-            "job_rollback",
-            "job_abort",
         ),
         every=1,
     ),

@@ -17,7 +17,7 @@ from tools.crash_topics import ACKNOWLEDGED, TOPICS, committed, partitions
 from txnkv.job import Job
 from txnkv.topics import staged_append, staged_writer
 
-MESSAGES: Final = 12
+MESSAGES: Final = 6
 """Of an attempt, to each partition."""
 
 Say = Callable[..., None]
@@ -38,7 +38,7 @@ def load(path: str, say: Say, write: Write, end: str) -> None:
         end: "commit"; "rollback"; "abort" of the job, then the rows are written without it.
     """
     staged_writer.FRAME_BYTES = 256  # type: ignore[misc]
-    staged_append.APPEND_BYTES = 700  # type: ignore[misc]
+    staged_append.APPEND_BYTES = 1200  # type: ignore[misc]
     client = txnkv.connect(path, create=False)
     txn = client.new_transaction()
     job = Job.start(txn)

@@ -99,6 +99,7 @@ def extend(path: Path, at: int, lots: Sequence[tuple[int, Sequence[bytes]]]) -> 
         lots: partition ids, and batches for each.
 
     Raises:
+        FileNotFoundError: somebody has removed it.
         StorageFullError: no room; the file ends at `at`.
         UnavailableError: the disk failed.
     """
@@ -115,6 +116,8 @@ def extend(path: Path, at: int, lots: Sequence[tuple[int, Sequence[bytes]]]) -> 
             raise
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise _translated(error, path) from error
 
@@ -155,7 +158,7 @@ def frames(path: Path, file: StagedFile) -> list[Frame]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise _damaged(path, file, "it is missing") from None
+        raise missing(path, file) from None
     try:
         size = os.fstat(descriptor).st_size
         if size < file.bytes:
@@ -191,7 +194,7 @@ def read(path: Path, file: StagedFile, wanted: Sequence[Frame]) -> list[Run]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise _damaged(path, file, "it is missing") from None
+        raise missing(path, file) from None
     try:
         return [_run(descriptor, path, file, frame) for frame in wanted]
     except OSError as error:
@@ -214,6 +217,11 @@ def _run(descriptor: int, path: Path, file: StagedFile, frame: Frame) -> Run:
     except CoreError as error:
         raise _damaged(path, file, f"frame at byte {frame.at - FRAME_BYTES}: {error}") from None
     return Run(data, count)
+
+
+def missing(path: Path, file: StagedFile) -> CorruptionError:
+    """The error for a file that should be there."""
+    return _damaged(path, file, "it is missing")
 
 
 def _damaged(path: Path, file: StagedFile, what: str) -> CorruptionError:

@@ -42,7 +42,7 @@ def register(cur: apsw.Cursor, txn_id: int, job_id: str, attempt: str) -> Staged
     Raises:
         TxnNotFoundError, InvalidTxnStateError: the transaction is not OPEN, or its job ended.
     """
-    _require_running(cur, txn_id, job_id)
+    require_running(cur, txn_id, job_id)
     status_table.register_participant(cur, txn_id, KIND, [0])
     boot = boot_id()
     cur.execute(
@@ -58,11 +58,16 @@ def count(cur: apsw.Cursor, file: StagedFile, upto: int) -> None:
     Raises:
         TxnNotFoundError, InvalidTxnStateError: as for `register`.
     """
-    _require_running(cur, file.txn_id, file.job_id)
+    require_running(cur, file.txn_id, file.job_id)
     cur.execute("UPDATE staged_sends SET bytes = ? WHERE id = ?", (upto, file.id))
 
 
-def _require_running(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
+def require_running(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
+    """Refuse who comes too late.
+
+    Raises:
+        TxnNotFoundError, InvalidTxnStateError: the transaction is not OPEN, or its job ended.
+    """
     status_table.get_open(cur, txn_id, "send messages")
     jobs.require_running(cur, txn_id, job_id)
 

@@ -71,8 +71,7 @@ class StagedSends:
         if not lots:
             return
         file = self._file or self._begin()
-        path = self._engine.staged.path(file)
-        end = staged_file.extend(path, self._end, lots)
+        end = self._extend(file, lots)
         fault_point("staged.written")
         self._count(file, end)
         fault_point("staged.counted")
@@ -87,6 +86,15 @@ class StagedSends:
         self._end = staged_file.create(staged.path(file), file)
         self._file = file
         return file
+
+    def _extend(self, file: StagedFile, lots: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+        path = self._engine.staged.path(file)
+        try:
+            return staged_file.extend(path, self._end, lots)
+        except FileNotFoundError:
+            with self._engine.store.status.read() as cur:  # the job's end has removed it
+                staged_rows.require_running(cur, file.txn_id, file.job_id)
+            raise staged_file.missing(path, file) from None
 
     def _count(self, file: StagedFile, end: int) -> None:
         try:
