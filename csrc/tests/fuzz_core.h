@@ -8,5 +8,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed);
 void fuzz_keys(const keys_t *keys);
 /* Reads batches in every way; 1 when they are sane to their end. */
 int fuzz_log(const uint8_t *data, size_t len);
+/* Reads a typed value by some layouts; 1 when it is one of them. */
+int fuzz_value(const uint8_t *data, size_t len);
 
 #endif

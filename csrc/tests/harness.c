@@ -129,6 +129,7 @@ int main(void) {
     RUN(test_but);
     RUN(test_point);
     RUN(test_row);
+    RUN(test_value);
     RUN(test_memory);
     RUN(test_memory_threads);
     RUN(test_log_batch);

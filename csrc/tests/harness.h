@@ -56,6 +56,7 @@ void test_zone(void);
 void test_but(void);
 void test_point(void);
 void test_row(void);
+void test_value(void);
 void test_memory(void);
 void test_memory_threads(void);
 void test_log_batch(void);
