@@ -20,6 +20,7 @@ from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
 from txnkv.topics import schema as topics_schema
 from txnkv.topics.engine import TopicEngine
+from txnkv.topics.regaining import regain
 
 _log = logging.getLogger("txnkv")
 _lock = threading.RLock()
@@ -40,6 +41,7 @@ class Instance:
         self._pool: ThreadPoolExecutor | None = None
         self.contexts: dict[int, weakref.ref[Any]] = {}
         if not read_only:
+            regain(self.topics)
             self.coordinator.recover()
 
     @property

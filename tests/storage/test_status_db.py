@@ -494,3 +494,36 @@ def test_read_only_store(store: Store, python) -> None:
     except NotSupportedError: say("refused")
     """
     assert python(code, store.directory.path).finish() == ["[(1,)]", "refused"]
+
+
+def test_a_sync_beside_other_work_makes_durable(db: StatusDatabase, store: Store) -> None:
+    with db.write(sync=False) as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")
+    assert not store.runtime.all_synced()
+    with store.gate.use():
+        wait = db.begin_sync()
+        assert ids(db) == [1]
+        wait()
+    assert store.runtime.all_synced()
+
+
+def test_a_sync_beside_other_work_that_fails_is_made_up_for(
+    db: StatusDatabase, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert(db, 1)
+
+    def fail(_: int) -> None:
+        raise OSError(5, "the disk failed")
+
+    with store.gate.use(), monkeypatch.context() as broken:
+        with db.write(sync=False) as cursor:
+            cursor.execute("INSERT INTO t VALUES (2, 1)")
+        broken.setattr("os.fdatasync", fail)
+        wait = db.begin_sync()
+        with pytest.raises(UnavailableError, match="the disk failed"):
+            wait()
+        assert store.runtime.sync_failed
+    db.begin_sync()()
+    assert not store.runtime.sync_failed
+    assert store.runtime.all_synced()
+    assert ids(db) == [1, 2]

@@ -38,6 +38,7 @@ from txnkv.storage.runtime_file import (
     HEARTBEAT_BASE,
     HEARTBEATS,
     PENDING,
+    REGAINED,
     SLOT_BASE,
     SLOT_WORDS,
     SLOTS_USED,
@@ -179,6 +180,18 @@ class Runtime:
     def raise_durable(self, timestamp: int) -> None:
         """All commits at or below `timestamp` are on the disk."""
         self._raise(DURABLE, timestamp)
+
+    @property
+    def regained(self) -> bool:
+        """Since this file was made, somebody has looked at what a power loss may have taken.
+
+        The file is made anew by who opens the store first after the machine was started.
+        """
+        return self._attached_file().load(REGAINED) != 0
+
+    def note_regained(self) -> None:
+        """That was done."""
+        self._attached_file().store(REGAINED, 1)
 
     def _raise(self, word: int, value: int) -> None:
         file = self._attached_file()

@@ -165,6 +165,31 @@ class StatusDatabase:
                 ) from error
         runtime.note_synced(count)
 
+    def begin_sync(self) -> Callable[[], None]:
+        """`sync` beside what the caller does next. It is inside `GATE.use()` until it has waited.
+
+        Returns:
+            To be called: waits for the end of the sync, and raises what `sync` raises.
+        """
+        runtime = self._runtime
+        if runtime.sync_failed:
+            self.sync()
+            return lambda: None
+        count = runtime.committed()
+        fault_point("status.unsynced")
+        syncing = self._wal.begin_sync()
+
+        def wait() -> None:
+            try:
+                syncing.result()
+            except OSError:
+                runtime.sync_failed = True
+                self.sync()
+            else:
+                runtime.note_synced(count)
+
+        return wait
+
     def sync_what_was_seen(self) -> None:
         """Makes durable what a read that has ended may have seen."""
         if not self._runtime.all_synced():
@@ -389,6 +414,7 @@ class StatusDatabase:
         """Makes new locks; connections open when they are needed."""
         self._queue.forget_after_fork()
         self._checkpointer.after_fork_in_child()
+        self._wal.after_fork_in_child()
 
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""

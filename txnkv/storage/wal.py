@@ -9,7 +9,11 @@ commits before durable as well, and a commit whose frames come later cannot outl
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
+
+_THREADS: Final = 4
 
 
 class WalFile:
@@ -21,6 +25,7 @@ class WalFile:
     def __init__(self, database: Path) -> None:
         self.path = database.with_name(database.name + "-wal")
         self._descriptor: int | None = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def sync(self) -> None:
         """Makes all that was written durable.
@@ -39,8 +44,25 @@ class WalFile:
         else:
             os.fsync(descriptor)
 
+    def begin_sync(self) -> Future[None]:
+        """`sync` on another thread, which uses nothing but the file."""
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-sync")
+        try:
+            return pool.submit(self.sync)
+        except RuntimeError:  # the interpreter is ending, and starts no threads
+            self.sync()
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+    def after_fork_in_child(self) -> None:
+        """The threads are the parent's."""
+        self._pool = None
+
     def close(self) -> None:
-        """Closes the file; it opens again when it is needed."""
+        """Closes the file; it opens again when it is needed. Nobody is syncing it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

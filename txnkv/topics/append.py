@@ -2,14 +2,20 @@
 
     LMDB's write lock
       status.db: is the transaction OPEN? it takes part now; offsets [N, N + n) are taken
-                 -> durable
+                 -> committed; being synced from here on
       log:       what waited below N (tail, end markers, fillers), then the batches at N
       LMDB's commit -> durable, the lock is free
+    status.db's sync has ended -> acknowledged
 
 A death between the two commits leaves offsets without batches, which the next one who has the
-lock fills. One after another is the point: a transaction that ends takes the lock, too, so no
-batch of it comes into the log after its end marker. A writer that was stopped goes on, takes
-the lock and is refused, for its transaction is not OPEN.
+lock fills. A power loss may leave the opposite, batches at offsets that status.db has not given:
+`regaining` sees to that when the store is opened. But nothing else may be in a log before it is
+durable in status.db: where something waited, or the transaction takes part only now, the sync
+comes before LMDB's commit.
+
+One after another is the point: a transaction that ends takes the lock, too, so no batch of it
+comes into the log after its end marker. A writer that was stopped goes on, takes the lock and is
+refused, for its transaction is not OPEN.
 
 Into a side log go the batches of a transaction alone; they have no offsets there.
 """
@@ -17,7 +23,7 @@ Into a side log go the batches of a transaction alone; they have no offsets ther
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 import lmdb
@@ -27,6 +33,7 @@ from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import place, read_header, walk
+from txnkv.storage.fork import GATE
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing
 from txnkv.topics.partition import Partition
@@ -37,6 +44,18 @@ if TYPE_CHECKING:
 declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
 declare_fault_point("append.written", "the batches of an append are in the log, durable")
 declare_fault_point("append.side", "the batches of an append are in a side log, durable")
+
+
+class _Admitted(NamedTuple):
+    """What status.db said to an append.
+
+    Attributes:
+        commit_ts: of the batches; 0 while it is not known.
+        first: it has to be durable before the log is.
+    """
+
+    commit_ts: int
+    first: bool
 
 
 def append(
@@ -69,9 +88,13 @@ def append(
         _append_aside(engine, row, partition, batches if counts is None else _single(batches))
         return []
 
-    def take_part(cur: apsw.Cursor) -> int:
+    def take_part(cur: apsw.Cursor) -> _Admitted:
+        status_table.get_open(cur, row.txn_id, "send messages")
+        if status_table.takes_part(cur, row.txn_id, KIND, partition.id):
+            return _Admitted(0, first=False)
+        # A log with messages of a transaction that is not known to be there waits for its end.
         engine.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
-        return 0
+        return _Admitted(0, first=True)
 
     return _append(engine, partition, batches, take_part, counts)
 
@@ -88,10 +111,10 @@ def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[by
     """
     stamps = []
 
-    def commit(cur: apsw.Cursor) -> int:
+    def commit(cur: apsw.Cursor) -> _Admitted:
         stamps.append(next_timestamp(cur))
         cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
-        return stamps[-1]
+        return _Admitted(stamps[-1], first=False)
 
     found = _append(engine, partition, batches, commit)
     engine.store.runtime.raise_durable(stamps[-1])
@@ -102,27 +125,39 @@ def _append(
     engine: TopicEngine,
     partition: Partition,
     batches: Sequence[bytes],
-    admit: Callable[[apsw.Cursor], int],
+    admit: Callable[[apsw.Cursor], _Admitted],
     given: Sequence[int] | None = None,
 ) -> list[int]:
     catalog.require_writable(partition.topic)
     counts = [read_header(batch).count for batch in batches] if given is None else given
     total = sum(counts)
 
+    status = engine.store.status
+    syncing: list[Callable[[], None]] = []
+
     def write(txn: lmdb.Transaction) -> int:
         end = partition.log.end(txn)
-        with engine.store.status.write() as cur:
+        with status.write(sync=False) as cur:
             catalog.require_live(cur, partition.topic)
-            commit_ts = admit(cur)
+            commit_ts, first = admit(cur)
             # What came before is looked at first: these offsets are ours, and no hole.
             waiting = completing.look(engine, cur, partition, end)
             base = catalog.take_offsets(cur, partition.id, total)
+        if first or waiting.upto > end:
+            status.sync()
+        else:
+            syncing.append(status.begin_sync())
         fault_point("append.reserved")
         completing.write(txn, partition, waiting)
         partition.log.put(txn, _placed(batches, counts, base, commit_ts))
         return base
 
-    base = partition.environment.write(write)
+    with GATE.use():
+        try:
+            base = partition.environment.write(write)
+        finally:
+            for wait in syncing:
+                wait()
     fault_point("append.written")
     found = []
     for count in counts:
