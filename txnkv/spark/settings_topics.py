@@ -11,7 +11,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
 from txnkv.spark import settings_options as options_
 from txnkv.spark.settings import Place
-from txnkv.spark.settings_options import Position
+from txnkv.spark.settings_options import EARLIEST, Position
 
 TABLE: Final = "table"
 TOPIC: Final = "topic"
@@ -74,7 +74,10 @@ class TopicRead(Place):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory, or there is a token.
         """
-        return cls._of(options, options_.READ_TOPIC, "a batch read of a topic")
+        made = cls._of(options, options_.READ_TOPIC, "a batch read of a topic")
+        if made.starting == "latest":
+            raise ValueError("a batch from startingOffsets 'latest' on reads nothing: leave it out")
+        return made
 
     @classmethod
     def of_stream(cls, options: Mapping[str, str]) -> TopicRead:
@@ -96,8 +99,10 @@ class TopicRead(Place):
             raise ValueError(f"order is 'offset' or 'commit', not {order!r}")
         starting = options_.position(given, "startingOffsets", "earliest")
         ending = options_.position(given, "endingOffsets", "latest")
-        if ending == "earliest":
-            raise ValueError("endingOffsets is 'latest' or offsets by partition, not 'earliest'")
+        if ending == "earliest" or (isinstance(ending, dict) and EARLIEST in ending.values()):
+            raise ValueError(
+                "endingOffsets is 'latest' or offsets by partition (-1 latest), not the earliest"
+            )
         return cls(
             path=path,
             topic=topic,

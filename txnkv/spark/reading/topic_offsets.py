@@ -1,6 +1,6 @@
 """Where a stream over a topic stands: what Spark writes into its checkpoint.
 
-    {"topic": "events", "id": 3, "order": "offset",
+    {"store": "5f..", "topic": "events", "id": 3, "order": "offset",
      "offsets": {"0": 170, "1": 95}, "since": {"0": 120, "1": 80}, "begin": {"0": 0, "1": 0}}
 
 `offsets` are the ends of a batch and the starts of the next one, by partition. In commit order
@@ -24,6 +24,7 @@ class TopicOffset:
     """A point of a topic.
 
     Attributes:
+        store: the store's id.
         topic, id: its name, and the id that tells it from others that had its name.
         order: "offset" or "commit".
         offsets: by partition.
@@ -32,6 +33,7 @@ class TopicOffset:
         timestamp: in commit order: what was committed up to then lies below.
     """
 
+    store: str
     topic: str
     id: int
     order: str
@@ -42,7 +44,8 @@ class TopicOffset:
 
     def json(self) -> dict[str, Any]:
         """As Spark keeps it."""
-        made: dict[str, Any] = {"topic": self.topic, "id": self.id, "order": self.order}
+        made: dict[str, Any] = {"store": self.store, "topic": self.topic, "id": self.id}
+        made["order"] = self.order
         made["offsets"] = _texts(self.offsets)
         if self.since is not None:
             made["since"] = _texts(self.since)
@@ -61,6 +64,7 @@ class TopicOffset:
         try:
             since = given.get("since")
             made = cls(
+                store=given["store"],
                 topic=given["topic"],
                 id=given["id"],
                 order=given["order"],

@@ -55,6 +55,7 @@ class TopicPlanner:
         client = client_of(settings)
         self._info = client.topic(settings.topic).info
         self._engine = client.instance.topics
+        self._store = client.instance.store.store_id
         self._partitions = dict(enumerate(self._engine.partitions(self._info)))
         self._by_commit = settings.order == "commit"
 
@@ -124,11 +125,10 @@ class TopicPlanner:
                 ends = self._reached(places, timestamp, ends)
             else:
                 ends = {number: places[number] + part for number, part in parts.items()}
-        if ends == start.offsets and start.id == self._info.id:
+        if ends == start.offsets and self._is_same(start):
             return start
-        same = start.id == self._info.id
-        begin = start.begin if same else {number: each.start for number, each in found.items()}
-        return self._at(ends, begin, timestamp, places)
+        begin = {number: each.start for number, each in found.items()}
+        return self._at(ends, start.begin if self._is_same(start) else begin, timestamp, places)
 
     # -- what --------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class TopicPlanner:
         found = {number: bounds(self._engine, each) for number, each in self._partitions.items()}
         since = self._checked(end, start.offsets if end.since is None else end.since, found)
         upto = self._checked(end, end.offsets, found)
-        if end.id != self._info.id:
+        if not self._is_same(end):
             return []  # it was of a topic that is gone, and may be lost
         loads = {
             number: weight(self._engine, partition, since[number], upto[number])
@@ -272,12 +272,14 @@ class TopicPlanner:
 
     def _checked(self, of: TopicOffset, offsets: Offsets, found: Mapping[int, Bounds]) -> Offsets:
         """Offsets of a checkpoint; where messages are gone and may be, the nearest that are not."""
-        if of.id != self._info.id:
+        if not self._is_same(of):
+            what = f"the checkpoint is of a topic {of.topic!r} that was dropped (id {of.id})"
+            if of.store != self._store:
+                what = f"the checkpoint is of a topic {of.topic!r} of another store ({of.store})"
             self._lost(
                 TopicNotFoundError,
-                f"the checkpoint is of a topic {of.topic!r} that was dropped (id {of.id}); another "
-                f"was made under its name (id {self._info.id})",
-                "with the new topic from its beginning",
+                f"{what}; the one that is here now is another (id {self._info.id})",
+                "with that from its beginning",
             )
             return {number: each.start for number, each in found.items()}
         return {
@@ -286,6 +288,9 @@ class TopicPlanner:
             )
             for number, each in found.items()
         }
+
+    def _is_same(self, of: TopicOffset) -> bool:
+        return (of.store, of.id) == (self._store, self._info.id)
 
     def _there(self, number: int, offset: int, found: Bounds, who: str) -> int:
         label = f"{who} offset {offset} of {self._partitions[number].label}"
@@ -321,5 +326,13 @@ class TopicPlanner:
         timestamp: int | None,
         since: Offsets | None = None,
     ) -> TopicOffset:
-        order = self._settings.order
-        return TopicOffset(self._info.name, self._info.id, order, offsets, begin, since, timestamp)
+        return TopicOffset(
+            store=self._store,
+            topic=self._info.name,
+            id=self._info.id,
+            order=self._settings.order,
+            offsets=offsets,
+            begin=begin,
+            since=since,
+            timestamp=timestamp,
+        )

@@ -1,0 +1,211 @@
+"""Streams over topics of both buffers, in both orders, against plain consumers.
+
+Whatever is sent, committed, aborted, flushed, compacted, and however batches are limited and cut
+into tasks: what the batches of a query gave together is what a consumer is given, and a batch
+that is planned again gives what it gave. In commit order no transaction is in two batches.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+import txnkv
+from txnkv.spark import joining
+from txnkv.spark.reading import topic_planner
+from txnkv.topics import pinned_range, range_cuts, side_own, side_sweep
+from txnkv.topics.catalog import TopicOptions
+
+from .topic_tools import Query, batch_read
+
+pytestmark = pytest.mark.spark
+
+SLOTS = st.integers(0, 3)
+PARTITIONS = 2
+
+
+class StreamMachine(RuleBasedStateMachine):
+    buffer = "marker"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(side_own, "OWN_BYTES", 1500)
+        self.patch.setattr(side_sweep, "COMPACT_BYTES", 400)
+        self.patch.setattr(topic_planner, "TASK_BYTES", 300)
+        self.patch.setattr(range_cuts, "_SAMPLE_BYTES", 300)
+        self.patch.setattr(pinned_range, "_LOOK_BACK", 2)
+        self.patch.setattr(pinned_range.read, "__defaults__", (300,))
+        self.folder = tempfile.TemporaryDirectory()
+        path = f"{self.folder.name}/store"
+        self.client = txnkv.connect(path)
+        self.client.instance.coordinator.maintenance.close()  # rounds are a rule
+        options = TopicOptions(segment_bytes=2000, max_message_bytes=150)
+        self.client.instance.topics.create("events", PARTITIONS, self.buffer, options)
+        self.txns: dict[int, txnkv.Transaction] = {}
+        self.numbers = count()
+        place = {"path": path, "topic": "events"}
+        self.queries = {order: Query(place | {"order": order}) for order in ("offset", "commit")}
+
+    def teardown(self) -> None:
+        try:
+            for query in self.queries.values():
+                self.replays(query)
+        finally:
+            self.patch.undo()
+            for txn in self.txns.values():
+                txn.rollback()
+            _, opened = joining._clients.pop(
+                next(key for key in joining._clients if key[0] == self.client.path)
+            ) if self.queries["offset"].reader else (None, None)  # fmt: skip
+            if opened is not None:
+                opened.close()
+            problems = self.client.check().problems
+            self.client.close()
+            self.folder.cleanup()
+        assert problems == []
+
+    # -- what is done ----------------------------------------------------------------------
+
+    @rule(slot=SLOTS, n=st.integers(1, 5), size=st.integers(0, 500), number=st.integers(0, 1))
+    def send(self, slot: int, n: int, size: int, number: int) -> None:
+        txn = self.txns.get(slot)
+        if txn is None:
+            txn = self.txns[slot] = self.client.new_transaction(timeout=None)
+        for _ in range(n):
+            value = b"%d" % next(self.numbers) + b"." * size
+            txn.send("events", value, partition=number, headers=[("n", b"%d" % n)])
+        txn.flush()
+
+    @rule(slot=SLOTS)
+    def turn_large(self, slot: int) -> None:
+        if slot in self.txns:
+            self.txns[slot].serialize()
+
+    @rule(slot=SLOTS)
+    def commit(self, slot: int) -> None:
+        txn = self.txns.pop(slot, None)
+        if txn is not None:
+            txn.commit()
+
+    @rule(slot=SLOTS)
+    def rollback(self, slot: int) -> None:
+        txn = self.txns.pop(slot, None)
+        if txn is not None:
+            txn.rollback()
+
+    @rule(n=st.integers(1, 3), number=st.integers(0, 1))
+    def plain(self, n: int, number: int) -> None:
+        with self.client.new_session() as session:
+            for _ in range(n):
+                session.send("events", b"%d" % next(self.numbers), key=b"k", partition=number)
+
+    @rule()
+    def flush(self) -> None:
+        self.client.instance.engine.flush()
+
+    @rule()
+    def round(self) -> None:
+        self.client.instance.coordinator.maintenance.round(resume_all=True)
+
+    # -- what is read ----------------------------------------------------------------------
+
+    @rule(order=st.sampled_from(["offset", "commit"]), most=st.none() | st.integers(1, 12))
+    def trigger(self, order: str, most: int | None) -> None:
+        query = self.queries[order]
+        if query.trigger(most) and order == "commit":
+            self.is_whole(query)
+
+    @rule(order=st.sampled_from(["offset", "commit"]))
+    def restart(self, order: str) -> None:
+        self.queries[order] = self.queries[order].restarted()
+
+    @rule(order=st.sampled_from(["offset", "commit"]))
+    def replay_the_last(self, order: str) -> None:
+        query = self.queries[order]
+        if query.batches:
+            assert query.replay(len(query.batches) - 1) == query.batches[-1]
+
+    @invariant()
+    def queries_are_given_what_consumers_are(self) -> None:
+        topic = self.client.topic("events")
+        for order, query in self.queries.items():
+            expected = by_partition(topic.consumer(order=order))
+            for number, given in given_of(query).items():
+                assert given == expected[number][: len(given)], (order, number)
+
+    @rule(order=st.sampled_from(["offset", "commit"]))
+    def drain(self, order: str) -> None:
+        query = self.queries[order].drain(most=5)
+        expected = by_partition(self.client.topic("events").consumer(order=order))
+        assert given_of(query) == expected
+        whole = [row for task in batch_read(query.options) for row in task]
+        assert split(whole) == expected
+
+    def is_whole(self, query: Query) -> None:
+        seen: set[int] = set()
+        for batch in query.batches:
+            ids = {row["txn_id"] for task in batch for row in task} - {None}
+            assert not ids & seen
+            seen |= ids
+
+    def replays(self, query: Query) -> None:
+        if query.batches:
+            again = query.restarted()
+            assert [again.replay(i) for i in range(len(query.batches))] == query.batches
+
+
+Expected = dict[int, list[tuple[int, bytes]]]
+
+
+def by_partition(consumer: txnkv.Consumer) -> Expected:
+    found: Expected = {number: [] for number in range(PARTITIONS)}
+    while given := consumer.poll(max_messages=50, timeout=0):
+        for message in given:
+            found[message.partition].append((message.offset, message.value or b""))
+    return found
+
+
+def given_of(query: Query) -> Expected:
+    return split(query.rows())
+
+
+def split(rows: list[dict[str, Any]]) -> Expected:
+    found: Expected = {number: [] for number in range(PARTITIONS)}
+    for row in rows:
+        found[row["partition"]].append((row["offset"], row["value"]))
+    return found
+
+
+class SidecarStreamMachine(StreamMachine):
+    buffer = "sidecar"
+
+
+QUICK = settings(
+    max_examples=25,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("machine", [StreamMachine, SidecarStreamMachine])
+def test_streams_against_consumers(machine: Any) -> None:
+    run_state_machine_as_test(machine, settings=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [StreamMachine, SidecarStreamMachine])
+def test_streams_against_consumers_long(machine: Any) -> None:
+    run_state_machine_as_test(machine, settings=settings(QUICK, max_examples=400))
