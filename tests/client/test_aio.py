@@ -57,6 +57,14 @@ def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
         async with await client.snapshot(before) as snapshot:
             assert await snapshot.get(table, 1) is None
             assert (await (await snapshot.scan("t")).to_arrow()).num_rows == 0
+        async with client.transaction() as txn:
+            await txn.mark_applied("daily", 7, "query")
+        found = await client.applied("daily")
+        assert found is not None
+        assert (found.version, found.source, found.txn_id) == (7, "query", txn.id)
+        assert await client.applications() == {"daily": found}
+        assert await client.forget_applied("daily")
+        assert await client.applied("daily") is None
         assert await table.count() == 3
         assert await client.tables() == ["t"]
         assert (await table.next_id()) != (await table.next_id())

@@ -124,6 +124,22 @@ def test_another_query_is_refused_until_it_begins_anew(
     assert ids(table) == [1, 2]
 
 
+def test_a_store_that_was_restored_to_the_past(
+    store_path: Path, client: txnkv.Client, table: txnkv.Table, insert: Any
+) -> None:
+    """The checkpoint is ahead of it: what lies between would be lost in silence."""
+    do = foreach_batch(store_path, insert, "daily")
+    do(frame(), 5)
+    with pytest.raises(
+        ValueError, match=r"has version 5, and batch 8.*6 to 7 are not in the store"
+    ):
+        do(frame(), 8)
+    do(frame(), 6)
+    client.forget_applied("daily")
+    do(frame(), 8)
+    assert ids(table) == [1, 2, 3]
+
+
 def test_a_conflict_is_tried_again(
     store_path: Path, client: txnkv.Client, table: txnkv.Table, calls: list[int]
 ) -> None:

@@ -14,6 +14,7 @@ from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
 from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
 from txnkv.client import Client
+from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
@@ -220,6 +221,18 @@ class AsyncClient:
     async def abort_transaction(self, id: int) -> None:
         """Abort a transaction of any process."""
         await self._calls(self.blocking.abort_transaction, id)
+
+    async def applied(self, app_id: str) -> Applied | None:
+        """The last version of an application that is committed."""
+        return await self._calls(self.blocking.applied, app_id)
+
+    async def applications(self) -> dict[str, Applied]:
+        """The last version of every application, by its id."""
+        return await self._calls(self.blocking.applications)
+
+    async def forget_applied(self, app_id: str) -> bool:
+        """Let an application begin anew."""
+        return await self._calls(self.blocking.forget_applied, app_id)
 
     # -- reading -----------------------------------------------------------------------
 

@@ -178,6 +178,10 @@ class AsyncTransaction(AsyncRows):
         """Stop heartbeats from this handle. Ends nothing."""
         await self._calls(self.blocking.close)
 
+    async def mark_applied(self, app_id: str, version: int, source: str | None = None) -> None:
+        """This transaction is a version of an application; see `txnkv.Transaction`."""
+        await self._turn(self.blocking.mark_applied, app_id, version, source)
+
     async def serialize(self, keepalive: bool = False) -> TxnToken:
         """A token by which other processes join."""
         return await self._turn(self.blocking.serialize, keepalive)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from txnkv.client import Client
 from txnkv.coordinator import applications
-from txnkv.coordinator.applications import Mark
+from txnkv.coordinator.applications import Applied, Mark
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import running
@@ -56,6 +56,7 @@ class ForeachBatch:
         with client.instance.store.status.read() as cur:
             if applications.is_applied(cur, mark):
                 return
+        self._require_following(client.applied(self.app_id), batch_id)
         with self._subscribed(client, frame, batch_id) as read:
 
             def work(txn: Transaction) -> None:
@@ -70,6 +71,16 @@ class ForeachBatch:
                     )
 
             client.run(work, attempts=self.attempts, timeout=None)
+
+    def _require_following(self, applied: Applied | None, batch_id: int) -> None:
+        if applied is not None and applied.version < batch_id - 1:
+            raise ValueError(
+                f"application {self.app_id!r} has version {applied.version}, and batch {batch_id} "
+                f"of its query comes next: batches {applied.version + 1} to {batch_id - 1} are not "
+                "in the store. Either it was restored to an earlier time, or they went elsewhere. "
+                "Restore the query's checkpoint to that time too; or go on without them, after "
+                "client.forget_applied"
+            )
 
     @contextmanager
     def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[Read | None]:
@@ -123,8 +134,9 @@ def foreach_batch(
     A batch fails, and with it the query, for what `fn` raises, and with
 
         ValueError: the application is driven by another query (this one's checkpoint is a new
-            one, say), until `client.forget_applied` lets it begin anew; or the query does not
-            read the subscription's topic.
+            one, say), until `client.forget_applied` lets it begin anew; or batches before this one
+            are missing, as in a store that was restored; or the query does not read the
+            subscription's topic.
         AlreadyAppliedError: another driver committed this batch meanwhile.
         UnavailableError: somebody else consumes the subscription.
         AckConflictError: another transaction holds what the batch has read.
