@@ -13,7 +13,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
-from txnkv.core.native import CoreError, check, ffi, lib, readable
+from txnkv.core.native import CoreError, check, ffi, lib, readable, writable
 
 HEADER_BYTES = 80
 CHUNK_BYTES = 24
@@ -203,6 +203,19 @@ def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:
         raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
     check(status, "placing batches")
     return out
+
+
+def place_here(buf: Any, base_offset: int, commit_ts: int = 0) -> None:
+    """As `place`, without a copy: in a buffer that may be written.
+
+    Raises:
+        CoreError: as for `place`; nothing was changed then.
+    """
+    memory = writable(buf)
+    status = lib.batch_place(memory, len(memory), base_offset, commit_ts)
+    if status == lib.STATUS_LIMIT:
+        raise CoreError(f"placing batches at offset {base_offset}: offsets end at 2^63")
+    check(status, "placing batches")
 
 
 def writable_bytes(fresh: bytes) -> Any:

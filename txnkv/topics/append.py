@@ -22,7 +22,8 @@ Into a side log go the batches of a transaction alone; they have no offsets ther
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
@@ -32,11 +33,12 @@ from txnkv.coordinator import status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.core import place, read_header, walk
+from txnkv.core import place, place_here, read_header, walk
 from txnkv.storage.fork import GATE
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing
 from txnkv.topics.partition import Partition
+from txnkv.topics.partition_log import Buffer
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
@@ -63,7 +65,6 @@ def append(
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
-    counts: Sequence[int] | None = None,
 ) -> list[int]:
     """Append batches of a large transaction, whose OPEN row is stored.
 
@@ -72,8 +73,6 @@ def append(
         row: of the transaction.
         partition: where to.
         batches: with the transaction's id, without offsets.
-        counts: how many messages each of them holds; then each may be several batches, one
-            behind the other.
 
     Returns:
         The offset of each batch; nothing for a side log, where messages have none before the
@@ -85,8 +84,54 @@ def append(
         StorageFullError: the disk is full; nothing was appended.
     """
     if partition.side is not None:
-        _append_aside(engine, row, partition, batches if counts is None else _single(batches))
+        _append_aside(engine, row, partition, batches)
         return []
+    counts = _counts(batches)
+    base = _append(
+        engine,
+        partition,
+        sum(counts),
+        partial(_placed, batches, counts),
+        _taking_part(engine, row, partition),
+    )
+    return _offsets(base, counts)
+
+
+def append_runs(
+    engine: TopicEngine, row: TxnRow, partition: Partition, runs: Sequence[tuple[Buffer, int]]
+) -> None:
+    """Append batches of a large transaction that lie in memory which may be written.
+
+    Args:
+        engine: the topics.
+        row: of the transaction.
+        partition: where to.
+        runs: batches, one behind the other, and how many messages they hold. They get their
+            offsets where they are.
+
+    Raises:
+        InvalidTxnStateError, TopicNotFoundError, StorageFullError: as for `append`.
+    """
+    if partition.side is not None:
+        single = [
+            bytes(run[at : at + header.length]) for run, _ in runs for at, header in walk(run)
+        ]
+        _append_aside(engine, row, partition, single)
+        return
+
+    def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
+        for run, count in runs:
+            place_here(run, base, commit_ts)
+            yield run
+            base += count
+
+    total = sum(count for _, count in runs)
+    _append(engine, partition, total, placed, _taking_part(engine, row, partition))
+
+
+def _taking_part(
+    engine: TopicEngine, row: TxnRow, partition: Partition
+) -> Callable[[apsw.Cursor], _Admitted]:
 
     def take_part(cur: apsw.Cursor) -> _Admitted:
         status_table.get_open(cur, row.txn_id, "send messages")
@@ -96,7 +141,7 @@ def append(
         engine.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
         return _Admitted(0, first=True)
 
-    return _append(engine, partition, batches, take_part, counts)
+    return take_part
 
 
 def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[bytes]) -> list[int]:
@@ -116,22 +161,20 @@ def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[by
         cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
         return _Admitted(stamps[-1], first=False)
 
-    found = _append(engine, partition, batches, commit)
+    counts = _counts(batches)
+    base = _append(engine, partition, sum(counts), partial(_placed, batches, counts), commit)
     engine.store.runtime.raise_durable(stamps[-1])
-    return found
+    return _offsets(base, counts)
 
 
 def _append(
     engine: TopicEngine,
     partition: Partition,
-    batches: Sequence[bytes],
+    total: int,
+    placed: Callable[[int, int], Iterable[Buffer]],
     admit: Callable[[apsw.Cursor], _Admitted],
-    given: Sequence[int] | None = None,
-) -> list[int]:
+) -> int:
     catalog.require_writable(partition.topic)
-    counts = [read_header(batch).count for batch in batches] if given is None else given
-    total = sum(counts)
-
     status = engine.store.status
     syncing: list[Callable[[], None]] = []
 
@@ -149,7 +192,7 @@ def _append(
             syncing.append(status.begin_sync())
         fault_point("append.reserved")
         completing.write(txn, partition, waiting)
-        partition.log.put(txn, _placed(batches, counts, base, commit_ts))
+        partition.log.put(txn, placed(base, commit_ts))
         return base
 
     with GATE.use():
@@ -159,6 +202,14 @@ def _append(
             for wait in syncing:
                 wait()
     fault_point("append.written")
+    return base
+
+
+def _counts(batches: Sequence[bytes]) -> list[int]:
+    return [read_header(batch).count for batch in batches]
+
+
+def _offsets(base: int, counts: Sequence[int]) -> list[int]:
     found = []
     for count in counts:
         found.append(base)
@@ -173,10 +224,6 @@ def _placed(
     for batch, count in zip(batches, counts, strict=True):
         yield place(batch, base, commit_ts)
         base += count
-
-
-def _single(runs: Sequence[bytes]) -> list[bytes]:
-    return [run[at : at + header.length] for run in runs for at, header in walk(run)]
 
 
 def _append_aside(

@@ -265,15 +265,9 @@ class TopicEngine:
 
     # -- writing -----------------------------------------------------------------------
 
-    def append(
-        self,
-        row: TxnRow,
-        partition: Partition,
-        batches: Sequence[bytes],
-        counts: Sequence[int] | None = None,
-    ) -> list[int]:
+    def append(self, row: TxnRow, partition: Partition, batches: Sequence[bytes]) -> list[int]:
         """Append batches of a large transaction; see `txnkv.topics.append`."""
-        return append.append(self, row, partition, batches, counts)
+        return append.append(self, row, partition, batches)
 
     def append_alone(self, partition: Partition, batches: Sequence[bytes]) -> list[int]:
         """Append plain batches, outside of a transaction; see `txnkv.topics.append`."""

@@ -7,7 +7,7 @@ it was sent. Partitions go side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TYPE_CHECKING, Final
@@ -16,8 +16,9 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import CorruptionError, TopicNotFoundError
 from txnkv.storage.seam import boot_id
 from txnkv.topics import staged_file
+from txnkv.topics.append import append_runs
 from txnkv.topics.partition import Partition
-from txnkv.topics.staged_file import Frame, Run
+from txnkv.topics.staged_file import Frame
 from txnkv.topics.staged_rows import StagedFile
 
 if TYPE_CHECKING:
@@ -91,21 +92,26 @@ class StagedLots:
                 stop.set()
 
     def _append_to(self, row: TxnRow, partition: Partition, stop: Event) -> None:
-        for runs in self._portions(self._wanted[partition.id]):
+        memory = bytearray()  # of all groups: new memory for each would cost as much as reading
+        for group in _grouped(self._wanted[partition.id]):
             if stop.is_set():
                 return
-            self._engine.append(
-                row, partition, [run.data for run in runs], [run.count for run in runs]
-            )
+            size = sum(frame.bytes for _, frames in group for frame in frames)
+            if size > len(memory):
+                memory = bytearray(size)
+            append_runs(self._engine, row, partition, self._read(group, memoryview(memory)))
 
-    def _portions(self, wanted: Wanted) -> Iterator[list[Run]]:
-        path = self._engine.staged.path
-        for group in _grouped(wanted):
-            read = [staged_file.read(path(file), file, frames) for file, frames in group]
-            yield [run for runs in read for run in runs]
+    def _read(self, group: Wanted, memory: memoryview) -> list[tuple[memoryview, int]]:
+        runs = []
+        for file, frames in group:
+            size = sum(frame.bytes for frame in frames)
+            path = self._engine.staged.path(file)
+            runs += staged_file.read(path, file, frames, memory[:size])
+            memory = memory[size:]
+        return runs
 
 
-def _grouped(wanted: Wanted) -> Iterable[Wanted]:
+def _grouped(wanted: Wanted) -> Iterator[Wanted]:
     """The same in groups of about `APPEND_BYTES`."""
     group: Wanted = []
     size = 0

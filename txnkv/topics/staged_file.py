@@ -54,17 +54,10 @@ class Frame(NamedTuple):
     at: int
     bytes: int
 
-
-class Run(NamedTuple):
-    """The batches of a frame.
-
-    Attributes:
-        data: one behind the other.
-        count: messages, or pieces of large ones.
-    """
-
-    data: bytes
-    count: int  # type: ignore[assignment]  # hides tuple.count
+    @property
+    def begin(self) -> int:
+        """Where the frame itself begins."""
+        return self.at - FRAME_BYTES
 
 
 # -- writing ---------------------------------------------------------------------------
@@ -185,28 +178,44 @@ def _frames(descriptor: int, path: Path, file: StagedFile) -> list[Frame]:
     return found
 
 
-def read(path: Path, file: StagedFile, wanted: Sequence[Frame]) -> list[Run]:
+def read(
+    path: Path, file: StagedFile, wanted: Sequence[Frame], memory: memoryview
+) -> list[tuple[memoryview, int]]:
     """The batches of some frames, looked at by their checksums.
+
+    Args:
+        path: of the file.
+        file: as status.db has it.
+        wanted: the frames.
+        memory: takes the batches; as long as they are.
+
+    Returns:
+        For each frame its part of the memory, and how many messages, or pieces of large ones, are
+        in it.
 
     Raises:
         CorruptionError: the file is missing, cut off or damaged.
+        UnavailableError: the disk failed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise missing(path, file) from None
+    found = []
     try:
-        return [_run(descriptor, path, file, frame) for frame in wanted]
+        for frame in wanted:
+            part, memory = memory[: frame.bytes], memory[frame.bytes :]
+            if os.preadv(descriptor, [part], frame.at) != frame.bytes:
+                raise _damaged(path, file, f"it ends in the frame at byte {frame.begin}")
+            found.append((part, _count(path, file, frame, part)))
     except OSError as error:
         raise UnavailableError(f"{path} failed: {error}. Try again") from error
     finally:
         os.close(descriptor)
+    return found
 
 
-def _run(descriptor: int, path: Path, file: StagedFile, frame: Frame) -> Run:
-    data = os.pread(descriptor, frame.bytes, frame.at)
-    if len(data) != frame.bytes:
-        raise _damaged(path, file, f"it ends in the frame at byte {frame.at - FRAME_BYTES}")
+def _count(path: Path, file: StagedFile, frame: Frame, data: memoryview) -> int:
     count = 0
     try:
         for at, header in walk(data):
@@ -215,8 +224,8 @@ def _run(descriptor: int, path: Path, file: StagedFile, frame: Frame) -> Run:
                 raise CoreError(f"a batch there is of transaction {header.txn_id}")
             count += header.count
     except CoreError as error:
-        raise _damaged(path, file, f"frame at byte {frame.at - FRAME_BYTES}: {error}") from None
-    return Run(data, count)
+        raise _damaged(path, file, f"in the frame at byte {frame.begin}: {error}") from None
+    return count
 
 
 def missing(path: Path, file: StagedFile) -> CorruptionError:

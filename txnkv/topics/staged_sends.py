@@ -132,7 +132,8 @@ class StagedSendsFolder:
             return ""
         try:
             for frame in staged_file.frames(self.path(file), file):
-                staged_file.read(self.path(file), file, [frame])
+                memory = memoryview(bytearray(frame.bytes))
+                staged_file.read(self.path(file), file, [frame], memory)
         except TxnkvError as error:
             with self._store.status.read() as cur:  # the job may have ended meanwhile
                 still = file.id in {other.id for other in staged_rows.wanted(cur)}
