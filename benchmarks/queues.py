@@ -145,6 +145,19 @@ class DiskQueue(Store):
             os.close(self._file)
 
 
+class TwiceSyncedDiskQueue(DiskQueue):
+    """With the syncs that txnkv has one after the other: the batch, then what says it is there."""
+
+    name = "the disk, with the same fsyncs"
+
+    def produce(self, batch: pa.Array) -> None:
+        """Take all of a batch."""
+        super().produce(batch)
+        assert self._file is not None
+        os.pwrite(self._file, self._count.to_bytes(8, "little"), 0)
+        os.fdatasync(self._file)
+
+
 class RedisQueue(Store):
     """A stream of a server of its own, appendfsync always, commands of a batch in one pipeline."""
 
@@ -212,6 +225,7 @@ def queues(base: Path | None, broker: Broker | None = None) -> Iterator[Queue]:
     """All contestants that can be had here, ours first."""
     yield TxnkvQueue(base)
     yield DiskQueue(base)
+    yield TwiceSyncedDiskQueue(base)
     yield SqliteQueue(base)
     if shutil.which("redis-server"):
         yield RedisQueue(base)

@@ -56,7 +56,7 @@ def produce(
                 ours,
                 peers,
                 rounds=rounds,
-                ratios={"the disk, appended and synced": 0.5},
+                ratios={"the disk, with the same fsyncs": 0.5},
             )
             _require_all(there, each * len(batches))
     return lines

@@ -28,7 +28,7 @@ PEERS = {
     "tpcc": {"sqlite"},
     "scan-beside": {"txnkv, quiet"},
     "compaction-latency": {"txnkv, p99 quiet"},
-    "produce": {"the disk, appended and synced", "sqlite executemany"},
+    "produce": {"the disk, with the same fsyncs", "sqlite executemany"},
     "send": {"txnkv"},
     "fetch": {"txnkv, read_uncommitted"},
     "consume": {"txnkv, poll_batch"},
