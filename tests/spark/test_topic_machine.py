@@ -22,12 +22,11 @@ from hypothesis.stateful import (
 )
 
 import txnkv
-from txnkv.spark import joining
 from txnkv.spark.reading import topic_planner
 from txnkv.topics import pinned_range, range_cuts, side_own, side_sweep
 from txnkv.topics.catalog import TopicOptions
 
-from .topic_tools import Query, batch_read
+from .topic_tools import Query, batch_read, close_clients
 
 pytestmark = pytest.mark.spark
 
@@ -66,11 +65,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.patch.undo()
             for txn in self.txns.values():
                 txn.rollback()
-            _, opened = joining._clients.pop(
-                next(key for key in joining._clients if key[0] == self.client.path)
-            ) if self.queries["offset"].reader else (None, None)  # fmt: skip
-            if opened is not None:
-                opened.close()
+            close_clients()
             problems = self.client.check().problems
             self.client.close()
             self.folder.cleanup()

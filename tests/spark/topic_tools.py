@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from txnkv.spark import joining
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.source import TxnkvDataSource
 
@@ -95,6 +96,12 @@ def batch_read(options: Mapping[str, str]) -> Rows:
     source = TxnkvDataSource(dict(options))
     reader = source.reader(source.schema())
     return [rows_of(reader, pickle.loads(pickle.dumps(task))) for task in reader.partitions()]
+
+
+def close_clients() -> None:
+    """Of the readers of this process; Spark's processes never close theirs."""
+    while joining._clients:
+        joining._clients.popitem()[1][1].close()
 
 
 def values(rows: list[dict[str, Any]]) -> list[bytes]:
