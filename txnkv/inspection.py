@@ -211,6 +211,13 @@ def _check_status(cur: Any, report: CheckReport) -> None:
         "a committed row set has a stamp above the last commit": (
             "SELECT id FROM row_sets WHERE state = 2 AND stamp > (SELECT last_commit FROM clock)"
         ),
+        "an application has a version above the last commit": (
+            "SELECT app_id FROM applications WHERE commit_ts > (SELECT last_commit FROM clock)"
+        ),
+        "a mark is left of a transaction that ended": (
+            "SELECT app_id FROM application_marks JOIN transactions USING (txn_id) "
+            "WHERE state IN (2, 4, 6)"
+        ),
         "a lock is held by a transaction that ended": (
             "SELECT locks.id FROM locks JOIN transactions USING (txn_id) WHERE state IN (2, 4)"
         ),
