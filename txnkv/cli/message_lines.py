@@ -4,7 +4,8 @@
     with keys  key, a separator, value
     JSON       {"key": "k", "value": "v", "headers": [["name", "text"]], "timestamp": "2026-..."}
 
-In JSON, bytes that are no UTF-8 are {"base64": "..."}, and null is none.
+In JSON, bytes that are no UTF-8 are {"base64": "..."}, and null is none. Values of a topic with
+a value schema are JSON in all three; how they are read is in `typed_lines`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 
 from txnkv.cli.console import json_text
+from txnkv.cli.sinks import json_value
 from txnkv.core import encode_headers
-from txnkv.topics.message import Message
+from txnkv.topics.message import Message, TypedMessage
 from txnkv.topics.messages import TIME
 
 _PIECE: Final = 1 << 20
@@ -59,7 +61,7 @@ def with_keys(lines: Sequence[bytes], first: int, separator: bytes) -> dict[str,
         key, found, value = line.partition(separator)
         if not found:
             raise ValueError(
-                f"line {number} has no {separator.decode()!r} between key and value: {_short(line)}"
+                f"line {number} has no {separator.decode()!r} between key and value: {short(line)}"
             )
         keys.append(key)
         values.append(value)
@@ -78,7 +80,7 @@ def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
             try:
                 found.append(_fields(json.loads(line)))
             except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"line {number} is no message: {error}: {_short(line)}") from None
+                raise ValueError(f"line {number} is no message: {error}: {short(line)}") from None
     values, keys, headers, times, partitions = zip(*found, strict=True) if found else ((),) * 5
     columns = {
         "value": pa.array(values, pa.binary()),
@@ -94,7 +96,12 @@ def from_json(lines: Sequence[bytes], first: int) -> dict[str, Any]:
     }
 
 
-def _fields(message: Any) -> tuple[Any, ...]:
+def json_fields(message: Any) -> tuple[Any, ...]:
+    """Value, key, headers, timestamp and partition of a message in JSON, as they stand there.
+
+    Raises:
+        ValueError: it is no message.
+    """
     if not isinstance(message, dict):
         raise ValueError('write an object, as {"key": "k", "value": "v"}')
     unknown = [name for name in message if name not in (*_FIELDS, *_IGNORED)]
@@ -103,17 +110,22 @@ def _fields(message: Any) -> tuple[Any, ...]:
             f"it has the fields {', '.join(map(repr, message)) or 'none'}; a message has 'value' "
             "and perhaps 'key', 'headers', 'timestamp', 'partition'"
         )
-    headers, time, partition = (message.get(name) for name in _FIELDS[2:])
+    return tuple(message.get(name) for name in _FIELDS)
+
+
+def _fields(message: Any) -> tuple[Any, ...]:
+    value, key, headers, time, partition = json_fields(message)
     return (
-        _bytes(message["value"]),
-        _bytes(message.get("key")),
-        encode_headers(_headers(headers)) if headers else None,
-        None if time is None else _time(time),
+        as_bytes(value),
+        as_bytes(key),
+        encode_headers(as_headers(headers)) if headers else None,
+        None if time is None else as_time(time),
         partition,
     )
 
 
-def _bytes(value: Any) -> bytes | None:
+def as_bytes(value: Any) -> bytes | None:
+    """Bytes in JSON: text, or {"base64": "..."}."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -127,19 +139,26 @@ def _bytes(value: Any) -> bytes | None:
     return json_text(value).encode()
 
 
-def _headers(headers: Any) -> list[tuple[str, bytes]]:
+def as_headers(headers: Any) -> list[tuple[str, bytes]]:
+    """Headers in JSON: pairs, or an object."""
     pairs = headers.items() if isinstance(headers, dict) else headers
-    return [(str(name), _bytes(value) or b"") for name, value in pairs]
+    return [(str(name), as_bytes(value) or b"") for name, value in pairs]
 
 
-def _time(text: Any) -> datetime:
+def as_time(text: Any) -> datetime:
+    """A time with its zone.
+
+    Raises:
+        ValueError: it has none, or is no time.
+    """
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
         raise ValueError(f"timestamp {text!r} has no time zone; end it with Z or +02:00")
     return when
 
 
-def _short(line: bytes) -> str:
+def short(line: bytes) -> str:
+    """The beginning of a line, for messages."""
     text = line.decode(errors="replace")
     return text if len(text) <= 60 else f"{text[:60]}..."
 
@@ -152,19 +171,26 @@ def lines_of(messages: Iterable[Message], separator: bytes | None, as_json: bool
     if as_json:
         lines: Iterable[bytes] = (json_text(_document(each)).encode() for each in messages)
     elif separator is not None:
-        lines = ((each.key or b"") + separator + (each.value or b"") for each in messages)
+        lines = ((each.key or b"") + separator + _value(each) for each in messages)
     else:
-        lines = (each.value or b"" for each in messages)
+        lines = (_value(each) for each in messages)
     return b"".join(line + b"\n" for line in lines)
 
 
+def _value(message: Message) -> bytes:
+    if isinstance(message, TypedMessage):
+        return json_text(json_value(message.value)).encode()
+    return message.value or b""
+
+
 def _document(message: Message) -> dict[str, Any]:
+    typed = isinstance(message, TypedMessage)
     return {
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp.isoformat(),
         "key": _text(message.key),
-        "value": _text(message.value),
+        "value": json_value(message.value) if typed else _text(message.value),
         "headers": [[name, _text(value)] for name, value in message.headers],
         "txn_id": None if message.txn_id is None else message.txn_id.local,
     }

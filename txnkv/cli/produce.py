@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import click
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli import message_lines
+from txnkv.cli import message_lines, texts
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument
+from txnkv.cli.typed_lines import Row, TypedLines
 from txnkv.errors import TopicNotFoundError
 
-Parse = Callable[[Sequence[bytes], int], dict[str, Any]]
+Lines: TypeAlias = "pa.RecordBatch | list[Row]"
+Parse = Callable[[Sequence[bytes], int], Lines]
 
 
 @click.command()
@@ -49,6 +51,11 @@ Parse = Callable[[Sequence[bytes], int], dict[str, Any]]
     show_default=True,
     help="Of a topic to be made.",
 )
+@click.option(
+    "--value-schema",
+    metavar="COLUMNS",
+    help='Of a topic to be made: values are rows of columns, as "id:int64,note:string?".',
+)
 def produce(
     store: str,
     topic: str,
@@ -60,6 +67,7 @@ def produce(
     partitions: int | None,
     buffer: str,
     compression: str,
+    value_schema: str | None,
 ) -> None:
     """Send lines to TOPIC, each a message. Reads stdin, or FILEs.
 
@@ -67,6 +75,9 @@ def produce(
     they are. JSON lines are objects: {"value": "v", "key": "k", "headers": [["name", "text"]],
     "timestamp": "2026-01-31T12:00:00Z", "partition": 0}, all but value may be left out, bytes that
     are no text are {"base64": "..."}. `txnkv consume --json` writes such lines.
+
+    Where the topic has a value schema, values are JSON in every form: a line, or what is behind
+    the key, is an object of the columns, {"id": 7, "note": "n"}.
     """
     if as_json and key_separator is not None:
         raise click.UsageError("--json and --key-separator exclude each other")
@@ -74,13 +85,14 @@ def produce(
         raise click.UsageError("--key-separator is empty; leave it out to send values alone")
     started = time.perf_counter()
     with txnkv.connect(store, create=partitions is not None) as client:
-        target = _target(client, topic, partitions, buffer, compression)
+        target = _target(client, topic, partitions, buffer, compression, value_schema)
         if partition is not None and partition >= target.partitions:
             raise ValueError(
                 f"topic {topic!r} has no partition {partition}: it has {target.partitions}, "
                 f"numbered from 0 to {target.partitions - 1}"
             )
-        messages = _messages(files or ("-",), _parser(as_json, key_separator), partition)
+        parse = _parser(target, as_json, key_separator, partition)
+        messages = _messages(files or ("-",), parse)
         sent = _send_all(client, target, messages, transaction)
     seconds = time.perf_counter() - started
     if as_json:
@@ -92,7 +104,12 @@ def produce(
 
 
 def _target(
-    client: txnkv.Client, name: str, partitions: int | None, buffer: str, compression: str
+    client: txnkv.Client,
+    name: str,
+    partitions: int | None,
+    buffer: str,
+    compression: str,
+    columns: str | None,
 ) -> txnkv.Topic:
     try:
         return client.topic(name)
@@ -101,16 +118,38 @@ def _target(
             raise ValueError(f"{error}; or give --partitions N to make it") from None
     codec = None if compression == "none" else compression
     return client.create_topic(
-        name, partitions=partitions, buffer=buffer, compression=codec, exists_ok=True
+        name,
+        partitions=partitions,
+        buffer=buffer,
+        compression=codec,
+        exists_ok=True,
+        value_schema=None if columns is None else texts.columns(columns, "--value-schema"),
     )
 
 
-def _parser(as_json: bool, key_separator: str | None) -> Parse:
+def _parser(
+    topic: txnkv.Topic, as_json: bool, key_separator: str | None, partition: int | None
+) -> Parse:
+    typed = topic.value_schema is not None
+    forms = TypedLines(topic) if typed else message_lines
+    parse: Callable[[Sequence[bytes], int], Any] = forms.plain
     if as_json:
-        return message_lines.from_json
-    if key_separator is not None:
-        return partial(message_lines.with_keys, separator=_unescaped(key_separator))
-    return message_lines.plain
+        parse = forms.from_json
+    elif key_separator is not None:
+        parse = partial(forms.with_keys, separator=_unescaped(key_separator))
+    return partial(_rows if typed else _batch, parse, partition)
+
+
+def _batch(parse: Any, partition: int | None, lines: Sequence[bytes], first: int) -> Lines:
+    columns = parse(lines, first)
+    if partition is not None:
+        columns["partition"] = pa.array([partition] * len(columns["value"]), pa.int32())
+    return pa.record_batch(columns)
+
+
+def _rows(parse: Any, partition: int | None, lines: Sequence[bytes], first: int) -> Lines:
+    rows: list[Row] = parse(lines, first)
+    return rows if partition is None else [row._replace(partition=partition) for row in rows]
 
 
 def _unescaped(text: str) -> bytes:
@@ -118,23 +157,18 @@ def _unescaped(text: str) -> bytes:
     return text.replace("\\t", "\t").encode()
 
 
-def _messages(
-    files: Sequence[str], parse: Parse, partition: int | None
-) -> Iterator[pa.RecordBatch]:
+def _messages(files: Sequence[str], parse: Parse) -> Iterator[Lines]:
     for name in files:
         number = 1
         with _opened(name) as stream:
             for lines in message_lines.read_lines(stream):
                 try:
-                    columns = parse(lines, number)
+                    found = parse(lines, number)
                 except ValueError as error:
                     raise ValueError(f"{'stdin' if name == '-' else name}: {error}") from None
                 number += len(lines)
-                if partition is not None:
-                    count = len(columns["value"])
-                    columns["partition"] = pa.array([partition] * count, pa.int32())
-                if len(columns["value"]):
-                    yield pa.record_batch(columns)
+                if len(found):
+                    yield found
 
 
 @contextmanager
@@ -147,7 +181,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 def _send_all(
-    client: txnkv.Client, topic: txnkv.Topic, messages: Iterator[pa.RecordBatch], together: bool
+    client: txnkv.Client, topic: txnkv.Topic, messages: Iterator[Lines], together: bool
 ) -> int:
     sent = 0
     with bar() as progress:
@@ -155,10 +189,14 @@ def _send_all(
 
         def send(to: txnkv.Transaction | txnkv.Session) -> None:
             nonlocal sent
-            for batch in messages:
-                to.send_batch(topic, batch)
+            for some in messages:
+                if isinstance(some, list):
+                    for row in some:
+                        to.send(topic, *row)
+                else:
+                    to.send_batch(topic, some)
                 to.flush()
-                sent += batch.num_rows
+                sent += len(some)
                 progress.update(task, note=plural(sent, "message"))
 
         if together:

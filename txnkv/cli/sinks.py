@@ -79,7 +79,7 @@ def _write_json(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
     for batch in batches:
         found = batch.to_pylist()
         if not plain:
-            found = [_json_value(row) for row in found]
+            found = [json_value(row) for row in found]
         if found:
             file.write(("\n".join(map(json_text, found)) + "\n").encode())
         rows += len(found)
@@ -95,11 +95,12 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """A value for JSON: what it has not as text, binary as base64."""
     if isinstance(value, dict):
-        return {name: _json_value(item) for name, item in value.items()}
+        return {name: json_value(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, (date, datetime)):
         return value.isoformat()
     if isinstance(value, Decimal):

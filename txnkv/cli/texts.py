@@ -43,18 +43,27 @@ def schema(text: str, key: Sequence[str]) -> Schema:
         ValueError: it is not written like that, or names a column twice.
         SchemaError: a type is unknown, or the key does not fit.
     """
+    return Schema(columns(text, "--schema"), primary_key=key)
+
+
+def columns(text: str, option: str) -> dict[str, str]:
+    """`id:int64,name:string?` as names and types.
+
+    Raises:
+        ValueError: it is not written like that, or names a column twice.
+    """
     columns: dict[str, str] = {}
     for part in _split_outside(text):
         name, colon, kind = part.partition(":")
         if not colon or not name.strip() or not kind.strip():
             raise ValueError(
-                f"--schema: {part.strip()!r} is no column; write name:type, as "
+                f"{option}: {part.strip()!r} is no column; write name:type, as "
                 "id:int64,name:string? (? for nullable)"
             )
         if name.strip() in columns:
-            raise ValueError(f"--schema names the column {name.strip()!r} twice")
+            raise ValueError(f"{option} names the column {name.strip()!r} twice")
         columns[name.strip()] = kind.strip()
-    return Schema(columns, primary_key=key)
+    return columns
 
 
 def _split_outside(text: str) -> list[str]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
+import pyarrow as pa
 
 import txnkv
 from txnkv.cli.console import (
@@ -80,8 +81,11 @@ def _print_topic(store: str, found: TopicOverview) -> None:
     click.echo(
         f"{found.topic.name}: {found.topic.buffer} buffer, "
         f"compression {options.compression or 'none'}, "
-        f"keeps {' and '.join(filter(None, kept)) or 'everything'}\n"
+        f"keeps {' and '.join(filter(None, kept)) or 'everything'}"
     )
+    if options.codec is not None:
+        click.echo(f"values: {options.codec.described}")
+    click.echo()
     print_grid(
         ["partition", "start", "end", "stable", "size", "open", "held back by"],
         [_partition_cells(each) for each in found.partitions],
@@ -147,6 +151,7 @@ def _document(found: TopicOverview) -> dict[str, Any]:
         "compression": options.compression,
         "retention_seconds": options.retention_seconds,
         "retention_bytes": options.retention_bytes,
+        "value_schema": _columns(options.value_schema),
         "partitions": [_partition_document(each) for each in found.partitions],
         "subscriptions": [
             {
@@ -158,6 +163,12 @@ def _document(found: TopicOverview) -> dict[str, Any]:
             for each in found.subscriptions
         ],
     }
+
+
+def _columns(schema: pa.Schema | None) -> dict[str, str] | None:
+    if schema is None:
+        return None
+    return {each.name: f"{each.type}{'?' if each.nullable else ''}" for each in schema}
 
 
 def _partition_document(each: PartitionOverview) -> dict[str, Any]:
