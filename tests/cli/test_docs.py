@@ -92,6 +92,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "[b'home', b'pay']",
         "5 0",
         "{'who': 'ann', 'n': 2} 5 None",
+        "['loaded', 'loaded', 'there already', 'loaded', 'there already'] 3",
         "True",
         "1",
         "ProducerFencedError",
