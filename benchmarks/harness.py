@@ -23,6 +23,8 @@ from rich.table import Table
 ROWS: Final = "M rows/s"
 EACH: Final = "/s"
 MICROSECONDS: Final = "us"
+MILLISECONDS: Final = "ms"
+_TIMES: Final = (MICROSECONDS, MILLISECONDS)
 
 
 @dataclass
@@ -47,7 +49,8 @@ class Line:
         rate: rows, operations or transactions a second, the median over the rounds.
         ratio: our rate over this contestant's.
         goal: what was to be reached, in words; empty when nothing was.
-        unit: how the rate is shown: `ROWS`, `EACH`, or `MICROSECONDS` for the time of one.
+        unit: how the rate is shown: `ROWS`, `EACH`, or `MICROSECONDS` or `MILLISECONDS` for the
+            time of one.
     """
 
     race: str
@@ -64,6 +67,8 @@ class Line:
         """A rate as this line shows it."""
         if self.unit == MICROSECONDS:
             return f"{1e6 / rate:,.1f} us"
+        if self.unit == MILLISECONDS:
+            return f"{1e3 / rate:,.0f} ms"
         return f"{rate:,.0f} /s" if self.unit == EACH else f"{rate / 1e6:,.2f} M/s"
 
 
@@ -124,7 +129,7 @@ def compare(
         line.ratio = ours / line.rate
         wanted = (ratios or {}).get(line.name)
         if wanted is not None:
-            is_time = unit == MICROSECONDS and wanted <= 1
+            is_time = unit in _TIMES and wanted <= 1
             line.goal = f"time <= {1 / wanted:g}x" if is_time else f">= {wanted:g}x"
             line.reached = line.ratio >= wanted
     return lines
@@ -132,7 +137,7 @@ def compare(
 
 def _ascending(line: Line) -> tuple[float, float]:
     low, high = line.spread
-    return (high, low) if line.unit == MICROSECONDS else (low, high)
+    return (high, low) if line.unit in _TIMES else (low, high)
 
 
 def show(lines: list[Line], console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 _WIDTH: Final = 640
 _HEIGHT: Final = 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 170, 40, 48
-_COLOURS: Final = ("#2563eb", "#b45309", "#059669", "#7c3aed")
+_COLOURS: Final = ("#2563eb", "#b45309", "#059669", "#7c3aed", "#dc2626", "#0891b2")
 
 
 @dataclass

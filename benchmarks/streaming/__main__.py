@@ -14,13 +14,17 @@ from benchmarks.kafka import Broker
 from benchmarks.spark_session import require_kafka, session
 
 from .nothing import Nothing
+from .pipeline import pipeline
 from .setting import Setting
 from .sinks import sinks
 from .source import source
+from .trigger import trigger
 
 RACES: dict[str, Callable[[Setting], list[Line]]] = {
     "source": source,
     "sinks": sinks,
+    "pipeline": pipeline,
+    "trigger": trigger,
 }
 
 

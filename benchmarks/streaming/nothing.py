@@ -80,7 +80,7 @@ class NothingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """As many tasks as option `tasks` says."""
         rows, tasks = end[_ROWS] - start[_ROWS], int(self._options["tasks"])
-        step = -(-rows // tasks)
+        step = max(-(-rows // tasks), 1)
         return [Some(min(step, rows - at)) for at in range(0, rows, step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

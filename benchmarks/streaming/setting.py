@@ -47,6 +47,11 @@ class Setting:
         """One of the two."""
         return tiny if self.tiny else normal
 
+    @property
+    def batches(self) -> int:
+        """Micro batches of a query."""
+        return self.size(2, 5)
+
     def connect(self, name: str) -> txnkv.Client:
         """A client of a store below `base`."""
         return txnkv.connect(self.base / name)

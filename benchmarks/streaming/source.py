@@ -19,14 +19,13 @@ from .queries import Batch, Streamer, drain, race_queries
 from .setting import PARTITIONS, TASKS, WORTH, Setting, chunks, fill_kafka
 
 NOTHING = "source that does nothing"
-_BATCHES = 5
 _SAMPLE = 1 << 14
 
 
 def source(setting: Setting) -> list[Line]:
     """All columns of the messages, in the order of offsets and in that of commits."""
     rows = setting.size(5000, 10_000_000)
-    each = str(rows // _BATCHES)
+    each = str(rows // setting.batches)
     with ExitStack() as stack:
         client = stack.enter_context(closing(setting.connect("source")))
         _fill(client, rows)

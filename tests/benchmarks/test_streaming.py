@@ -1,0 +1,39 @@
+"""The benchmarks of streams run tiny; each checks its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
+pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
+
+from benchmarks.streaming.__main__ import streaming_races  # only with Spark
+from tests.spark.conftest import java, spark
+
+__all__ = ["java", "spark"]  # fixtures: the one Spark of all tests
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(
+    ("name", "peers"),
+    [
+        ("source", {"source that does nothing", "txnkv, order=commit"}),
+        ("sinks", {"sink that does nothing", "parquet, in the JVM"}),
+        ("pipeline", {"parquet files, checkpoint"}),
+        ("trigger", {"nothing", "txnkv, no message", "txnkv, into a table"}),
+    ],
+)
+def test_runs_tiny(spark: Any, tmp_path: Path, name: str, peers: set[str]) -> None:
+    plots = tmp_path / "plots"
+    place = tmp_path / "place"
+    place.mkdir()
+    lines = streaming_races((name,), tiny=True, rounds=1, base=place, plots=plots)
+    assert {line.name for line in lines} >= {"txnkv", *peers}
+    assert all(line.rate > 0 for line in lines)
+    assert list(place.iterdir()) == [], "a benchmark left its store behind"
+    if name == "trigger":
+        assert "txnkv, into a table" in (plots / "streaming-trigger.svg").read_text()
