@@ -52,6 +52,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
             (flushed,),
         )
         lease = cur.execute("SELECT term, owner_slot, owner_start FROM lease").fetchone()
+    sends = instance.topics.staged.files()
     tables = {}
     view = ReadView(latest)
     for name in names:
@@ -76,6 +77,8 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "transactions": {TxnState(state).name: count for state, count in states.items()},
         "staged_row_sets": staged[0],
         "staged_bytes": staged[1],
+        "staged_files": len(sends),
+        "staged_file_bytes": sum(file.bytes for file in sends),
         "retired_row_sets": retired[0],
         "retired_bytes": retired[1],
         "maintenance_row_sets": unfinished[0],
@@ -111,11 +114,13 @@ class CheckReport(Counted):
     Attributes:
         commits: in the commit log.
         partitions: of topics.
+        staged_files: of messages that wait for the end of a job.
         problems: one line each; empty when the store is whole.
     """
 
     commits: int = 0
     partitions: int = 0
+    staged_files: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -126,7 +131,9 @@ class CheckReport(Counted):
 def check_store(
     instance: Instance, progress: Callable[[int, int], None] | None = None
 ) -> CheckReport:
-    """Read every block of every committed or staged row set, and the status database."""
+    """Read every block of every committed or staged row set, every batch of topics and of staged
+    files, and the status database.
+    """
     report = CheckReport()
     runtime, status = instance.store.runtime, instance.store.status
     with status.read() as cur:
@@ -172,6 +179,10 @@ def _check(
     for id in topic_checking.partition_ids(instance.topics):
         report.problems += topic_checking.check_partition(instance.topics, id)
         report.partitions += 1
+    for file in instance.topics.staged.files():
+        problem = instance.topics.staged.problem(file)
+        report.problems += [problem] if problem is not None else []
+        report.staged_files += 1
     if progress is not None:
         progress(len(work), len(work))
 

@@ -81,7 +81,8 @@ class TopicWrites(ABC):
 
     def _sends_of(self, scope: Scope) -> StagedSends:
         if self._staged_sends is None:
-            assert scope.job_id is not None and scope.attempt is not None
+            assert scope.job_id is not None
+            assert scope.attempt is not None
             self._staged_sends = StagedSends(
                 self.instance.topics, self.row, scope.job_id, scope.attempt
             )

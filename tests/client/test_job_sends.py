@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
 from txnkv.job import Job
+from txnkv.storage.seam import arm, disarm
+from txnkv.topics import staged_append, staged_file, staged_rows, staged_writer
+from txnkv.topics.catalog import TopicOptions
+
+ByHand = Callable[[txnkv.Client], None]
 
 
 @pytest.fixture(params=["marker", "sidecar"])
@@ -19,6 +28,17 @@ def topic(request: pytest.FixtureRequest, client: txnkv.Client) -> txnkv.Topic:
 @pytest.fixture
 def txn(client: txnkv.Client, topic: txnkv.Topic) -> txnkv.Transaction:
     return client.new_transaction(timeout=None)
+
+
+@pytest.fixture
+def job(txn: txnkv.Transaction) -> Job:
+    return Job.start(txn)
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    disarm()
 
 
 def stage(job: Job, attempt: str, *values: bytes, partition: int = 0) -> None:
@@ -35,32 +55,97 @@ def read(topic: txnkv.Topic, partition: int = 0) -> list[bytes]:
     return found
 
 
-def staged(client: txnkv.Client) -> list[str]:
+def staged(client: txnkv.Client) -> list[Path]:
     folder = client.instance.topics.staged.folder
-    return sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def rows(client: txnkv.Client) -> list[staged_rows.StagedFile]:
+    with client.instance.store.status.read() as cur:
+        return staged_rows.all_files(cur)
+
+
+# -- what counts -----------------------------------------------------------------------
 
 
 def test_only_named_attempts_count(
-    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
 ) -> None:
-    job = Job.start(txn)
     stage(job, "0.0", b"a", b"b")
     stage(job, "1.0", b"never")
     stage(job, "1.1", b"c", partition=1)
     stage(job, "2.0", b"d")
     assert topic.end_offsets() == {0: 0, 1: 0}
     assert len(staged(client)) == 4
-    assert client.check().ok
     job.commit(["2.0", "0.0", "1.1"])
-    assert staged(client) == []
+    assert (staged(client), rows(client)) == ([], [])
     assert read(topic) == []
     txn.commit()
     assert (read(topic), read(topic, 1)) == ([b"d", b"a", b"b"], [b"c"])
-    assert client.check().ok
 
 
-def test_an_attempt_sends_batches_too(topic: txnkv.Topic, txn: txnkv.Transaction) -> None:
-    job = Job.start(txn)
+def test_attempts_that_come_first_stand_first_and_each_once(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    for attempt in ("0", "1", "2"):
+        stage(job, attempt, attempt.encode())
+    job.commit(["0", "2", "1", "0"], first=["2", "2"])
+    txn.commit()
+    assert read(topic) == [b"2", b"0", b"1"]
+
+
+def test_sessions_of_one_attempt_follow_one_another(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    one, two = job.session("0"), job.session("0")
+    one.send(topic, b"a", partition=0)
+    one.flush()
+    two.send(topic, b"b", partition=0)
+    two.flush()
+    one.send(topic, b"A", partition=0)
+    one.close()
+    two.close()
+    job.commit(["0"])
+    txn.commit()
+    assert read(topic) == [b"a", b"A", b"b"]
+
+
+def test_names_of_attempts_may_be_anything(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    names = ["", ".", "..", "a/b", "../../etc", "ö\0\n", "x" * 5000]
+    for name in names:
+        stage(job, name, name.encode())
+    job.commit(names)
+    txn.commit()
+    assert read(topic) == [name.encode() for name in names]
+
+
+def test_messages_are_whole_whatever_they_are(
+    client: txnkv.Client, messages: Any, txn: txnkv.Transaction, job: Job
+) -> None:
+    """Keys, headers, timestamps, nulls, compression, and one in pieces."""
+    options = TopicOptions(compression="zstd", max_message_bytes=1000)
+    client.instance.topics.create("packed", 1, "marker", options)
+    packed = client.topic("packed")
+    when = txnkv.Timestamp.from_micros(5_000_000).datetime
+    large = os.urandom(4500)
+    with job.session("0") as session:
+        session.send(packed, b"a" * 500, key=b"k", headers={"h": b"1"}, timestamp=when)
+        session.send(packed, None, key=b"k")
+        session.send(packed, large, key=b"large")
+    job.commit(["0"])
+    txn.commit()
+    first, none, last = messages(packed)
+    assert (first.value, first.key, first.headers) == (b"a" * 500, b"k", [("h", b"1")])
+    assert first.timestamp == when
+    assert (none.value, none.key) == (None, b"k")
+    assert (last.value, last.key, last.txn_id) == (large, b"large", txn.id)
+
+
+def test_batches_and_messages_keep_their_order(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
     with job.session("0") as session:
         session.send("events", b"first", partition=1)
         data = pa.table({"value": [b"%d" % i for i in range(1000)], "partition": [1] * 1000})
@@ -69,30 +154,467 @@ def test_an_attempt_sends_batches_too(topic: txnkv.Topic, txn: txnkv.Transaction
         assert session.flush().sent == 1
     job.commit(["0"])
     txn.commit()
-    wanted = [b"first", *(b"%d" % i for i in range(1000)), b"last"]
-    assert read(topic, 1) == wanted
+    assert read(topic, 1) == [b"first", *(b"%d" % i for i in range(1000)), b"last"]
+
+
+def test_many_frames_go_in_several_appends(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_writer, "FRAME_BYTES", 1000)
+    monkeypatch.setattr(staged_append, "APPEND_BYTES", 3000)
+    wanted = []
+    for attempt in range(4):
+        with job.session(str(attempt)) as session:
+            for part in range(12):
+                values = [b"%d-%d-%d" % (attempt, part, i) for i in range(20)]
+                session.send_batch(topic, pa.table({"value": values, "partition": [0, 1] * 10}))
+                wanted += values
+    job.commit(str(attempt) for attempt in range(4))
+    txn.commit()
+    assert read(topic) == wanted[::2]
+    assert read(topic, 1) == wanted[1::2]
+
+
+def test_rows_and_messages_come_together(
+    topic: txnkv.Topic, table: txnkv.Table, txn: txnkv.Transaction, job: Job
+) -> None:
+    for attempt in ("0.0", "0.1"):
+        with job.session(attempt) as session:
+            session.insert(table, (1, attempt))
+            session.send(topic, attempt.encode(), partition=0)
+            result = session.flush()
+            assert (result.inserted, result.sent) == (1, 1)
+    job.commit(["0.1"])
+    txn.send(topic, b"of the transaction", partition=0)
+    txn.commit()
+    assert [row["v"] for row in table.scan()] == ["0.1"]
+    assert read(topic) == [b"0.1", b"of the transaction"]
+
+
+# -- what does not ---------------------------------------------------------------------
 
 
 def test_an_aborted_job_leaves_nothing(
-    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
 ) -> None:
-    job = Job.start(txn)
     stage(job, "0", b"never")
     job.abort()
-    assert staged(client) == []
+    assert (staged(client), rows(client)) == ([], [])
     txn.send(topic, b"of the transaction", partition=0)
     txn.commit()
     assert read(topic) == [b"of the transaction"]
 
 
 def test_a_rolled_back_transaction_leaves_nothing(
-    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
 ) -> None:
-    job, other = Job.start(txn), Job.start(txn)
+    other = Job.start(txn)
     stage(job, "0", b"never")
     stage(other, "0", b"nor that")
     other.commit(["0"])
+    assert len(staged(client)) == 1
     txn.rollback()
-    assert staged(client) == []
+    assert (staged(client), rows(client)) == ([], [])
     assert read(topic) == []
-    assert client.check().ok
+
+
+def test_the_commit_waits_for_the_job(txn: txnkv.Transaction, job: Job) -> None:
+    stage(job, "0", b"a")
+    with pytest.raises(txnkv.InvalidTxnStateError, match=f"job that still runs: {job.id}"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.OPEN
+    job.commit([])
+    job.commit([])
+    txn.commit()
+
+
+def test_a_session_that_is_left_by_an_error_sends_no_more(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    session = job.session("0")
+    _send(session, topic, b"counts")
+    session.send(topic, b"was not flushed", partition=0)
+    session.__exit__(RuntimeError, RuntimeError(), None)
+    job.commit(["0"])
+    txn.commit()
+    assert read(topic) == [b"counts"]
+
+
+# -- too late --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "rollback"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_who_comes_too_late_is_refused(
+    end: str, begun: bool, client: txnkv.Client, topic: txnkv.Topic, job: Job
+) -> None:
+    session = job.session("0")
+    if begun:
+        session.send(topic, b"counts", partition=0)
+        session.flush()
+    _end(job, end)
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        _send(session, topic, b"late")
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        session.send_batch(topic, pa.table({"value": [b"late"]}))
+    if end != "rollback":
+        job._txn.commit()
+    assert read(topic) == ([b"counts"] if begun and end == "commit" else [])
+    assert (staged(client), rows(client)) == ([], [])
+
+
+@pytest.mark.parametrize("point", ["staged.registered", "staged.written"])
+@pytest.mark.parametrize("end", ["commit", "abort", "rollback"])
+def test_a_zombie_in_the_midst_of_a_send_leaves_nothing(
+    end: str, point: str, client: txnkv.Client, topic: txnkv.Topic, job: Job
+) -> None:
+    """Everything of the job is removed while the attempt is stopped; then it goes on."""
+    stage(job, "1", b"counts")
+    arm(point, lambda: _end(job, end))
+    with pytest.raises(txnkv.InvalidTxnStateError):
+        stage(job, "0", b"late")
+    disarm()
+    if end != "rollback":
+        job._txn.commit()
+    assert read(topic) == ([b"counts"] if end == "commit" else [])
+    assert (staged(client), rows(client)) == ([], [])
+
+
+def _send(session: txnkv.Session, topic: txnkv.Topic, value: bytes) -> None:
+    session.send(topic, value, partition=0)
+    session.flush()
+
+
+def _end(job: Job, end: str) -> None:
+    if end == "commit":
+        job.commit(["0", "1"])
+    elif end == "abort":
+        job.abort()
+    else:
+        job._txn.rollback()
+
+
+def test_an_attempt_that_goes_on_while_the_job_is_committed_is_looked_at_again(
+    topic: txnkv.Topic, txn: txnkv.Transaction, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first look at the files and the move of the job."""
+    stage(job, "0", b"a")
+    lots = staged_append.StagedLots.__init__
+
+    def look(self: Any, *args: Any) -> None:
+        lots(self, *args)
+        monkeypatch.setattr(staged_append.StagedLots, "__init__", lots)
+        stage(job, "1", b"b")
+
+    monkeypatch.setattr(staged_append.StagedLots, "__init__", look)
+    job.commit(["0", "1"])
+    txn.commit()
+    assert read(topic) == [b"a", b"b"]
+
+
+# -- a commit of the job that breaks off -----------------------------------------------
+
+
+class _BrokenOff(Exception):
+    pass
+
+
+def _break_off() -> None:
+    raise _BrokenOff
+
+
+@pytest.mark.parametrize(
+    ("point", "sent"), [("job.ending", False), ("job.appended", True), ("append.", True)]
+)
+def test_a_job_whose_commit_broke_off_can_only_be_rolled_back(
+    point: str, sent: bool, client: txnkv.Client, topic: txnkv.Topic, job: Job
+) -> None:
+    txn = job._txn
+    stage(job, "0", b"never")
+    stage(job, "0", b"never", partition=1)
+    if point == "append.":
+        point = "append.side" if topic.buffer == "sidecar" else "append.written"
+    arm(point, _break_off)
+    with pytest.raises(_BrokenOff):
+        job.commit(["0"])
+    disarm()
+    assert sent is (txn.id.local in _participants(client))
+    again: list[Callable[[], None]] = [lambda: job.commit(["0"]), lambda: job.commit([]), job.abort]
+    for call in again:
+        with pytest.raises(txnkv.InvalidTxnStateError, match=r"roll transaction \d+ back"):
+            call()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="broke off"):
+        txn.commit()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="ending"):
+        stage(job, "1", b"late")
+    assert client.check().problems == []
+    txn.rollback()
+    assert (staged(client), rows(client)) == ([], [])
+    assert (read(topic), read(topic, 1)) == ([], [])
+
+
+def _participants(client: txnkv.Client) -> set[int]:
+    with client.instance.store.status.read() as cur:
+        found = cur.execute("SELECT txn_id FROM participants WHERE kind = 'partition'")
+        return {id for (id,) in found}
+
+
+def test_the_transaction_ended_before_the_job(job: Job) -> None:
+    stage(job, "0", b"a")
+    job._txn.rollback()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="rolled back"):
+        job.commit(["0"])
+
+
+def test_a_topic_that_was_dropped(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    kept = client.create_topic("kept")
+    stage(job, "0", b"never")
+    with job.session("1") as session:
+        session.send(kept, b"a")
+    client.drop_topic(topic)
+    with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
+        job.commit(["0", "1"])
+    with pytest.raises(txnkv.TopicNotFoundError):
+        stage(job, "2", b"never")
+    job.commit(["1"])
+    txn.commit()
+    assert read(kept) == [b"a"]
+
+
+# -- damage ----------------------------------------------------------------------------
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def _flip(at: int) -> Callable[[Path], None]:
+    def flip(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+
+    return flip
+
+
+@pytest.mark.parametrize(
+    ("damage", "what", "ends"),
+    [
+        (Path.unlink, "missing", False),
+        (_cut, "bytes, of", False),
+        (_flip(0), "header", False),
+        (_flip(12), "header", False),
+        (_flip(staged_file.HEADER_BYTES), "frame at byte 32 is damaged", False),
+        (_flip(staged_file.HEADER_BYTES + 10), "frame at byte 32 is damaged", False),
+        (_flip(staged_file.HEADER_BYTES + staged_file.FRAME_BYTES + 18), "frame at byte 32", True),
+        (_flip(-1), "frame at byte 32", True),
+    ],
+)
+def test_a_damaged_file_is_told_and_nothing_of_it_counts(
+    damage: Callable[[Path], None],
+    what: str,
+    ends: bool,
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    job: Job,
+) -> None:
+    stage(job, "0", b"never", b"never")
+    stage(job, "1", b"counts")
+    first = staged(client)[0]
+    damage(first)
+    (problem,) = client.check().problems
+    assert str(first) in problem
+    assert what in problem
+    with pytest.raises(txnkv.CorruptionError, match=what):
+        job.commit(["1", "0"])
+    txn = job._txn
+    if ends:  # only reading the batches has shown it: the job is ENDING
+        txn.rollback()
+        assert read(topic) == []
+    else:
+        job.commit(["1"])
+        txn.commit()
+        assert read(topic) == [b"counts"]
+    assert (staged(client), rows(client)) == ([], [])
+
+
+def test_what_stands_behind_what_counts_is_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    stage(job, "0", b"a")
+    with open(staged(client)[0], "ab") as file:
+        file.write(b"of a writer that died")
+    assert client.check().problems == []
+    job.commit(["0"])
+    txn.commit()
+    assert read(topic) == [b"a"]
+
+
+def test_a_file_of_another_transaction_is_not_taken(
+    client: txnkv.Client, topic: txnkv.Topic, job: Job
+) -> None:
+    """Its batches are sound, and of the right length."""
+    with client.transaction(timeout=None) as other:
+        its = Job.start(other)
+        stage(its, "0", b"a")
+        stage(job, "0", b"b")
+        one, two = staged(client)
+        data, header = one.read_bytes(), two.read_bytes()[: staged_file.HEADER_BYTES]
+        two.write_bytes(header + data[staged_file.HEADER_BYTES :])
+        with pytest.raises(txnkv.CorruptionError, match="of transaction"):
+            job.commit(["0"])
+        its.commit(["0"])
+    job._txn.rollback()
+    assert read(topic) == [b"a"]
+
+
+def test_what_was_sent_before_the_machine_was_started_anew_is_not_trusted(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    txn: txnkv.Transaction,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage(job, "0", b"never")
+    staged(client)[0].unlink()
+    monkeypatch.setattr(staged_file, "boot_id", lambda: "another")
+    with pytest.raises(txnkv.CorruptionError, match="started anew"):
+        job.commit(["0"])
+    job.commit([])
+    txn.commit()
+    assert read(topic) == []
+
+
+# -- full disk -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["batch", "message"])
+def test_no_room_to_stage(
+    how: str,
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    txn: txnkv.Transaction,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of the send that failed counts, and what was sent before does."""
+    write = os.pwritev
+
+    def full(descriptor: int, buffers: Any, at: int) -> int:
+        write(descriptor, [buffers[0]], at)
+        raise OSError(28, "no space")
+
+    session = job.session("0")
+    session.send(topic, b"a", partition=0)
+    session.flush()
+    size = staged(client)[0].stat().st_size
+    monkeypatch.setattr(os, "pwritev", full)
+    batch = pa.table({"value": [b"b"], "partition": [0]})
+    with pytest.raises(txnkv.StorageFullError):
+        session.send_batch(topic, batch) if how == "batch" else _send(session, topic, b"b")
+    assert staged(client)[0].stat().st_size == size
+    with pytest.raises(txnkv.StorageFullError):
+        stage(job, "1", b"nothing at all")
+    assert len(staged(client)) == 1
+    monkeypatch.undo()
+    if how == "batch":
+        session.send_batch(topic, batch)
+    session.close()  # messages that could not be flushed are flushed now
+    stage(job, "1", b"c")
+    job.commit(["0", "1"])
+    txn.commit()
+    assert read(topic) == [b"a", b"b", b"c"]
+
+
+def test_no_room_in_the_log(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    txn: txnkv.Transaction,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage(job, "0", b"never")
+
+    def full(*_: object) -> None:
+        raise txnkv.StorageFullError("no room")
+
+    monkeypatch.setattr(staged_append, "append_runs", full)
+    with pytest.raises(txnkv.StorageFullError):
+        job.commit(["0"])
+    monkeypatch.undo()
+    txn.rollback()
+    assert read(topic) == []
+    assert (staged(client), rows(client)) == ([], [])
+
+
+# -- what is left ----------------------------------------------------------------------
+
+
+def test_the_leader_removes_what_the_dead_left(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job, by_hand: ByHand
+) -> None:
+    stage(job, "0", b"a")
+    (kept,) = staged(client)
+    (kept.parent / "4711").write_bytes(b"of a writer that was stopped")
+    other = Job.start(txn)
+    stage(other, "0", b"a")
+    arm("staged.removed", _break_off)
+    with pytest.raises(_BrokenOff):
+        other.abort()
+    disarm()
+    assert len(rows(client)) == 2
+    by_hand(client)
+    assert staged(client) == [kept]
+    assert len(rows(client)) == 1
+    job.commit(["0"])
+    txn.commit()
+    assert read(topic) == [b"a"]
+
+
+def test_files_of_an_abandoned_transaction_go_with_it(
+    connect: Callable[..., txnkv.Client], topic: txnkv.Topic, by_hand: ByHand, now: Any
+) -> None:
+    client = connect()
+    txn = client.new_transaction(timeout=5.0)
+    stage(Job.start(txn), "0", b"never")
+    now.forward(60)
+    by_hand(client)
+    assert txn.state is txnkv.TxnState.ABORTED
+    assert (staged(client), rows(client)) == ([], [])
+
+
+def test_stats_and_check_know_staged_files(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    stage(job, "0", b"a")
+    stats = client.stats()
+    assert stats["staged_files"] == 1
+    assert stats["staged_file_bytes"] == staged(client)[0].stat().st_size
+    assert client.check().staged_files == 1
+    job.commit(["0"])
+    stats = client.stats()
+    assert (stats["staged_files"], stats["staged_file_bytes"]) == (0, 0)
+
+
+def test_files_are_their_owners_alone(client: txnkv.Client, job: Job) -> None:
+    stage(job, "0", b"a")
+    (file,) = staged(client)
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_copy_of_the_store_without_its_staged_files_opens(
+    client: txnkv.Client, topic: txnkv.Topic, job: Job, tmp_path: Path, now: Any
+) -> None:
+    """Only the job's attempts are lost, which no copy could go on with."""
+    stage(job, "0", b"a")
+    client.instance.store.status.checkpoint()
+    source = client.instance.store.directory.path
+    shutil.copytree(source, tmp_path / "copy", ignore=shutil.ignore_patterns("staged", "runtime"))
+    now.forward(3600)
+    with txnkv.connect(tmp_path / "copy") as copy:
+        copy.instance.coordinator.maintenance.round(resume_all=True)
+        copy.abort_transaction(job._txn.id)
+        assert rows(copy) == []
+        assert copy.check().problems == []

@@ -139,9 +139,16 @@ def _since(floor: int) -> str:
 
 
 def _staged(found: dict[str, Any]) -> str:
-    if not found["staged_row_sets"]:
-        return "nothing"
-    return f"{plural(found['staged_row_sets'], 'row set')}, {size(found['staged_bytes'])}"
+    kinds = {
+        "row set": ("staged_row_sets", "staged_bytes"),
+        "message file": ("staged_files", "staged_file_bytes"),
+    }
+    texts = [
+        f"{plural(found[count], kind)}, {size(found[taken])}"
+        for kind, (count, taken) in kinds.items()
+        if found[count]
+    ]
+    return "; ".join(texts) or "nothing"
 
 
 @click.command()

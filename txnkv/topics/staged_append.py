@@ -13,8 +13,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Final
 
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import CorruptionError, TopicNotFoundError
-from txnkv.storage.seam import boot_id
+from txnkv.errors import TopicNotFoundError
 from txnkv.topics import staged_file
 from txnkv.topics.append import append_runs
 from txnkv.topics.partition import Partition
@@ -50,7 +49,7 @@ class StagedLots:
         self._engine = engine
         self._wanted: dict[int, Wanted] = {}
         for file in files:
-            _require_boot(file)
+            staged_file.require_boot(file)
             found: dict[int, list[Frame]] = {}
             for frame in staged_file.frames(engine.staged.path(file), file):
                 found.setdefault(frame.partition_id, []).append(frame)
@@ -127,12 +126,3 @@ def _grouped(wanted: Wanted) -> Iterator[Wanted]:
             group.append((file, some))
     if group:
         yield group
-
-
-def _require_boot(file: StagedFile) -> None:
-    if file.boot != boot_id():
-        raise CorruptionError(
-            f"what attempt {file.attempt} of transaction {file.txn_id} has sent was in a file that "
-            "is not synced, and the machine was started anew since: it may be lost. Roll the "
-            "transaction back and run the job again"
-        )

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 from txnkv.core import CoreError, check_batch, crc32c, walk
 from txnkv.errors import CorruptionError, TxnkvError, UnavailableError
 from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
+from txnkv.storage.seam import boot_id
 from txnkv.topics.staged_rows import StagedFile
 
 MAGIC: Final = b"txnkvsnd"
@@ -226,6 +227,20 @@ def _count(path: Path, file: StagedFile, frame: Frame, data: memoryview) -> int:
     except CoreError as error:
         raise _damaged(path, file, f"in the frame at byte {frame.begin}: {error}") from None
     return count
+
+
+def require_boot(file: StagedFile) -> None:
+    """Refuse a file of which the machine may have kept a part.
+
+    Raises:
+        CorruptionError: the machine was started anew since it was begun.
+    """
+    if file.boot != boot_id():
+        raise CorruptionError(
+            f"what attempt {file.attempt} of transaction {file.txn_id} has sent was in a file that "
+            "is not synced, and the machine was started anew since: it may be lost. Roll the "
+            "transaction back and run the job again"
+        )
 
 
 def missing(path: Path, file: StagedFile) -> CorruptionError:

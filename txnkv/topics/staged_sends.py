@@ -27,7 +27,7 @@ it. Files go when the job ends, or with the abort; what the dead leave is swept 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TxnkvError
 from txnkv.storage.directory import make_private_directory
-from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.seam import boot_id, declare_fault_point, fault_point
 from txnkv.topics import staged_file, staged_rows
 from txnkv.topics.staged_rows import KIND, StagedFile
 
@@ -114,37 +114,28 @@ class StagedSendsFolder:
         except FileNotFoundError:
             return set()
 
-    # -- checking ----------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------
 
-    def check(self) -> Iterator[str]:
-        """Read every staged file that may still count.
-
-        Yields:
-            A line for each file: what is wrong with it, or nothing.
-        """
+    def files(self) -> list[StagedFile]:
+        """Those that may still come to count."""
         with self._store.status.read() as cur:
-            files = staged_rows.wanted(cur)
-        for file in files:
-            yield self._problem(file)
+            return staged_rows.wanted(cur)
 
-    def _problem(self, file: StagedFile) -> str:
-        if not file.bytes:
-            return ""
+    def problem(self, file: StagedFile) -> str | None:
+        """Read what counts of a file: what is wrong with it.
+
+        Of one from before the machine was started anew something may be missing; no job takes it.
+        """
+        if not file.bytes or file.boot != boot_id():
+            return None
         try:
             for frame in staged_file.frames(self.path(file), file):
                 memory = memoryview(bytearray(frame.bytes))
                 staged_file.read(self.path(file), file, [frame], memory)
         except TxnkvError as error:
-            with self._store.status.read() as cur:  # the job may have ended meanwhile
-                still = file.id in {other.id for other in staged_rows.wanted(cur)}
-            return str(error) if still else ""
-        return ""
-
-    def sizes(self) -> tuple[int, int]:
-        """How many files may still count, and bytes that do."""
-        with self._store.status.read() as cur:
-            files = staged_rows.wanted(cur)
-        return len(files), sum(file.bytes for file in files)
+            still = {other.id for other in self.files()}  # else its job ended meanwhile
+            return str(error) if file.id in still else None
+        return None
 
 
 class StagedParticipants:
