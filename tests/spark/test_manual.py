@@ -25,8 +25,11 @@ def test_the_manual(
     program = "\n".join(re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL))
     names: dict[str, Any] = {}
     try:
-        exec(program.replace('"shop"', repr(str(tmp_path / "shop"))), names)
-        assert capsys.readouterr().out.split() == ["1000", "1100", "10", "1100", "10"]
+        for name in ("shop", "checkpoint"):
+            program = program.replace(f'"{name}"', repr(str(tmp_path / name)))
+        exec(program, names)
+        wanted = ["1000", "1100", "10", "1100", "10", "2", "0"]
+        assert capsys.readouterr().out.split() == wanted
         assert names["client"].table("archive").count() == 100
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
