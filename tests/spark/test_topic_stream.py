@@ -20,7 +20,7 @@ from txnkv.spark.reading.topic_offsets import share
 from txnkv.topics import retention
 from txnkv.topics.catalog import TopicOptions
 
-from .topic_tools import Query, batch_read, close_clients, rows_of, schema_of, values
+from .topic_tools import Query, batch_read, close_clients, flat, rows_of, schema_of, values
 
 pytestmark = pytest.mark.spark
 
@@ -69,11 +69,11 @@ def test_a_batch_has_what_is_committed(client: txnkv.Client, buffer: str, order:
     opened(client, "x").rollback()
     open_ = opened(client, "y")
     send(client, "d")
-    rows = [row for task in batch_read(options(client, order=order)) for row in task]
+    rows = flat(batch_read(options(client, order=order)))
     waits = buffer == "marker" and order == "offset"
     assert sorted(values(rows)) == [b"a", b"b", b"c"] + ([] if waits else [b"d"])
     open_.commit()
-    rows = [row for task in batch_read(options(client, order=order)) for row in task]
+    rows = flat(batch_read(options(client, order=order)))
     assert sorted(values(rows)) == [b"a", b"b", b"c", b"d", b"y"]
 
 
@@ -144,7 +144,7 @@ def test_starting_and_ending_offsets(client: txnkv.Client, buffer: str, order: s
 
     def read(start: str = "earliest", end: str = "latest") -> list[bytes]:
         place = options(client, order=order, startingOffsets=start, endingOffsets=end)
-        return values([row for task in batch_read(place) for row in task])
+        return values(flat(batch_read(place)))
 
     assert read('{"0": 2}') == [b"2", b"3", b"4", b"5", b"other"]
     assert read('{"0": 2, "1": -1}') == [b"2", b"3", b"4", b"5"]
@@ -267,8 +267,7 @@ def test_a_batch_again_gives_the_same(client: txnkv.Client, buffer: str, order: 
     opened(client, "late").rollback()
     client.instance.engine.flush()
     client.instance.coordinator.maintenance.round(resume_all=True)
-    again = query.restarted()
-    assert [again.replay(i) for i in range(len(query.batches))] == query.batches
+    assert query.same_again()
     assert sorted(values(query.rows())) == sorted(
         [b"small%d" % i for i in range(6)]
         + [b"%d%c" % (i, letter) for i in (0, 2, 3, 5) for letter in b"ab"]
@@ -309,7 +308,7 @@ def test_commit_order_has_whole_transactions_over_partitions(
     assert len(query.batches) > 3
     order = []
     for batch in query.batches:
-        rows = [row["value"].split(b".")[0] for task in batch for row in task]
+        rows = [row["value"].split(b".")[0] for row in flat(batch)]
         assert all(rows.count(name) == 3 for name in rows)
         order += sorted(set(rows), key=lambda name: -int(name))
     assert order == [b"%d" % i for i in reversed(range(12))]
@@ -326,8 +325,7 @@ def test_large_messages_go_over_ends_of_batches(client: txnkv.Client) -> None:
     for most in (1, 2, 3, 5, 100):
         query = Query(options(client)).drain(most)
         assert values(query.rows()) == expected, most
-        again = query.restarted()
-        assert [again.replay(i) for i in range(len(query.batches))] == query.batches
+        assert query.same_again()
 
 
 # -- limits, lag, ends -------------------------------------------------------------------

@@ -63,6 +63,11 @@ class Query:
         at = self.offsets[batch - 1] if batch else json.dumps(reader.initialOffset())
         return self.planned(at, self.offsets[batch])
 
+    def same_again(self) -> bool:
+        """Whether a new process gives what each batch gave; how it is cut into tasks may differ."""
+        again = self.restarted()
+        return all(flat(again.replay(i)) == flat(batch) for i, batch in enumerate(self.batches))
+
     def planned(self, at: str, end: str) -> Rows:
         """What lies between two points of a checkpoint."""
         reader = self.start()
@@ -72,7 +77,7 @@ class Query:
 
     def rows(self) -> list[dict[str, Any]]:
         """All that was given, in order."""
-        return [row for batch in self.batches for task in batch for row in task]
+        return [row for batch in self.batches for row in flat(batch)]
 
     def drain(self, most: int | None = None) -> Query:
         """Batches until there is nothing more."""
@@ -96,6 +101,11 @@ def batch_read(options: Mapping[str, str]) -> Rows:
     source = TxnkvDataSource(dict(options))
     reader = source.reader(source.schema())
     return [rows_of(reader, pickle.loads(pickle.dumps(task))) for task in reader.partitions()]
+
+
+def flat(batch: Rows) -> list[dict[str, Any]]:
+    """The rows of all tasks, in order."""
+    return [row for task in batch for row in task]
 
 
 def close_clients() -> None:

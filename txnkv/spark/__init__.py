@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from txnkv.spark.each_batch import foreach_batch
 from txnkv.spark.java import require_java
+from txnkv.spark.reading.topic_lag import lag
 
 if importlib.util.find_spec("pyspark") is None:
     raise ModuleNotFoundError(
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from txnkv.topic import Topic
     from txnkv.transaction import Transaction
 
-__all__ = ["TxnkvDataSource", "foreach_batch", "options", "register", "require_java"]
+__all__ = ["TxnkvDataSource", "foreach_batch", "lag", "options", "register", "require_java"]
 
 
 def register(spark: Any) -> None:
