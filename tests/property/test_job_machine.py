@@ -30,8 +30,10 @@ from txnkv.topics import staged_append, staged_writer
 
 Place = tuple[str, int]
 PLACES: list[Place] = [("marker", 0), ("marker", 1), ("sidecar", 0), ("sidecar", 1)]
-POINTS = ("staged.", "job.", "append.", "partition.put", "status.", "lmdb.", "side.own")
+POINTS = ("staged.removed", "job.", "append.", "partition.put", "status.before", "lmdb.before")
 COUNTS = st.integers(1, 4)
+Lots = list[tuple[Place, int, bool]]
+LOTS = st.lists(st.tuples(st.sampled_from(PLACES), COUNTS, st.booleans()), max_size=3)
 
 
 @dataclass(eq=False)
@@ -105,12 +107,15 @@ class JobMachine(RuleBasedStateMachine):
     # -- transactions ------------------------------------------------------------------
 
     @precondition(lambda self: len(self.open) < 3)
-    @rule(jobs=st.integers(1, 2))
-    def begin(self, jobs: int) -> None:
+    @rule(jobs=st.lists(st.lists(LOTS, max_size=3), min_size=1, max_size=2))
+    def begin(self, jobs: list[list[Lots]]) -> None:
         handle = self.client.new_transaction(timeout=None)
         txn = Txn(handle, str(handle.serialize()))
-        txn.running = [Work(Job.start(handle)) for _ in range(jobs)]
         self.open.append(txn)
+        for attempts in jobs:
+            txn.running.append(Work(Job.start(handle)))
+            for lots in attempts:
+                self.attempt(txn.running[-1], lots)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), count=COUNTS, place=st.sampled_from(PLACES))
@@ -132,9 +137,12 @@ class JobMachine(RuleBasedStateMachine):
             self.log[place] += [(txn, value) for value in values]
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def commit(self, data: Any) -> None:
+    @rule(data=st.data(), roll_back=st.sampled_from([False, False, False, True]))
+    def end(self, data: Any, roll_back: bool) -> None:
         txn = data.draw(st.sampled_from(self.open))
+        if roll_back:
+            self.rolled_back(txn)
+            return
         if txn.running:
             # By a handle of its own: one that was told to commit takes no new sessions.
             handle = txnkv.Transaction.deserialize(self.client, txn.token)
@@ -147,11 +155,6 @@ class JobMachine(RuleBasedStateMachine):
         for place, values in txn.sent.items():
             if place[0] == "sidecar":
                 self.log[place] += [(txn, value) for value in values]
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def roll_back(self, data: Any) -> None:
-        self.rolled_back(data.draw(st.sampled_from(self.open)))
 
     def rolled_back(self, txn: Txn) -> None:
         txn.handle.rollback()
@@ -168,22 +171,23 @@ class JobMachine(RuleBasedStateMachine):
     # -- attempts ----------------------------------------------------------------------
 
     @precondition(lambda self: self.works())
-    @rule(data=st.data())
-    def begin_an_attempt(self, data: Any) -> None:
+    @rule(data=st.data(), lots=LOTS)
+    def an_attempt(self, data: Any, lots: Lots) -> None:
         _, work = data.draw(st.sampled_from(self.works()))
+        self.attempt(work, lots)
+
+    def attempt(self, work: Work, lots: Lots) -> None:
         name = f"attempt {self.values(1)[0].decode()}"
         work.attempts.append(Attempt(name, work.job.session(name)))
+        self.send(work.attempts[-1], lots)
 
     @precondition(lambda self: self.attempts())
-    @rule(
-        data=st.data(),
-        count=COUNTS,
-        places=st.lists(st.sampled_from(PLACES), min_size=1, max_size=3),
-        batch=st.booleans(),
-    )
-    def send_in_an_attempt(self, data: Any, count: int, places: list[Place], batch: bool) -> None:
-        attempt = data.draw(st.sampled_from(self.attempts()))
-        for place in places:
+    @rule(data=st.data(), lots=LOTS)
+    def an_attempt_goes_on(self, data: Any, lots: Lots) -> None:
+        self.send(data.draw(st.sampled_from(self.attempts())), lots)
+
+    def send(self, attempt: Attempt, lots: Lots) -> None:
+        for place, count, batch in lots:
             values = self.values(count)
             if batch:
                 _send_batch(attempt.session, place, values)
@@ -233,7 +237,7 @@ class JobMachine(RuleBasedStateMachine):
     # -- jobs --------------------------------------------------------------------------
 
     @precondition(lambda self: self.works())
-    @rule(data=st.data(), cut=st.integers(0, 3))
+    @rule(data=st.data(), cut=st.integers(0, 2))
     def commit_a_job(self, data: Any, cut: int) -> None:
         txn, work = data.draw(st.sampled_from(self.works()))
         chosen, first = self.choose(data, work, cut)
@@ -248,14 +252,15 @@ class JobMachine(RuleBasedStateMachine):
         txn.running.remove(work)
         self.late += work.attempts
 
-    @precondition(lambda self: self.works())
+    @precondition(lambda self: any(each.sent for _, work in self.works() for each in work.attempts))
     @rule(
         data=st.data(),
         point=st.sampled_from(sorted(p for p in FAULT_POINTS if p.startswith(POINTS))),
-        hit=st.integers(1, 5),
+        hit=st.sampled_from([1, 1, 1, 2, 5]),
     )
     def the_committer_dies(self, data: Any, point: str, hit: int) -> None:
-        txn, work = data.draw(st.sampled_from(self.works()))
+        works = [each for each in self.works() if any(a.sent for a in each[1].attempts)]
+        txn, work = data.draw(st.sampled_from(works))
         chosen, first = self.choose(data, work, 0)
         path, token, id = self.folder / "store", txn.token, work.job.id
 
@@ -280,9 +285,8 @@ class JobMachine(RuleBasedStateMachine):
             assert state == jobs.RUNNING
 
     def choose(self, data: Any, work: Work, cut: int) -> tuple[list[Attempt], list[Attempt]]:
-        if not work.attempts:
-            return [], []
-        chosen = data.draw(st.lists(st.sampled_from(work.attempts), unique=True))
+        left_out = data.draw(st.sampled_from([0, 0, 1, 2]))
+        chosen = data.draw(st.permutations(work.attempts))[left_out:]
         return chosen[cut:], chosen[:cut]
 
     def job_committed(self, txn: Txn, work: Work, chosen: list[Attempt]) -> None:
@@ -294,13 +298,11 @@ class JobMachine(RuleBasedStateMachine):
 
     # -- the rest ----------------------------------------------------------------------
 
-    @rule()
-    def look_after(self) -> None:
+    @rule(check=st.booleans())
+    def look_after(self, check: bool) -> None:
         self.client.instance.coordinator.maintenance.round(resume_all=True)
-
-    @rule()
-    def check(self) -> None:
-        assert self.client.check().problems == []
+        if check:
+            assert self.client.check().problems == []
 
     @invariant()
     def readers_find_what_counts(self) -> None:
@@ -329,7 +331,7 @@ def _send_batch(to: Any, place: Place, values: list[bytes]) -> None:
 FEW = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # made smaller in the long run alone
     max_examples=20,
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
