@@ -1,0 +1,258 @@
+"""Planning a stream of changes: where a batch ends, what it reads, and what is kept for it.
+
+    latest     the latest snapshot, if the table changed since the last one; else where it stood,
+               however much is committed into other tables (a sink in the same store, say)
+    tasks      the diff between two times, cut into tokens; of the first batch, a scan at its end
+    kept       snapshots: one where the next batch begins, one where it ends, from when it is
+               planned until Spark says that it is done. So a query that runs is never overtaken
+               by the history, and tasks that run again read what they read before
+
+While a table does not change its stream stands still, and the history goes on. So the planner
+remembers up to when it saw nothing (`since` of the next end), and when the checkpoint gets old
+it ends a batch without rows: a query that was stopped has half of the history to come back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from txnkv.client import Client
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.query import one
+from txnkv.diff_token import DiffToken
+from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
+from txnkv.scan import ScanToken
+from txnkv.spark.joining import client_of
+from txnkv.spark.reading.changes_offset import BEGINNING, ChangesOffset
+from txnkv.spark.settings_topics import ChangesRead
+from txnkv.table import Snapshot
+from txnkv.tables import history
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.diff_tokens import changed
+
+TASK_ROWS: Final = 1 << 20
+"""At most about so many rows a task,"""
+LEAST_ROWS: Final = 1 << 14
+"""and no more tasks where each would have fewer."""
+_TASKS_A_CORE: Final = 2
+_LEAST_PAUSE: Final = 60.0
+"""Seconds between two batches without rows, however short the history."""
+
+T = TypeVar("T", ScanToken, DiffToken)
+
+
+class ChangesPlanner:
+    """Plans the batches of one query, in one process, as long as that runs.
+
+    Args:
+        settings: of the stream.
+        columns: of the table, those to read.
+    """
+
+    def __init__(self, settings: ChangesRead, columns: Sequence[str]) -> None:
+        self._settings = settings
+        self._columns = list(columns)
+        self._kept: dict[Timestamp, Snapshot] = {}
+        self._quiet: tuple[Timestamp, Timestamp] | None = None  # nothing changed between these
+        self._target: Timestamp | None = None
+        self._stands: ChangesOffset | None = None
+        self._last_client: Client | None = None
+
+    # -- where -------------------------------------------------------------------------
+
+    def initial(self) -> ChangesOffset:
+        """Where a query begins that has not begun yet.
+
+        Raises:
+            HistoryExpiredError: option startingOffsets names a time before the history.
+            ValueError: it names one in the future.
+        """
+        client = self._client()
+        starting = self._settings.starting
+        if starting == "earliest":
+            return self._at(client, BEGINNING)
+        if isinstance(starting, str):
+            return self._at(client, self._keep_latest(client))
+        at = client.timestamp_of(starting)
+        self._keep(client, at, "startingOffsets is")
+        return self._at(client, at)
+
+    def latest(self, start: ChangesOffset) -> ChangesOffset:
+        """Where a batch ends that begins at `start`; `start` itself when there is nothing.
+
+        Raises:
+            HistoryExpiredError: what comes next is gone.
+            OffsetOutOfRangeError: the store was restored to an earlier time.
+            TableNotFoundError: the table was dropped.
+        """
+        self._stands = self._latest(start)
+        return self._stands
+
+    def _latest(self, start: ChangesOffset) -> ChangesOffset:
+        client = self._client()
+        table = self._checked(client, start)
+        since = self._since(start)
+        if since > BEGINNING:
+            self._keep(client, since, "the checkpoint is at")
+        end = self._keep_latest(client) if self._target is None else self._target
+        if end <= since:
+            return start
+        if changed(client.instance.engine, table, since, end):
+            self._keep_only(since, end)
+            return self._at(client, end, since)
+        if start.timestamp == BEGINNING:
+            return start
+        self._quiet = start.timestamp, end
+        self._keep_only(end)
+        return self._at(client, end, end) if self._is_old(client, start, end) else start
+
+    def newest(self) -> ChangesOffset:
+        """Up to where there is something to read: where the stream stands, if that is all."""
+        client = self._client()
+        at, stands = client.timestamp_of(None), self._stands
+        if stands is not None and stands.timestamp > BEGINNING:
+            table = client.table(self._settings.table).info
+            since = self._since(stands)
+            if at <= since or not changed(client.instance.engine, table, since, at):
+                return stands
+        return self._at(client, at)
+
+    def stop_at_latest(self) -> None:
+        """From now on nothing new is read."""
+        self._target = self._keep_latest(self._client())
+
+    # -- what --------------------------------------------------------------------------
+
+    def tasks(
+        self, start: ChangesOffset, end: ChangesOffset
+    ) -> tuple[Timestamp, list[ScanToken] | list[DiffToken]]:
+        """What a batch reads, and when it ends; no tokens when that is nothing.
+
+        Raises:
+            HistoryExpiredError: some of it is gone.
+            OffsetOutOfRangeError: the store was restored to an earlier time.
+            TableNotFoundError: the table was dropped.
+        """
+        since, upto = start.timestamp if end.since is None else end.since, end.timestamp
+        client = self._client()
+        self._checked(client, end)
+        if since >= upto:
+            return upto, []
+        table = client.table(self._settings.table)
+        if since == BEGINNING:
+            self._keep(client, upto, "the first load is at")
+            scan = table.scan(self._columns, snapshot=upto)
+            return upto, _cut(scan.tokens)
+        self._keep(client, since, "the batch that is to be read begins at")
+        return upto, _cut(lambda rows: table.diff_tokens(since, upto, self._columns, rows))
+
+    # -- what is kept ------------------------------------------------------------------
+
+    def done(self, end: ChangesOffset) -> None:
+        """A batch that ends here is done: what it read is not needed any more."""
+        self._keep_only(*(at for at in self._kept if at >= end.timestamp))
+
+    def close(self) -> None:
+        """Keep nothing."""
+        self._keep_only()
+
+    def _keep(self, client: Client, at: Timestamp, what: str) -> None:
+        """Pin the history from a time on.
+
+        Raises:
+            HistoryExpiredError: it is gone.
+        """
+        if at in self._kept:
+            return
+        try:
+            self._kept[at] = client.snapshot(at)
+        except HistoryExpiredError as error:
+            floor = client.instance.engine.log.history_floor
+            raise HistoryExpiredError(
+                f"the changes of table {self._settings.table!r} are gone: {what} "
+                f"{at.datetime.isoformat()} ({at}), the store's history goes back to "
+                f"{floor.datetime.isoformat()} ({floor}). Begin again with a new checkpoint and "
+                "startingOffsets 'earliest' (all rows, then changes; upserts into an emptied "
+                "target make it whole); and open the store everywhere with a history= (option "
+                "history here) that is longer than the query may be stopped"
+            ) from error
+
+    def _keep_latest(self, client: Client) -> Timestamp:
+        """Pin the latest snapshot."""
+        at = history.pin_latest(client.instance.coordinator)
+        try:
+            if at not in self._kept:
+                self._kept[at] = client.snapshot(at)
+        finally:
+            client.instance.store.runtime.unpin(at)
+        return at
+
+    def _keep_only(self, *wanted: Timestamp) -> None:
+        for at in [at for at in self._kept if at not in wanted and at != self._target]:
+            self._kept.pop(at).close()
+
+    # -- looking -----------------------------------------------------------------------
+
+    def _client(self) -> Client:
+        client = client_of(self._settings)
+        if client is not self._last_client:  # another store at the path: its pins are not ours
+            self._last_client = client
+            self._kept.clear()
+        return client
+
+    def _since(self, start: ChangesOffset) -> Timestamp:
+        """`start`, or later, where nothing changed since."""
+        if self._quiet is not None and self._quiet[0] == start.timestamp:
+            return self._quiet[1]
+        return start.timestamp
+
+    def _is_old(self, client: Client, start: ChangesOffset, end: Timestamp) -> bool:
+        age = (end.micros - start.timestamp.micros) / 1e6
+        return age > max(client.instance.coordinator.history / 2, _LEAST_PAUSE)
+
+    def _at(
+        self, client: Client, timestamp: Timestamp, since: Timestamp | None = None
+    ) -> ChangesOffset:
+        name = self._settings.table
+        id = client.table(name).info.id
+        return ChangesOffset(client.instance.store.store_id, name, id, timestamp, since)
+
+    def _checked(self, client: Client, offset: ChangesOffset) -> TableInfo:
+        """The table, which is the one of the checkpoint, in the same store and no earlier."""
+        store = client.instance.store
+        if offset.store != store.store_id:
+            raise OffsetOutOfRangeError(
+                f"the checkpoint is of store {offset.store}, at {self._settings.path} is store "
+                f"{store.store_id}: another was made there, or the path is wrong. Give the path "
+                "of its own store, or begin again with a new checkpoint"
+            )
+        table = client.table(self._settings.table).info
+        if offset.id != table.id:
+            raise TableNotFoundError(
+                f"table {offset.table!r} of the checkpoint (id {offset.id}) was dropped, and "
+                f"another was made under its name (id {table.id}): begin again with a new "
+                "checkpoint"
+            )
+        if offset.timestamp > client.timestamp_of(None):
+            with store.status.read() as cur:
+                (last,) = one(cur, "SELECT last_timestamp FROM clock")
+            if offset.timestamp > last:
+                raise OffsetOutOfRangeError(
+                    f"the checkpoint is at {offset.timestamp.datetime.isoformat()} "
+                    f"({offset.timestamp}), the last commit of the store is at "
+                    f"{Timestamp(last).datetime.isoformat()} ({last}): the store was restored to "
+                    "an earlier time, and what the query read since then is not in it. Begin "
+                    "again with a new checkpoint, and a target of the same time"
+                )
+        return table
+
+
+def _cut(tokens: Callable[[int], list[T]]) -> list[T]:
+    """Enough tokens for the cores of this machine, if there is enough for them to do."""
+    found = tokens(TASK_ROWS)
+    wanted = _TASKS_A_CORE * (os.cpu_count() or 1)
+    rows = sum(token.rows for token in found)
+    each = max(LEAST_ROWS, -(-rows // wanted))
+    return tokens(each) if len(found) < wanted and rows > each else found
