@@ -30,4 +30,11 @@ void value_encode(const row_layout_t *layout, const row_column_t *columns, const
 status_t value_rows(const row_layout_t *layout, const row_column_t *values, uint16_t schema,
                     row_slice_t *out, uint32_t *out_bad);
 
+/* Lists: each is its elements one behind the other, as rows of one column. First where the
+ * elements of each begin, [0 .. length] from 0, then all of them; a null list has none.
+ * CORRUPT: list *out_bad is not made of such rows. INPUT: as value_rows. */
+status_t value_list_offsets(const row_layout_t *element, const row_column_t *lists,
+                            uint32_t *out_offsets, uint32_t *out_bad);
+void value_list_rows(const row_layout_t *element, const row_column_t *lists, row_slice_t *out);
+
 #endif

@@ -121,6 +121,52 @@ static void check_nulls(uint32_t n) {
     sample_drop(&sample);
 }
 
+/* Lists of the sample's column c, cut where chance wants, some null: the rows of their elements
+ * come back. */
+static void check_lists(uint32_t c) {
+    sample_t sample;
+    sample_make(&sample, 100);
+    row_slot_t slot = sample.slots[c];
+    row_layout_t element;
+    row_layout_init(&slot, 1, &element);
+    uint32_t rows[101], cuts[21], found[21], bad;
+    EXPECT(row_encode_size(&element, sample.columns + c, NULL, 100, rows) == STATUS_OK);
+    uint8_t *data = exact(rows[100]), validity[3];
+    row_encode(&element, sample.columns + c, NULL, 100, rows, data, rows[100]);
+    random_bytes(validity, sizeof validity);
+    for (uint32_t i = 0; i <= 20; i++) cuts[i] = rows[i * 5 - random_below(i == 0 ? 1 : 5)];
+    cuts[20] = rows[100];
+    const row_column_t lists = {.values = data,
+                                .values_len = rows[100],
+                                .offsets = (const uint8_t *)cuts,
+                                .offsets_len = sizeof cuts,
+                                .validity = validity,
+                                .validity_len = sizeof validity,
+                                .offset = 1,
+                                .length = 19};
+    EXPECT(value_list_offsets(&element, &lists, found, &bad) == STATUS_OK);
+    row_slice_t slices[100];
+    value_list_rows(&element, &lists, slices);
+    EXPECT(row_check(&element, slices, found[19]) == STATUS_OK);
+    for (uint32_t i = 0; i < 19; i++) {
+        const uint8_t *from = data + cuts[i + 1];
+        EXPECT(bits_get(validity, i + 1) == 1 || found[i] == found[i + 1]);
+        for (uint32_t j = found[i]; j < found[i + 1]; j++) {
+            EXPECT(slices[j].data == from);
+            from += slices[j].len;
+        }
+        EXPECT(bits_get(validity, i + 1) == 0 || from == data + cuts[i + 2]);
+    }
+    const row_column_t cut = {.values = data,
+                              .values_len = rows[3] - 1,
+                              .offsets = (const uint8_t *)(uint32_t[]){0, rows[3] - 1},
+                              .offsets_len = 8,
+                              .length = 1};
+    EXPECT(value_list_offsets(&element, &cut, found, &bad) == STATUS_CORRUPT && bad == 0);
+    free(data);
+    sample_drop(&sample);
+}
+
 static void check_refused(void) {
     sample_t sample;
     uint32_t bad = UINT32_MAX;
@@ -189,6 +235,7 @@ void test_value(void) {
         check_bytes(n, true);
         if (n != 0) check_nulls(n);
     }
+    for (uint32_t round = 0; round < 40; round++) check_lists(round % 2);
     check_refused();
     check_limit();
     check_damage();

@@ -82,6 +82,46 @@ def test_another_version_schema_or_length_is_named():
             layout.decode_one(wrong)
 
 
+NESTED = pa.list_(pa.list_(pa.list_(pa.string())))
+
+
+def levels(kind):
+    """Values of a type of lists of lists."""
+    if not pa.types.is_list(kind):
+        return st.none() | st.text(max_size=3)
+    return st.none() | st.lists(levels(kind.value_type), max_size=3)
+
+
+@given(st.lists(levels(NESTED), max_size=6), st.data())
+def test_lists_of_lists_come_back(rows, data):
+    layout = ValueLayout([NESTED], 1)
+    first = data.draw(st.integers(0, len(rows)))
+    values = layout.encode([pa.array(rows, NESTED).slice(first)])
+    assert values.to_pylist() == [layout.encode_one((row,)) for row in rows[first:]]
+    assert layout.decode(values, [0])[0].to_pylist() == rows[first:]
+    assert [layout.decode_one(value)[0] for value in values.to_pylist()] == rows[first:]
+
+
+def test_lists_whose_nulls_stand_over_elements():
+    array = pa.ListArray.from_arrays([0, 2, 3], pa.array([1, 2, 3]), mask=pa.array([True, False]))
+    layout = ValueLayout([array.type], 1)
+    assert layout.decode(layout.encode([array]), [0])[0].to_pylist() == [None, [3]]
+
+
+def test_a_damaged_list_is_named():
+    layout = ValueLayout([pa.list_(pa.list_(pa.string()))], 1)
+    right = layout.encode_one(([["a"], ["bc", "d"]],))
+    for at in range(len(right) - 12, len(right)):
+        wrong = right[:at] + bytes([right[at] ^ 0x40]) + right[at + 1 :]
+        for damaged in (wrong, right[:at]):
+            named = []
+            try:
+                layout.decode(pa.array([right, damaged], pa.binary()), [0])
+            except DamagedValueError as error:
+                named.append(error.index)
+            assert named in ([], [1])
+
+
 def test_more_than_arrow_offsets_can_say_is_refused():
     layout = ValueLayout([pa.binary()], 1)
     long = pa.array([b"x" * (1 << 20)])

@@ -63,7 +63,8 @@ from txnkv.core.search import (
 )
 from txnkv.core.shared import SharedWords
 from txnkv.core.value import ValueReader
-from txnkv.core.value_layout import DamagedValueError, ValueLayout
+from txnkv.core.value_layout import ValueLayout
+from txnkv.core.value_lists import DamagedValueError
 from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
 from txnkv.core.zone import Zone, zone
 

@@ -15,22 +15,11 @@ import pyarrow as pa
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 from txnkv.core.row_layout import SLICE_BYTES, RowLayout, fill_column
 from txnkv.core.rows import Rows, rows_pointer
+from txnkv.core.value_lists import DamagedValueError, ListCodec, flat
 
 _SLICES = ffi.typeof("row_slice_t *")
 _HEAD = struct.Struct("<BH")
 _BINARY = pa.binary()
-
-
-class DamagedValueError(CoreError):
-    """A value that is no value of its schema.
-
-    Attributes:
-        index: which one it is.
-    """
-
-    def __init__(self, why: str, index: int = 0) -> None:
-        super().__init__(why)
-        self.index = index
 
 
 class ValueLayout:
@@ -45,7 +34,10 @@ class ValueLayout:
         """Makes the layout of at least one column."""
         self.types = list(types)
         self.schema = schema
-        self._rows = RowLayout(self.types)
+        self._rows = RowLayout([flat(type_) for type_ in self.types])
+        self._lists = {
+            i: ListCodec(type_) for i, type_ in enumerate(types) if pa.types.is_list(type_)
+        }
         self._head = _HEAD.pack(lib.VALUE_VERSION, schema)
 
     def encode(self, arrays: Sequence[pa.Array], rows: Rows | None = None) -> pa.BinaryArray:
@@ -61,7 +53,7 @@ class ValueLayout:
             TypeError: an array is of another type.
             ValueError: the arrays are too few or many, differ in length, or are broken.
         """
-        columns, n, held = self._rows.columns(arrays)
+        columns, n, held = self._rows.columns(self._flat(arrays))
         if rows is not None:
             n = rows.n
         offsets = allocate(4 * (n + 1))
@@ -98,10 +90,17 @@ class ValueLayout:
         check(status, f"decoding {n} values")
         found = self._rows.decode_checked(slices, n, columns)
         del held
-        return found
+        return [
+            self._lists[column].decode(array) if column in self._lists else array
+            for column, array in zip(columns, found, strict=True)
+        ]
 
     def encode_one(self, values: Sequence[Any]) -> bytes:
         """One value; see `RowLayout.encode_one`."""
+        if self._lists:
+            values = list(values)
+            for i, codec in self._lists.items():
+                values[i] = codec.encode_one(values[i])
         return self._head + self._rows.encode_one(values)
 
     def decode_one(self, value: bytes) -> tuple[Any, ...]:
@@ -113,9 +112,24 @@ class ValueLayout:
         if value[: len(self._head)] != self._head:
             raise DamagedValueError(self._damage(value))
         try:
-            return self._rows.decode_one(value[len(self._head) :])
+            found = self._rows.decode_one(value[len(self._head) :])
         except CoreError as error:
             raise DamagedValueError(str(error).partition(". Check")[0]) from None
+        if not self._lists:
+            return found
+        return tuple(
+            self._lists[i].decode_one(each) if i in self._lists else each
+            for i, each in enumerate(found)
+        )
+
+    def _flat(self, arrays: Sequence[pa.Array]) -> list[pa.Array]:
+        """Lists as the binary columns that they stand as."""
+        return [
+            self._lists[i].encode(array)
+            if i in self._lists and array.type == self.types[i]
+            else array
+            for i, array in enumerate(arrays)
+        ]
 
     def _damage(self, value: bytes) -> str:
         """What is wrong with a value that the core refused."""
