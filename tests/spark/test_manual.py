@@ -25,10 +25,10 @@ def test_the_manual(
     program = "\n".join(re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL))
     names: dict[str, Any] = {}
     try:
-        for name in ("shop", "checkpoint"):
+        for name in ("shop", "checkpoint", "seen"):
             program = program.replace(f'"{name}"', repr(str(tmp_path / name)))
         exec(program, names)
-        wanted = ["1000", "1100", "10", "1100", "10", "2", "0"]
+        wanted = ["1000", "1100", "10", "1100", "10", "5", "100", "0", "2", "0"]
         assert capsys.readouterr().out.split() == wanted
         assert names["client"].table("archive").count() == 100
     finally:
@@ -39,8 +39,16 @@ def test_the_manual(
 
 
 def test_the_manual_lists_every_option() -> None:
-    from txnkv.spark import settings
+    from txnkv.spark import settings_options as options
 
-    rows = re.findall(r"^\| `(\w+)` \| (yes)? ?\| (yes)? ?\|", MANUAL.read_text(), re.MULTILINE)
-    assert {name for name, read, _ in rows if read} == set(settings._READ)
-    assert {name for name, _, write in rows if write} == set(settings._WRITE)
+    text = MANUAL.read_text()
+    reads, writes = text[text.index("**Reads.**") :].split("**Writes.**")
+    for part, kinds in [
+        (reads, (options.READ_TABLE, options.READ_TOPIC, options.STREAM_TOPIC,
+                 options.STREAM_CHANGES)),
+        (writes, (options.WRITE_TABLE, options.WRITE_TOPIC, options.SINK_TABLE,
+                  options.SINK_TOPIC)),
+    ]:  # fmt: skip
+        rows = re.findall(r"^\| `(\w+)` \|[^|]*\|((?:[^|]*\|){4})", part, re.MULTILINE)
+        for column, known in enumerate(kinds):
+            assert {name for name, cells in rows if "yes" in cells.split("|")[column]} == set(known)
