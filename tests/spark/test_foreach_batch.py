@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.spark import foreach_batch, joining, running
+from txnkv.spark import foreach_batch, running
 from txnkv.spark.each_batch import ForeachBatch
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
@@ -21,15 +21,6 @@ def frame(query: str | None = "q1") -> Any:
     """What Spark hands over, of a query in this thread."""
     context = SimpleNamespace(getLocalProperty=lambda name: query)
     return SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    """What a driver keeps open for its life goes with each test's store."""
-    yield
-    for _, client in joining._clients.values():
-        client.close()
-    joining._clients.clear()
 
 
 @pytest.fixture
@@ -199,6 +190,16 @@ def test_arguments(store_path: Path, tmp_path: Path, client: txnkv.Client) -> No
         pytest.raises(txnkv.NotSupportedError, match="is shared"),
     ):
         foreach_batch(store_path, fn, "daily", shared)
+
+
+def test_nothing_is_open_between_batches(store_path: Path) -> None:
+    """A driver may remove the store, or open it otherwise, when its query has ended."""
+    txnkv.connect(store_path).close()
+    do = foreach_batch(store_path, lambda df, n, txn: None, "daily")
+    do(frame(), 0)
+    do(frame(), 0)
+    with txnkv.connect(store_path, read_only=True) as client:
+        assert list(client.applications()) == ["daily"]
 
 
 def test_it_is_picklable(store_path: Path, client: txnkv.Client) -> None:

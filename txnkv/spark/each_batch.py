@@ -24,7 +24,6 @@ from txnkv.coordinator.applications import Applied, Mark
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import running
-from txnkv.spark.joining import client_of
 from txnkv.spark.settings import Place
 from txnkv.subscription import Subscription
 from txnkv.topics import cursors
@@ -52,7 +51,11 @@ class ForeachBatch:
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Do one batch, unless it is committed; called by Spark."""
         mark = Mark(self.app_id, batch_id, running.query_id(frame))
-        client = client_of(self.place)
+        with self.place.connect() as client:  # of this batch alone: the store is free afterwards
+            self._do(client, frame, mark)
+
+    def _do(self, client: Client, frame: Any, mark: Mark) -> None:
+        batch_id = mark.version
         with client.instance.store.status.read() as cur:
             if applications.is_applied(cur, mark):
                 return
@@ -151,7 +154,7 @@ def foreach_batch(
     named = _named(subscription)
     Mark(app_id, 0)  # refuses what is no application id
     if not _is_remote():
-        client_of(place).require_writable()
+        place.connect().close()
     return ForeachBatch(place, fn, app_id, named, attempts)
 
 
