@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv import core
 from txnkv.job import Job
 from txnkv.storage.seam import arm, disarm
 from txnkv.topics import staged_append, staged_file, staged_rows, staged_writer
@@ -602,6 +604,22 @@ def test_files_are_their_owners_alone(client: txnkv.Client, job: Job) -> None:
     stage(job, "0", b"a")
     (file,) = staged(client)
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_the_format_of_a_file_is_frozen(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    """As docs/format-topics.md has it."""
+    stage(job, "0", b"a", b"b", partition=1)
+    data = staged(client)[0].read_bytes()
+    header = struct.pack("<IQQ", 1, int(staged(client)[0].name), txn.id.local)
+    assert data[:32] == b"txnkvsnd" + struct.pack("<I", core.crc32c(header)) + header
+    partition = client.instance.topics.get("events").partitions[1]
+    frame = struct.pack("<IQQ", 0, partition, len(data) - 56)
+    assert data[32:56] == struct.pack("<I", core.crc32c(frame)) + frame
+    batch = core.read_header(data, 56)
+    assert (batch.length, batch.txn_id, batch.count) == (len(data) - 56, txn.id.local, 2)
+    assert batch.is_decided is (topic.buffer == "sidecar")
 
 
 def test_a_copy_of_the_store_without_its_staged_files_opens(

@@ -18,6 +18,7 @@ import txnkv
 from tools.children import Children
 from tools.crash import leftovers, settle
 from tools.crash_scenarios import BEFORE, TABLES, prepare, rows
+from txnkv.job import Job
 
 DISK_MIB = 24
 PAYLOAD = 1000
@@ -178,6 +179,57 @@ def test_store_is_not_half_made_on_a_full_disk(disk: Disk) -> None:
     with txnkv.connect(path) as client:
         assert client.table("left").count() == BEFORE
         assert client.check().problems == []
+
+
+def test_messages_of_a_job_on_a_full_disk(disk: Disk) -> None:
+    """The attempt that finds no room leaves nothing; a job that finds none for its logs is over."""
+    path = disk.path / "store"
+    prepare(str(path))
+    topic = "crash-marker"
+    with txnkv.connect(path, create=False) as client:
+        before = client.topic(topic).end_offsets()
+        txn = client.new_transaction(timeout=None)
+        job = Job.start(txn)
+        disk.occupy(4)
+        with job.session("0") as session:
+            session.send_batch(topic, messages(1))
+        with job.session("1") as session, pytest.raises(txnkv.StorageFullError):
+            session.send_batch(topic, messages(DISK_MIB))
+        assert client.check().problems == []
+        disk.leave(0)
+        with pytest.raises(txnkv.StorageFullError):
+            job.commit(["0"])
+        disk.make_room()
+        txn.rollback()
+        assert leftovers(client) == []
+        assert staged(client) == []
+        again = client.new_transaction(timeout=None)
+        job = Job.start(again)
+        with job.session("0") as session:
+            session.send_batch(topic, messages(1))
+        job.commit(["0"])
+        again.commit()
+        assert staged(client) == []
+        assert client.topic(topic).end_offsets()[0] > before[0] + MESSAGES
+        assert client.check().problems == []
+    with txnkv.connect(path, create=False) as client, client.topic(topic).consumer() as consumer:
+        found = 0
+        while some := consumer.poll_batch(max_messages=10_000, timeout=0).num_rows:
+            found += some
+        assert found == MESSAGES + 2, "one in each partition was there before"
+
+
+MESSAGES = 1 << 10
+
+
+def messages(mib: int) -> pa.Table:
+    """So many MiB of messages for one partition."""
+    values = [os.urandom(1 << 10) for _ in range(MESSAGES * mib)]
+    return pa.table({"value": values, "partition": [0] * len(values)})
+
+
+def staged(client: txnkv.Client) -> list[str]:
+    return [file.name for file in client.instance.topics.staged.folder.iterdir()]
 
 
 LIMITED = """
