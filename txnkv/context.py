@@ -33,6 +33,7 @@ from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
+    AckConflictError,
     InvalidTxnStateError,
     TransactionTimedOutError,
     TxnkvError,
@@ -258,8 +259,11 @@ class TxnContext(TopicWrites, MarkWrites):
                 self.ensure_stored(), scope, self.transactional, reads=self._reads
             )
             if self._own is not None:
-                with self._abort_on_conflict():
+                try:
                     self._own.stage(context)
+                except AckConflictError as error:
+                    self._abort_on_conflict(error)
+                    raise
             self._own = None
             return context
 

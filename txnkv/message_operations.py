@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from txnkv.topics.message import Message, MessageId
+from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.write_result import WriteResult
 
 if TYPE_CHECKING:
     from txnkv.subscription import Subscription
     from txnkv.topic import Topic
-    from txnkv.topics.subscription_info import SubscriptionInfo
 
 Acknowledged = Message | MessageId | Sequence[Message | MessageId]
 """A message, its id, or several."""
@@ -114,6 +114,8 @@ def ids_of(message: Acknowledged) -> list[MessageId]:
     if isinstance(message, MessageId):
         return [message]
     if isinstance(message, list | tuple):
+        if len(message) == 1:
+            return ids_of(message[0])
         return [one for some in message for one in ids_of(some)]
     raise TypeError(
         "what is acknowledged is a Message, its MessageId or a list of them, not "
@@ -127,10 +129,7 @@ def info_of(subscription: AnySubscription) -> SubscriptionInfo:
     Raises:
         TypeError: it is none.
     """
-    from txnkv.subscription import Subscription
-    from txnkv.topics.subscription_info import SubscriptionInfo
-
-    found = subscription.info if isinstance(subscription, Subscription) else subscription
+    found = getattr(subscription, "info", subscription)
     if not isinstance(found, SubscriptionInfo):
         raise TypeError(
             f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"

@@ -21,8 +21,8 @@ import pyarrow as pa
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError
 from txnkv.topics import messages, outbox
 from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.messages import Outgoing, Pending
-from txnkv.topics.partitioner import Sticky, spread
+from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
+from txnkv.topics.partitioner import Sticky, partition_of_one, spread
 
 if TYPE_CHECKING:
     from txnkv.context import TxnContext
@@ -37,7 +37,7 @@ class Parcel(NamedTuple):
     """Messages for one topic, by number of their partition."""
 
     topic: TopicInfo
-    parts: list[tuple[int, pa.RecordBatch]]
+    parts: list[tuple[int, pa.RecordBatch | Single]]
 
     @property
     def rows(self) -> int:
@@ -57,7 +57,7 @@ def alone(parcels: Sequence[Parcel]) -> bool:
 
 def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
     """Send what is `alone`."""
-    batches = [part for parcel in parcels for _, part in parcel.parts]
+    batches = [as_arrow(part) for parcel in parcels for _, part in parcel.parts]
     outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
 
 
@@ -99,7 +99,12 @@ class Sending:
         """Messages by partition; those that say nothing all go to one."""
         sticky = self._sticky.setdefault(topic.id, Sticky()).turn(len(topic.partitions))
         for some in outgoing:
-            yield Parcel(topic, spread(some, len(topic.partitions), sticky))
+            yield Parcel(topic, [*spread(some, len(topic.partitions), sticky)])
+
+    def _parcel_of(self, topic: TopicInfo, message: Single) -> Parcel:
+        partitions = len(topic.partitions)
+        sticky = self._sticky.setdefault(topic.id, Sticky()).turn(partitions)
+        return Parcel(topic, [(partition_of_one(message, partitions, sticky), message)])
 
     def take(self) -> list[Parcel]:
         """All that waits, to be given or put back."""
@@ -108,7 +113,11 @@ class Sending:
             for topic, rows in self._lists.values():
                 some = rows[:]
                 if some:
-                    parcels += self.parcels_of(topic, messages.outgoing(some))
+                    one = messages.single(some)
+                    if one is None:
+                        parcels += self.parcels_of(topic, messages.outgoing(some))
+                    else:
+                        parcels.append(self._parcel_of(topic, one))
                     del rows[: len(some)]
             return parcels
 

@@ -27,12 +27,13 @@ from txnkv.tables import staging
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.small import SmallWrites
 from txnkv.tables.staging import WriteContext
+from txnkv.topics.messages import Single
 from txnkv.topics.outbox import Outbox
 
 if TYPE_CHECKING:
     from txnkv.topics.holding import Hold
 
-Parts = Sequence[tuple[int, pa.RecordBatch]]
+Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
 """Messages for one topic, by number of their partition."""
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from txnkv.coordinator.states import TxnState
@@ -18,6 +17,7 @@ from txnkv.small_parts import Parts, SmallParts
 from txnkv.tables.manifest import Scope
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
+from txnkv.topics.messages import as_arrow
 from txnkv.topics.staged_writer import StagedSends
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TopicWrites(ABC):
         self.require_open("send")
         with self.lock:
             if self.scope is not None:
-                self._sends_of(self.scope).send(topic, parts)
+                self._sends_of(self.scope).send(topic, [(n, as_arrow(some)) for n, some in parts])
                 return
             outbox = self._parts().outbox
             outbox.require_live(topic)
@@ -100,8 +100,12 @@ class TopicWrites(ABC):
         """
         self.require_open("acknowledge")
         self.refuse_attempt("acknowledge")
-        with self.lock, self._abort_on_conflict():
-            self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
+        with self.lock:
+            try:
+                self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
+            except AckConflictError as error:
+                self._abort_on_conflict(error)
+                raise
             self.has_written = True
 
     def settle(self) -> None:
@@ -113,19 +117,14 @@ class TopicWrites(ABC):
             if self._own is not None and (not self._may_be_small or self._own.too_large):
                 self.ensure_large()
 
-    @contextmanager
-    def _abort_on_conflict(self) -> Iterator[None]:
+    def _abort_on_conflict(self, error: AckConflictError) -> None:
         """Another transaction has the message: this one, which came later, ends here."""
-        try:
-            yield
-        except AckConflictError as error:
-            if self.transactional:
-                if self.stored:
-                    orchestrator = self.instance.coordinator.orchestrator
-                    orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)
-                    orchestrator.finish(self.row.txn_id)
-                self.end(TxnState.ABORTED, str(error), error)
-            raise
+        if self.transactional:
+            if self.stored:
+                orchestrator = self.instance.coordinator.orchestrator
+                orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)
+                orchestrator.finish(self.row.txn_id)
+            self.end(TxnState.ABORTED, str(error), error)
 
     def refuse_attempt(self, what: str) -> None:
         """Refuse what an attempt of a job cannot take back."""

@@ -24,6 +24,7 @@ from txnkv.core import (
     encode_batch,
     encode_control,
     encode_headers,
+    encode_message,
     place,
     read_chunk,
     read_control,
@@ -367,3 +368,18 @@ def test_control_of_a_later_version():
     control[16:20] = crc32c(control[20:]).to_bytes(4, "little")
     with pytest.raises(CoreError, match="type 9"):
         read_control(control)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"v", b"8 bytes.", bytes(1000)])
+@pytest.mark.parametrize("key", [None, b"", b"k", b"8 bytes.", b"some longer key"])
+@pytest.mark.parametrize(("txn_id", "decided"), [(0, False), (7, False), (7, True)])
+def test_one_message_is_encoded_as_a_batch_of_one(
+    value: bytes | None, key: bytes | None, txn_id: int, decided: bool
+) -> None:
+    columns = {"value": pa.array([value], pa.binary())}
+    if key is not None:
+        columns["key"] = pa.array([key], pa.binary())
+    wanted = encode_batch(pa.record_batch(columns), timestamp=5, txn_id=txn_id, decided=decided)
+    given = encode_message(value, key, timestamp=5, txn_id=txn_id, decided=decided)
+    assert given == wanted
+    check_batch(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txnkv.core.log_decode import MESSAGES, decode
-from txnkv.core.log_encode import encode_batch, encode_control
+from txnkv.core.log_encode import encode_batch, encode_control, encode_message
 from txnkv.core.log_filter import CommittedFilter, Spans, all_data, decided
 from txnkv.core.log_header import (
     CODECS,
@@ -42,6 +42,7 @@ __all__ = [
     "encode_batch",
     "encode_control",
     "encode_headers",
+    "encode_message",
     "place",
     "place_here",
     "read_chunk",

@@ -36,6 +36,39 @@ Pending = bytes | tuple[bytes | None, bytes | None] | tuple[Any, Any, Any, Any, 
 """A message that waits; see above."""
 
 
+class Single(NamedTuple):
+    """One message as it waits, where it is all there is: it need not become Arrow."""
+
+    value: bytes | None
+    key: bytes | None
+
+    @property
+    def num_rows(self) -> int:
+        return 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of its content, about."""
+        return 8 + len(self.value or b"") + len(self.key or b"")
+
+    @property
+    def arrow(self) -> pa.RecordBatch:
+        """The same as Arrow."""
+        fields = (self.value,) if self.key is None else (self.value, self.key)
+        arrays = [pa.array([field], _BYTES) for field in fields]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of `arrow`."""
+        return _VALUE if self.key is None else _VALUE_KEY
+
+
+def as_arrow(messages: pa.RecordBatch | Single) -> pa.RecordBatch:
+    """Messages for a partition, whatever they are."""
+    return messages.arrow if type(messages) is Single else messages
+
+
 class Outgoing(NamedTuple):
     """Messages for one topic.
 
@@ -145,6 +178,16 @@ def _micros(given: object) -> int:
             "as datetime.now(timezone.utc)"
         )
     return (given - _EPOCH) // _MICROSECOND
+
+
+def single(waiting: list[Pending]) -> Single | None:
+    """What waits, if it is one message that does not name its partition, headers or time."""
+    if len(waiting) != 1:
+        return None
+    row = waiting[0]
+    if isinstance(row, bytes):
+        return Single(row, None)
+    return None if len(row) > 2 else Single(row[0], row[1])
 
 
 # -- in bulk ---------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class OffsetReader:
     @property
     def has_begun(self) -> bool:
         """A large message has begun of which not all pieces were found yet."""
-        return self._reassembly.first_offset is not None
+        return self._reassembly.has_begun
 
     @property
     def pending(self) -> bool:

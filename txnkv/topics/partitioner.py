@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txnkv import core
-from txnkv.topics.messages import Outgoing
+from txnkv.topics.messages import Outgoing, Single
 
 _MIX: Final = 0x9E3779B97F4A7C15
 
@@ -66,6 +66,13 @@ def spread(outgoing: Outgoing, partitions: int, sticky: int) -> list[tuple[int, 
         if rows.n:
             found.append((number, messages.take(rows.to_arrow())))
     return found
+
+
+def partition_of_one(message: Single, partitions: int, sticky: int) -> int:
+    """The partition of one message: where `spread` has it."""
+    if partitions == 1:
+        return 0
+    return sticky if message.key is None else partition_of(message.key, partitions)
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -46,9 +46,16 @@ class Reassembly:
         self._partials.clear()
 
     @property
+    def has_begun(self) -> bool:
+        """A message has begun that is not complete."""
+        return bool(self._partials)
+
+    @property
     def first_offset(self) -> int | None:
         """Where the first message begins that is not complete; None when all are."""
-        return min((each.first_offset for each in self._partials.values()), default=None)
+        if not self._partials:
+            return None
+        return min(each.first_offset for each in self._partials.values())
 
     def decode(self, buf: bytes, spans: Spans, from_offset: int) -> pa.RecordBatch:
         """As `core.decode`, with large messages whole.
