@@ -6,7 +6,7 @@
                                                  yes    COMMIT: data and version, one instant
                                                   |  -> roll back: the batch is there
                                                   v
-                                         write nothing
+                                         take the rows, write nothing
 
 Spark writes down what a batch is (its offsets) before it runs it, and that it is done after
 `commit`. A driver that dies in between runs the same batch again under the same number. The
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -145,9 +146,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = _query_and_batch()
         done = Streamed(*attempt_of_task(), begun=begun, query=query)
         client = client_of(self._settings)
-        if batch is None or not _is_applied(client, self._mark(query, batch)):
-            job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
-            self._target.stage(client, job, done, iterator)
+        if batch is not None and _is_applied(client, self._mark(query, batch)):
+            # Spark keeps what it counts and joins only if the rows are taken, to the last one.
+            deque(iterator, maxlen=0)
+            return done
+        job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
+        self._target.stage(client, job, done, iterator)
         return done
 
     # -- committer ---------------------------------------------------------------------

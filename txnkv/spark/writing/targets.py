@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from txnkv.client import Client
 from txnkv.job import Job
-from txnkv.spark.columns import FromSpark
+from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.spark.writing.attempts import Written, again
 from txnkv.topics import catalog, message_batches
+from txnkv.topics.catalog import TopicInfo
 from txnkv.transaction import Transaction
 
 _OVERWRITE: Final = "overwrite"
@@ -104,8 +105,9 @@ class TopicTarget:
             TopicNotFoundError, SchemaError: there is no such topic, or the data does not fit.
             NotSupportedError: the topic takes no messages.
         """
-        catalog.require_writable(client.topic_info(self.topic))
-        message_batches.check_columns(given)
+        info = client.topic_info(self.topic)
+        catalog.require_writable(info)
+        message_batches.check_columns(_retyped(info, given).schema, info.options.codec)
 
     def make_room(self, txn: Transaction, job: Job) -> None:
         """A topic is only ever added to."""
@@ -122,6 +124,13 @@ class TopicTarget:
         first = next(batches, None)
         if first is None:
             return
-        reader = pa.RecordBatchReader.from_batches(first.schema, again(first, batches))
+        info = client.topic_info(self.topic)
+        reader = _retyped(info, first.schema).reader(again(first, batches))
         with job.session(done.attempt) as session:
             done.count(session.send_batch(self.topic, reader))
+
+
+def _retyped(info: TopicInfo, given: pa.Schema) -> Retyped:
+    declared = info.options.value_schema
+    types = {} if declared is None else dict(zip(declared.names, declared.types, strict=True))
+    return Retyped(types, given)
