@@ -91,6 +91,12 @@ def test_the_programs_in_the_howto(tmp_path):
         "1",
         "[b'home', b'pay']",
         "5 0",
+        "a value of columns (id int64, total decimal128(9, 2)?, tags list<item: string>?): "
+        "column 'id' is int64: '4' is a str",
+        "[{'id': 1, 'total': None, 'tags': ['new']}, None, {'id': 2, 'total': None, 'tags': None}, "
+        "{'id': 3, 'total': None, 'tags': None}]",
+        "[{'id': 1, 'tags': ['new'], 'key': b'ann'}, {'id': None, 'tags': None, 'key': b'bob'}, "
+        "{'id': 2, 'tags': None, 'key': b'ann'}, {'id': 3, 'tags': None, 'key': b'cid'}]",
         "{'who': 'ann', 'n': 2} 5 None",
         "['loaded', 'loaded', 'there already', 'loaded', 'there already'] 3",
         "True",

@@ -65,6 +65,15 @@ def test_damage_is_refused_or_read_within_the_value(table, data):
             read()
 
 
+def test_the_bytes_of_the_format():
+    layout = ValueLayout([pa.int32(), pa.string(), pa.list_(pa.string())], 1)
+    golden = bytes.fromhex(
+        "010100 02 07000000 00000000 0b000000 00 01000000 61 01 00000000".replace(" ", "")
+    )
+    assert layout.encode_one((7, None, ["a", None])) == golden
+    assert layout.decode_one(golden) == (7, None, ["a", None])
+
+
 def test_another_version_schema_or_length_is_named():
     layout = ValueLayout([pa.int32(), pa.string()], 7)
     right = layout.encode_one((1, "a"))
