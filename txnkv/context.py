@@ -91,6 +91,7 @@ class TxnContext(TopicWrites, MarkWrites):
         unsure: a commit broke off, and whether it holds is not known yet.
         committing: the commit of a large one has begun.
         hold: keeps what it acknowledges from others, also after it was rolled back.
+        name: under which it is found once it is stored (`coordinator.named`).
         has_written: it is more than a reader.
     """
 
@@ -125,6 +126,7 @@ class TxnContext(TopicWrites, MarkWrites):
         self.unsure = False
         self.committing = False
         self.hold: Hold | None = None
+        self.name: str | None = None
         self._known = self._pinned = False
         if not stored:
             dropped.ready()
@@ -243,7 +245,7 @@ class TxnContext(TopicWrites, MarkWrites):
         with self.lock:
             if not self.stored:
                 self.row = self.instance.coordinator.write_open(
-                    self.row, fixed=self._fixed is not None
+                    self.row, fixed=self._fixed is not None, name=self.name
                 )
                 self.stored = True
                 handle = None if self.handle is None else self.handle()

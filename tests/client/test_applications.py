@@ -39,7 +39,7 @@ def begin(
                 mark(*args)
                 txn.serialize()
 
-            txn.mark_applied = mark_then_store  # type: ignore[method-assign]
+            txn.mark_applied = mark_then_store  # type: ignore[method-assign, assignment]
         return txn
 
     return made
@@ -222,6 +222,28 @@ def test_with_messages_and_acks(client: txnkv.Client, topic: txnkv.Topic, begin:
         again = subscription.receive(timeout=5)
         assert again is not None
         assert again.id == message.id
+
+
+def test_one_that_is_named_is_ended_by_the_next(client: txnkv.Client, table: txnkv.Table) -> None:
+    coordinator = client.instance.coordinator
+    coordinator.end_named("stream")
+    txns = [client.new_transaction() for _ in range(3)]
+    for n, txn in enumerate(txns):
+        txn.context.name = "stream"
+        txn.insert(table, (n, "x"))
+    txns[0].commit()  # small: nobody finds it
+    with client.instance.store.status.read() as cur:
+        assert named.find(cur, "stream") is None
+    txns[1].serialize()
+    coordinator.end_named("stream")
+    assert txns[1].state is txnkv.TxnState.ABORTED
+    txns[2].serialize()
+    txns[2].flush()
+    coordinator.orchestrator.start_commit(txns[2].id.local)
+    coordinator.end_named("stream")
+    assert txns[2].state is txnkv.TxnState.COMMITTED
+    coordinator.end_named("stream")
+    assert [row["id"] for row in table.scan(ordered=True)] == [0, 2]
 
 
 # -- under a name ----------------------------------------------------------------------

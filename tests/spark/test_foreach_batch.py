@@ -336,6 +336,31 @@ def test_what_was_rolled_back_is_acknowledged_along(stream: Stream) -> None:
     assert stream.left() == [10]
 
 
+def test_what_a_killed_driver_left_is_ended(stream: Stream, table: txnkv.Table) -> None:
+    """Its transaction is open, and would hold the messages until heartbeats are missed."""
+    left: list[int] = []
+
+    def killed(df: Any, batch_id: int, txn: txnkv.Transaction) -> None:
+        txn.insert("t", (1, "x"))
+        txn.serialize()
+        txn.flush()
+        left.append(txn.id)
+        raise SystemExit
+
+    def no_rollback(txn: txnkv.Transaction) -> None:
+        """It is killed."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(txnkv.Transaction, "_rollback_quietly", no_rollback)
+        with pytest.raises(SystemExit):
+            stream.do(0, 4, fn=killed)
+    assert stream.client.transaction_state(left[0]).name == "OPEN"
+    stream.do(0, 4)
+    assert stream.client.transaction_state(left[0]).name == "ABORTED"
+    assert stream.left() == [4, 5, 6, 7, 8, 9]
+    assert ids(table) == []
+
+
 def test_a_live_consumer_keeps_the_stream_off(stream: Stream) -> None:
     calls: list[int] = []
     with (

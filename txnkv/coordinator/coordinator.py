@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import apsw
 
-from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, status_table
+from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, named, status_table
 from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.commit_log import CommitLog
@@ -145,8 +146,13 @@ class Coordinator:
             age_ts=age_ts,
         )
 
-    def write_open(self, row: TxnRow, *, fixed: bool = False) -> TxnRow:
-        """Store the OPEN row, with an entry in the heartbeat table; `fixed` as `fix_snapshot`.
+    def write_open(self, row: TxnRow, *, fixed: bool = False, name: str | None = None) -> TxnRow:
+        """Store the OPEN row, with an entry in the heartbeat table.
+
+        Args:
+            row: of a transaction that `begin` gave.
+            fixed: as `fix_snapshot`.
+            name: under which it is to be found.
 
         Raises:
             TransactionTimedOutError: its timeout passed before it wrote anything.
@@ -165,6 +171,8 @@ class Coordinator:
             self.metadata.within(cur).new_transaction(row)
             if fixed:
                 locks.fix_snapshot(cur, row)
+            if name is not None:
+                named.replace(cur, name, row.txn_id)
             self.ids.record(cur)
         self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
         self.maintenance.set_pace(row.keepalive / 4e6)
@@ -296,6 +304,19 @@ class Coordinator:
         """
         self.orchestrator.start_abort(txn_id, reason, error)
         return self.orchestrator.finish(txn_id)
+
+    def end_named(self, name: str) -> None:
+        """End the transaction under a name, if there is one that has not ended: an open one is
+        aborted, one that is being committed is committed.
+        """
+        with self.store.status.read() as cur:
+            found = named.find(cur, name)
+        if found is not None and not found.row.state.ended:
+            with suppress(InvalidTxnStateError):
+                self.orchestrator.start_abort(
+                    found.row.txn_id, f"{name} begins another one", only_open=True
+                )
+            self.orchestrator.finish(found.row.txn_id)
 
     def start_job(self, txn_id: int, job_id: str) -> None:
         with self.store.status.write() as cur:

@@ -21,7 +21,7 @@ from txnkv.coordinator.status_table import TxnRow
 
 
 class NamedRow(NamedTuple):
-    """The transaction under a name, open or ended, and its job."""
+    """The transaction under a name, open or ended, and its job; "" where it has none."""
 
     row: TxnRow
     job_id: str
@@ -35,7 +35,7 @@ def find(cur: apsw.Cursor, name: str) -> NamedRow | None:
     return None if found is None else NamedRow(status_table.get(cur, found[0]), found[1])
 
 
-def replace(cur: apsw.Cursor, name: str, txn_id: int, job_id: str) -> NamedRow | None:
+def replace(cur: apsw.Cursor, name: str, txn_id: int, job_id: str = "") -> NamedRow | None:
     """Give a stored transaction and its job a name. Answers what was under it."""
     before = find(cur, name)
     cur.execute(

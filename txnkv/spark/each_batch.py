@@ -7,7 +7,8 @@
                           tables, topics, subscription, (app id, 7): one commit point
 
 When Spark's process dies before it has noted that batch 7 is done, it runs batch 7 again, of the
-same rows. Then version 7 of the application is there, and `fn` is not called.
+same rows. Then version 7 of the application is there, and `fn` is not called. When it dies before
+the commit, what it has left open is aborted by the next run, which finds it by its name.
 """
 
 from __future__ import annotations
@@ -56,13 +57,19 @@ class ForeachBatch:
 
     def _do(self, client: Client, frame: Any, mark: Mark) -> None:
         batch_id = mark.version
-        with client.instance.store.status.read() as cur:
-            if applications.is_applied(cur, mark):
-                return
+        name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
+        if _is_applied(client, mark):
+            return
+        # A driver that was killed may have left one that is open, and holds what was read; or one
+        # in the midst of its commit, and then the batch is there.
+        client.instance.coordinator.end_named(name)
+        if _is_applied(client, mark):
+            return
         self._require_following(client.applied(self.app_id), batch_id)
         with self._subscribed(client, frame, batch_id) as read:
 
             def work(txn: Transaction) -> None:
+                txn.context.name = name
                 txn.mark_applied(mark.app_id, mark.version, mark.source)
                 if read is not None:
                     read.acknowledge(txn)
@@ -187,6 +194,11 @@ def _is_remote() -> bool:
     from pyspark.sql.utils import is_remote
 
     return bool(is_remote())
+
+
+def _is_applied(client: Client, mark: Mark) -> bool:
+    with client.instance.store.status.read() as cur:
+        return applications.is_applied(cur, mark)
 
 
 # -- what a batch has read -------------------------------------------------------------
