@@ -38,6 +38,7 @@ from txnkv.core import all_data
 from txnkv.errors import ClosedError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.topics.log_chunks import position_of
+from txnkv.topics.log_times import first_not_older
 from txnkv.topics.partition_state import CommitEntry
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ class LogView:
         self.latest = latest
         self.start = self.end = stable = 0
         if txn is not None:
-            log = partition.log
-            self.start, self.end = log.start(txn), log.end(txn)
-            stable = log.last_stable_offset(txn)
+            self.start, self.end, stable = partition.log.bounds(txn)
         high = max(self.end, reached)
         for entry in fresh:
             if entry.base_offset > high:
@@ -202,6 +201,17 @@ class LogView:
                 base, count, _, stamp = entries[behind - 1]
                 return CommitEntry(base, count, 0, base, stamp)
         return None if self._txn is None else self._partition.log.commit_before(self._txn, offset)
+
+    def offset_for_time(self, micros: int) -> int | None:
+        """The first message that is not older than a time, in microseconds since 1970."""
+        found = None
+        if self._txn is not None:
+            found = self._partition.log.offset_for_time(self._txn, micros)
+        for entry in () if found is not None else self._tail(self.end):
+            found = first_not_older(entry.data, self.end, micros)
+            if found is not None:
+                return found if found < self.high_watermark else None
+        return found
 
     def log_parts(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
         """As `read`, of the log in LMDB alone."""
@@ -323,13 +333,8 @@ def _behind(parts: list[Buffer]) -> int:
 def offset_for_time(engine: TopicEngine, partition: Partition, when: datetime) -> int | None:
     """The first message that is not older than a time; None when all are.
 
-    What waits in memory is written to the log first.
-
     Raises:
         TopicNotFoundError: the topic was dropped.
     """
-    engine.require_live(partition.topic)
-    engine.complete(partition)
     micros = (when - _UNIX) // timedelta(microseconds=1)
-    with partition.environment.read() as txn:
-        return partition.log.offset_for_time(txn, micros)
+    return look_at(engine, partition, lambda view: view.offset_for_time(micros))

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from txnkv.core import all_data, decode
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage.environment import Environment
 from txnkv.topics.aborted_index import AbortedEntry
@@ -44,7 +43,8 @@ from txnkv.topics.log_state import (
     LogState,
     StoredOpenTxns,
 )
-from txnkv.topics.log_truncate import LogCutter, walked
+from txnkv.topics.log_times import first_not_older
+from txnkv.topics.log_truncate import LogCutter
 from txnkv.topics.log_writer import LogOptions, LogWriter
 from txnkv.topics.partition_state import CommitEntry, OpenTxn
 from txnkv.topics.segments import Segment, Segments
@@ -167,11 +167,16 @@ class PartitionLog:
 
     def last_stable_offset(self, txn: lmdb.Transaction) -> int:
         """The first offset of the first open transaction, else the end; not below the start."""
+        return self.bounds(txn)[2]
+
+    def bounds(self, txn: lmdb.Transaction) -> tuple[int, int, int]:
+        """Start, end and last stable offset, with one look at the record."""
         record = self._record(txn)
-        if record.end == record.start:
-            return record.end
+        start, end = record.start, record.end
+        if end == start:
+            return start, end, end
         first = StoredOpenTxns(txn, self._db(OPEN)).first()
-        return record.end if first is None else max(first, record.start)
+        return start, end, end if first is None else max(first, start)
 
     def open_transactions(self, txn: lmdb.Transaction) -> list[OpenTxn]:
         """Transactions with messages here and no end marker yet, by first offset."""
@@ -331,22 +336,8 @@ class PartitionLog:
             following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
             low = max(segment.base, record.start)
             high = record.end if following is None else following.base
-            found = self._first_not_older(txn, low, high, record.end, micros)
-            if found is not None:
-                return found
-        return None
-
-    def _first_not_older(
-        self, txn: lmdb.Transaction, low: int, high: int, log_end: int, micros: int
-    ) -> int | None:
-        for part in self._parts(txn, low, high, log_end, 1 << 20):
-            for at, header in walked(part):
-                if header.max_timestamp < micros or header.is_control:
-                    continue
-                if header.base_timestamp >= micros:
-                    return max(header.base_offset, low)
-                batch = part[at : at + header.length]
-                found = _message_not_older(batch, low, micros)
+            for part in self._parts(txn, low, high, record.end, 1 << 20):
+                found = first_not_older(part, low, micros)
                 if found is not None:
                     return found
         return None
@@ -365,14 +356,6 @@ class PartitionLog:
 
     def _db(self, name: bytes) -> Any:
         return self.environment.db(name)
-
-
-def _message_not_older(batch: Buffer, low: int, micros: int) -> int | None:
-    rows = decode(batch, all_data(batch, low, 1 << 63), low, None)
-    times = rows.column("timestamp").cast("int64").to_pylist()
-    offsets = rows.column("offset").to_pylist()
-    pairs = zip(offsets, times, strict=True)
-    return next((offset for offset, time in pairs if time >= micros), None)
 
 
 __all__ = [
