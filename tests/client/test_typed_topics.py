@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -376,3 +377,27 @@ def test_fetch_gives_the_bytes(client: txnkv.Client, topic: txnkv.Topic) -> None
     (value,) = core.decode(records, spans, 0).column("value").to_pylist()
     assert topic.info.options.codec is not None
     assert topic.info.options.codec.decode_one(value) == ROWS[0]
+
+
+def test_with_asyncio(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with await txnkv.aio.connect(tmp_path / "store") as client:
+            topic = await client.create_topic("orders", value_schema=ORDERS)
+            assert topic.value_schema == client.blocking.topic("orders").value_schema
+            async with client.transaction() as txn:
+                await txn.send(topic, ROWS[0])
+                await txn.send_batch(topic, pa.table({"id": [2]}))
+                with pytest.raises(txnkv.SchemaError):
+                    await txn.send(topic, {"id": "x"})
+            async with await topic.producer() as producer:
+                await producer.send(None)
+                await producer.send((3, -1.0, ""))
+            async with await topic.consumer() as consumer:
+                assert [message.value for message in await consumer.poll()] == ROWS
+            async with await topic.subscribe("s") as sub:
+                assert [message.value for message in await sub.receive_many()] == ROWS
+            async with await topic.consumer() as consumer:
+                batch = await consumer.poll_batch()
+                assert batch.column("id").to_pylist() == [1, 2, None, 3]
+
+    asyncio.run(play())

@@ -114,16 +114,39 @@ class TypedMessage(Message):
     _raw: bytes | None
     _row: dict[str, Any] | None
 
-    def __init__(self, codec: ValueCodec, value: bytes | None, *others: Any) -> None:
+    def __init__(
+        self,
+        codec: ValueCodec,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        micros: int,
+        partition: int,
+        offset: int,
+        txn_id: TxnId | None,
+    ) -> None:
         """Made by readers.
 
         Args:
             codec: of the topic.
             value: its bytes.
-            *others: as `Message` takes them.
+            key: this and the others as `Message` takes them.
+            headers: the same.
+            micros: the same.
+            partition: the same.
+            offset: the same.
+            txn_id: the same.
         """
+        # Not by `super().__init__`: that takes as long as all of this.
         self._codec = codec
-        super().__init__(value, *others)
+        self._raw = value
+        self._row = None
+        self.key = key
+        self._headers = headers
+        self._micros = micros
+        self.partition = partition
+        self.offset = offset
+        self.txn_id = txn_id
 
     @property
     def value(self) -> Any:
@@ -141,11 +164,6 @@ class TypedMessage(Message):
                     f"partition {self.partition}, offset {self.offset}: {error}"
                 ) from None
         return self._row
-
-    @value.setter
-    def value(self, raw: bytes | None) -> None:
-        self._raw = raw
-        self._row = None
 
     @property
     def raw(self) -> bytes | None:
