@@ -135,13 +135,15 @@ class SessionMessages(MessageOperations):
         def write(context: TxnContext) -> Outcome:
             result.sent = 0
             for parcel in parcels:
-                context.send(parcel.topic, parcel.parts)
-                context.settle()
+                context.send(parcel.topic, parcel.parts, more=True)
+                context.settle(more=True)
                 result.sent += parcel.rows
+            context.settle()
             return Outcome()
 
         if self._context is not None:
-            write(self._context)
+            with self._context.taking_back():
+                write(self._context)
         elif not streamed and alone(parcels):
             send_alone(self._client.instance.topics, parcels)
             result.sent = sum(parcel.rows for parcel in parcels)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from txnkv.coordinator.states import TxnState
@@ -58,10 +59,11 @@ class TopicWrites(ABC):
     @abstractmethod
     def _parts(self) -> SmallParts: ...
 
-    def send(self, topic: TopicInfo, parts: Parts) -> None:
+    def send(self, topic: TopicInfo, parts: Parts, *, more: bool = False) -> None:
         """Take messages for partitions of a topic; all or, after an error, none of them.
 
-        They are in memory then: `settle` comes next. Those of an attempt are staged.
+        They are in memory then: `settle` comes next. Those of an attempt are staged, and count
+        from now on; with `more`, only with those that come next.
 
         Raises:
             TopicNotFoundError: it was dropped.
@@ -72,6 +74,7 @@ class TopicWrites(ABC):
         with self.lock:
             if self.scope is not None:
                 self._sends_of(self.scope).send(topic, [(n, as_arrow(some)) for n, some in parts])
+                self.settle(more=more)
                 return
             outbox = self._parts().outbox
             outbox.require_live(topic)
@@ -108,12 +111,27 @@ class TopicWrites(ABC):
                 raise
             self.has_written = True
 
-    def settle(self) -> None:
+    @contextmanager
+    def taking_back(self) -> Iterator[None]:
+        """If the block fails, nothing counts that an attempt has sent in it."""
+        try:
+            yield
+        except BaseException:
+            if self._staged_sends is not None:
+                self._staged_sends.take_back()
+            raise
+
+    def settle(self, *, more: bool = False) -> None:
         """Stage what was sent and acknowledged, where it may not stay in memory.
 
         What could not be staged is staged the next time, at the latest by the commit.
+
+        Args:
+            more: what comes next belongs to it; of an attempt it counts with that.
         """
         with self.lock:
+            if self._staged_sends is not None and not more:
+                self._staged_sends.settle()
             if self._own is not None and (not self._may_be_small or self._own.too_large):
                 self.ensure_large()
 

@@ -242,6 +242,57 @@ def test_a_session_that_is_left_by_an_error_sends_no_more(
     assert read(topic) == [b"counts"]
 
 
+def test_a_batch_that_fails_on_the_way_counts_for_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
+) -> None:
+    """It comes as a stream, so its first part is staged before the second is looked at."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in (0, 1, 7):
+            yield pa.record_batch({"value": [b"never"], "partition": [number]})
+
+    schema = pa.schema({"value": pa.binary(), "partition": pa.int64()})
+    session = job.session("0")
+    _send(session, topic, b"a")
+    with pytest.raises(ValueError, match="no partition 7"):
+        session.send_batch(topic, pa.RecordBatchReader.from_batches(schema, batches()))
+    _send(session, topic, b"b")
+    session.close()
+    job.commit(["0"])
+    txn.commit()
+    assert (read(topic), read(topic, 1)) == ([b"a", b"b"], [])
+
+
+def test_a_flush_that_fails_on_the_way_goes_on_the_next_time(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    txn: txnkv.Transaction,
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two topics the first has its messages already; they are there once."""
+    other = client.create_topic("other")
+    session = job.session("0")
+    session.send(topic, b"a", partition=0)
+    session.send(other, b"b")
+    extend, calls = staged_file.extend, []
+
+    def full(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) == 2:
+            raise txnkv.StorageFullError("no room")
+        return extend(*args)
+
+    monkeypatch.setattr(staged_file, "extend", full)
+    with pytest.raises(txnkv.StorageFullError):
+        session.flush()
+    session.close()
+    assert len(calls) == 3
+    job.commit(["0"])
+    txn.commit()
+    assert (read(topic), read(other)) == ([b"a"], [b"b"])
+
+
 # -- too late --------------------------------------------------------------------------
 
 

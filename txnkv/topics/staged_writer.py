@@ -44,11 +44,13 @@ class StagedSends:
         self._job_id = job_id
         self._attempt = attempt
         self._file: StagedFile | None = None
-        self._end = 0
+        self._counted = self._end = 0
         self._broken: TxnkvError | None = None
 
     def send(self, topic: TopicInfo, parts: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Stage messages for partitions of a topic; after an error none of them counts.
+        """Stage messages for partitions of a topic; they count from the next `settle` on.
+
+        After an error nothing is staged that did not count before.
 
         Args:
             topic: to which.
@@ -58,22 +60,53 @@ class StagedSends:
             TopicNotFoundError: the topic was dropped.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
             StorageFullError: no room.
-            UnavailableError: the disk failed. The attempt cannot send any more.
+            UnavailableError: the disk failed.
         """
         if self._broken is not None:
             raise self._broken
-        self._engine.live_at(topic)
-        lots = [
-            (topic.partitions[number], batches)
-            for number, messages in parts
-            for batches in _portions(topic, messages, self._row.txn_id)
-        ]
-        if not lots:
+        try:
+            self._engine.live_at(topic)
+            lots = [
+                (topic.partitions[number], batches)
+                for number, messages in parts
+                for batches in _portions(topic, messages, self._row.txn_id)
+            ]
+            if lots:
+                self._end = self._extend(self._file or self._begin(), lots)
+                fault_point("staged.written")
+        except BaseException:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """What does not count yet never will."""
+        self._end = self._counted
+
+    def settle(self) -> None:
+        """From now on all counts that was sent.
+
+        Raises:
+            InvalidTxnStateError: the transaction is not open, or the job has ended.
+            StorageFullError: no room; what did not count before never will.
+            UnavailableError: the disk failed. The attempt cannot send any more.
+        """
+        file, end = self._file, self._end
+        if file is None or end == self._counted:
             return
-        file = self._file or self._begin()
-        end = self._extend(file, lots)
-        fault_point("staged.written")
-        self._count(file, end)
+        try:
+            with self._engine.store.status.write(sync=False) as cur:
+                staged_rows.count(cur, file, end)
+        except StorageFullError:
+            self.take_back()
+            raise
+        except (InvalidTxnStateError, TxnNotFoundError) as error:
+            self._broken = error
+            self._remove_late(file)
+            raise
+        except TxnkvError as error:  # it counts or not, and nobody knows
+            self._broken = error
+            raise
+        self._counted = end
         fault_point("staged.counted")
 
     def _begin(self) -> StagedFile:
@@ -83,7 +116,7 @@ class StagedSends:
             file = staged_rows.register(cur, self._row.txn_id, self._job_id, self._attempt)
         fault_point("staged.registered")
         staged.make_folder()
-        self._end = staged_file.create(staged.path(file), file)
+        self._counted = self._end = staged_file.create(staged.path(file), file)
         self._file = file
         return file
 
@@ -95,21 +128,6 @@ class StagedSends:
             with self._engine.store.status.read() as cur:  # the job's end has removed it
                 staged_rows.require_running(cur, file.txn_id, file.job_id)
             raise staged_file.missing(path, file) from None
-
-    def _count(self, file: StagedFile, end: int) -> None:
-        try:
-            with self._engine.store.status.write(sync=False) as cur:
-                staged_rows.count(cur, file, end)
-        except StorageFullError:
-            raise
-        except (InvalidTxnStateError, TxnNotFoundError) as error:
-            self._broken = error
-            self._remove_late(file)
-            raise
-        except TxnkvError as error:  # it counts or not, and nobody knows
-            self._broken = error
-            raise
-        self._end = end
 
     def _remove_late(self, file: StagedFile) -> None:
         """Who is too late may have made the file anew after all of the job was removed."""
