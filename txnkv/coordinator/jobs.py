@@ -70,14 +70,16 @@ def may_end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
     return True
 
 
-def end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> None:
-    """RUNNING -> `outcome`; fine when it ended so before.
+def end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
+    """RUNNING -> `outcome`. False when it ended so before.
 
     Raises:
         InvalidTxnStateError: as `may_end`.
     """
-    if may_end(cur, txn_id, job_id, outcome):
+    found = may_end(cur, txn_id, job_id, outcome)
+    if found:
         _set(cur, job_id, outcome)
+    return found
 
 
 def ending(cur: apsw.Cursor, job_id: str) -> None:
