@@ -367,6 +367,8 @@ def test_what_is_no_value_of_the_schema_is_a_corruption_alone(client: txnkv.Clie
             consumer.poll_batch(timeout=0)
         assert consumer.position(0) == 3
     assert [message.value for message in read(good)] == [{"x": Decimal("1.25")}]
+    (problem,) = client.check().problems
+    assert "topic 'orders', partition 0: from offset 0 on: value 1 of 3" in problem
 
 
 def test_fetch_gives_the_bytes(client: txnkv.Client, topic: txnkv.Topic) -> None:

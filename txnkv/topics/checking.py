@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, completing, log_check, side_check
+from txnkv.topics import catalog, completing, log_check, side_check, value_check
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TailEntry
 
@@ -98,6 +98,8 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
     if end > upto and partition.topic.options.replica_of is None:
         yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
     for problem in _tail(entries, [(m.first_offset, m.next_offset) for m in noted]):
+        yield f"{partition.label}: {problem}"
+    for problem in value_check.problems(engine, partition):
         yield f"{partition.label}: {problem}"
 
 
