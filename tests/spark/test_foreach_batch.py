@@ -17,10 +17,29 @@ from txnkv.spark.each_batch import ForeachBatch
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
-def frame(query: str | None = "q1") -> Any:
-    """What Spark hands over, of a query in this thread."""
-    context = SimpleNamespace(getLocalProperty=lambda name: query)
-    return SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
+class Frame:
+    """What Spark hands over, of a query in this thread; it can be computed for nobody."""
+
+    def __init__(self, query: str | None = "q1") -> None:
+        context = SimpleNamespace(getLocalProperty=lambda name: query)
+        self.sparkSession = SimpleNamespace(sparkContext=context)
+        self.saved: list[str] = []
+        self.write = self
+
+    def format(self, name: str) -> Frame:
+        self.saved.append(name)
+        return self
+
+    def mode(self, name: str) -> Frame:
+        self.saved.append(name)
+        return self
+
+    def save(self) -> None:
+        self.saved.append("saved")
+
+
+def frame(query: str | None = "q1") -> Frame:
+    return Frame(query)
 
 
 @pytest.fixture
@@ -52,9 +71,14 @@ def test_a_batch_is_done_once(
     store_path: Path, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
 ) -> None:
     do = foreach_batch(store_path, insert, "daily")
+    skipped = []
     for batch_id in (0, 1, 1, 0, 2):
-        do(frame(), batch_id)
-    assert calls == [0, 1, 2]
+        given = frame()
+        do(given, batch_id)
+        if given.saved:
+            assert given.saved == ["noop", "append", "saved"]
+            skipped.append(batch_id)
+    assert (calls, skipped) == ([0, 1, 2], [1, 0])
     assert ids(table) == [1, 2, 3]
     found = client.applied("daily")
     assert found is not None

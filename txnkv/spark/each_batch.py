@@ -53,18 +53,23 @@ class ForeachBatch:
         """Do one batch, unless it is committed; called by Spark."""
         mark = Mark(self.app_id, batch_id, running.query_id(frame))
         with self.place.connect() as client:  # of this batch alone: the store is free afterwards
-            self._do(client, frame, mark)
+            done = self._do(client, frame, mark)
+        if not done:
+            # What Spark itself keeps of the batch, the state of an aggregation say, comes about
+            # as its rows are computed: they are, for nobody.
+            frame.write.format("noop").mode("append").save()
 
-    def _do(self, client: Client, frame: Any, mark: Mark) -> None:
+    def _do(self, client: Client, frame: Any, mark: Mark) -> bool:
+        """Answers False when it was done before."""
         batch_id = mark.version
         name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
         if _is_applied(client, mark):
-            return
+            return False
         # A driver that was killed may have left one that is open, and holds what was read; or one
         # in the midst of its commit, and then the batch is there.
         client.instance.coordinator.end_named(name)
         if _is_applied(client, mark):
-            return
+            return False
         self._require_following(client.applied(self.app_id), batch_id)
         with self._subscribed(client, frame, batch_id) as read:
 
@@ -81,6 +86,7 @@ class ForeachBatch:
                     )
 
             client.run(work, attempts=self.attempts, timeout=None)
+        return True
 
     def _require_following(self, applied: Applied | None, batch_id: int) -> None:
         if applied is not None and applied.version < batch_id - 1:
@@ -127,7 +133,7 @@ def foreach_batch(
     Args:
         path: the store's directory.
         fn: called in the driver; what it returns is dropped. Where the data frame is used more
-            than once, `df.persist()` it.
+            than once, `df.persist()` it; use it at least once in a query that keeps state.
         app_id: names the application in the store. Never two queries at a time have one: the
             second is refused.
         subscription: an exclusive subscription of a txnkv topic that the query reads, or its name,
