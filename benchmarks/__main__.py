@@ -47,6 +47,7 @@ def races(
         "insert-random": lambda: tables.insert_random(rows, rounds, base),
         "scan": lambda: tables.scan(rows, rounds, base),
         "spark": lambda: _spark(rows, rounds, base),
+        "streaming": lambda: _streaming(tiny, rounds, base, plots),
         "memory": lambda: memory.memory(size(TINY_ROWS, MEMORY_ROWS), base),
         "commit": lambda: small.commit(size(20, 1000), size(200, 100_000), rounds, base),
         "commit-threads": lambda: small.commit_threads(size(5, 200), rounds, base),
@@ -77,6 +78,12 @@ def _spark(rows: int, rounds: int, base: Path | None) -> list[Line]:
     from .spark_bench import spark_races  # the other races run without Spark and Java
 
     return spark_races(rows, rounds, base)
+
+
+def _streaming(tiny: bool, rounds: int, base: Path | None, plots: Path | None) -> list[Line]:
+    from .streaming.__main__ import streaming_races
+
+    return streaming_races((), tiny=tiny, rounds=rounds, base=base, plots=plots)
 
 
 @click.command()

@@ -104,13 +104,19 @@ class Broker:
         consumer.assign([self.client.TopicPartition(topic, 0, 0)])
         return consumer
 
-    def end(self, topic: str) -> int:
-        """The end offset of a topic of one partition."""
+    def end(self, topic: str, partitions: int = 1) -> int:
+        """The end offset of a topic, or the sum of those of its partitions."""
         consumer = self.consumer(topic, **{"isolation.level": "read_uncommitted"})
-        partition = self.client.TopicPartition(topic, 0)
-        _, high = consumer.get_watermark_offsets(partition, timeout=_SECONDS)
-        consumer.close()
-        return int(high)
+        try:
+            ends = [
+                consumer.get_watermark_offsets(
+                    self.client.TopicPartition(topic, number), timeout=_SECONDS
+                )
+                for number in range(partitions)
+            ]
+        finally:
+            consumer.close()
+        return sum(int(high) for _, high in ends)
 
     def sync_transactions(self, synced: bool) -> None:
         """Whether transactions and consumed offsets are synced as they are written from now on."""

@@ -30,9 +30,11 @@ from pyspark.sql import DataFrame, SparkSession
 import txnkv
 import txnkv.spark
 from benchmarks.harness import Line
+from benchmarks.kafka import Broker
 
+from . import kafka
 from .queries import Batch, Streamer, drain, race_queries
-from .setting import MESSAGE, PARTITIONS, Setting, chunks, fill_kafka
+from .setting import MESSAGE, PARTITIONS, Setting, chunks
 
 KEYS: Final = 1000
 _COUNTS: Final = txnkv.Schema({"key": "binary", "n": "int64"}, primary_key=["key"])
@@ -46,7 +48,7 @@ def pipeline(setting: Setting) -> list[Line]:
         client = stack.enter_context(closing(setting.connect("pipeline")))
         streamers = [_ours(setting, client, rows), _parquet(setting, rows)]
         if setting.broker is not None:
-            streamers.append(stack.enter_context(_kafka(setting, rows)))
+            streamers.append(stack.enter_context(_kafka(setting, setting.broker, rows)))
         return race_queries(
             f"a pipeline: {rows:,} messages, counts by key and alerts",
             streamers,
@@ -230,36 +232,32 @@ def _write_files(place: Path, rows: int, count: int) -> None:
 
 
 @contextmanager
-def _kafka(setting: Setting, rows: int) -> Iterator[Streamer]:
-    broker = setting.broker
-    assert broker is not None
-    topic = fill_kafka(broker, lines(rows))
-    there: list[str] = []
+def _kafka(setting: Setting, broker: Broker, rows: int) -> Iterator[Streamer]:
+    topic = kafka.fill(broker, lines(rows))
     versions = _Versions(setting, "kafka")
+    with closing(kafka.KafkaOut(broker, synced=False)) as out:
 
-    def empty() -> None:
-        versions.empty()
-        if there:
-            broker.drop(there.pop())
-        there.append(broker.create(synced=False))
+        def empty() -> None:
+            versions.empty()
+            out.empty()
 
-    def batch(frame: DataFrame, number: int) -> None:
-        def alerts(found: DataFrame) -> None:
-            writer = found.write.format("kafka").option("kafka.bootstrap.servers", broker.server)
-            writer.option("topic", there[0]).option("kafka.acks", "all").save()
+        def batch(frame: DataFrame, number: int) -> None:
+            def alerts(found: DataFrame) -> None:
+                found.write.format("kafka").options(**out.options()).save()
 
-        before = versions.before(frame.sparkSession, number)
-        process(frame, before, lambda found: versions.write(number, found), alerts)
+            before = versions.before(frame.sparkSession, number)
+            process(frame, before, lambda found: versions.write(number, found), alerts)
 
-    def run() -> list[Batch]:
-        stream = setting.kafka(topic, maxOffsetsPerTrigger=str(rows // setting.batches))
-        writer = stream.select("key", "value").writeStream.foreachBatch(batch)
-        return drain(writer, setting.base / "checkpoint")
+        def run() -> list[Batch]:
+            limit = str(rows // setting.batches)
+            stream = kafka.stream(setting, topic, maxOffsetsPerTrigger=limit)
+            writer = stream.select("key", "value").writeStream.foreachBatch(batch)
+            return drain(writer, setting.base / "checkpoint")
 
-    def check(_: int) -> None:
-        _require("kafka", rows, versions.last(), broker.end(there[0]))
+        def check(_: int) -> None:
+            _require("kafka", rows, versions.last(), out.count())
 
-    try:
-        yield Streamer("kafka, parquet, checkpoint", run, empty, check)
-    finally:
-        broker.drop(topic, *there)
+        try:
+            yield Streamer("kafka, parquet, checkpoint", run, empty, check)
+        finally:
+            broker.drop(topic)

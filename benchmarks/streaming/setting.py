@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,6 @@ class Setting:
         reader = self.spark.readStream.format("txnkv").options(**options)
         return reader.option("path", str(client.path)).option("topic", topic).load()
 
-    def kafka(self, topic: str, **options: str) -> DataFrame:
-        """A topic of the broker as a stream, from its beginning; what is committed alone."""
-        assert self.broker is not None
-        reader = self.spark.readStream.format("kafka").options(**options)
-        reader = reader.option("kafka.bootstrap.servers", self.broker.server)
-        reader = reader.option("kafka.isolation.level", "read_committed")
-        return reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
-
 
 def chunks(
     count: int, columns: Callable[[range], dict[str, Any]] | None = None
@@ -84,14 +76,3 @@ def chunks(
         partition = np.full(len(some), number % PARTITIONS, np.int32)
         given = {"value": messages(len(some), MESSAGE, at), **(columns(some) if columns else {})}
         yield pa.table({**given, "partition": partition})
-
-
-def fill_kafka(broker: Broker, made: Iterable[pa.Table]) -> str:
-    """A topic of the broker with these messages."""
-    topic = broker.create(synced=False, partitions=PARTITIONS)
-    producer = broker.producer()
-    for chunk in made:
-        producer.produce_batch(topic, chunk.to_pylist())
-        if producer.flush(30.0):
-            raise RuntimeError("the broker did not take all messages")
-    return topic

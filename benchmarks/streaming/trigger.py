@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -20,8 +20,10 @@ from pyspark.sql import DataFrame
 
 import txnkv
 from benchmarks.harness import MILLISECONDS, Line, compare
+from benchmarks.kafka import Broker
 from benchmarks.svg import Series, chart
 
+from . import kafka
 from .nothing import FORMAT, advance, save
 from .queries import batches
 from .setting import Setting
@@ -66,8 +68,11 @@ def trigger(setting: Setting) -> list[Line]:
 
 
 def _at(setting: Setting, partitions: int) -> list[Line]:
-    with closing(setting.connect(f"trigger-{partitions}")) as client:
+    with ExitStack() as stack:
+        client = stack.enter_context(closing(setting.connect(f"trigger-{partitions}")))
         steppers = _steppers(setting, client, partitions)
+        if setting.broker is not None:
+            steppers.append(_kafka(setting, setting.broker, partitions, stack))
         rates: dict[str, list[float]] = {one.name: [] for one in steppers}
         for number in range(setting.rounds + (not setting.tiny)):
             for one in steppers:
@@ -125,6 +130,19 @@ def _steppers(setting: Setting, client: txnkv.Client, partitions: int) -> list[_
         _Stepper("txnkv, into a table", ours, send, "txnkv", table),
         _Stepper("nothing into nothing", nothing, count, FORMAT),
     ]
+
+
+def _kafka(setting: Setting, broker: Broker, partitions: int, stack: ExitStack) -> _Stepper:
+    topic = broker.create(synced=False, partitions=partitions)
+    stack.callback(broker.drop, topic)
+    producer = broker.producer()
+
+    def send() -> None:
+        messages = [{"value": b"x" * 100, "partition": number} for number in range(partitions)]
+        producer.produce_batch(topic, messages)
+        producer.flush()
+
+    return _Stepper("kafka", lambda: kafka.stream(setting, topic, "latest"), send, "noop")
 
 
 def _seconds(setting: Setting, one: _Stepper, steps: int) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
 pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
 
-from benchmarks.streaming.__main__ import streaming_races  # only with Spark
+from benchmarks.spark_session import require_kafka  # only with Spark
+from benchmarks.streaming.__main__ import streaming_races
 from tests.spark.conftest import java, spark
 
 __all__ = ["java", "spark"]  # fixtures: the one Spark of all tests
@@ -37,3 +39,8 @@ def test_runs_tiny(spark: Any, tmp_path: Path, name: str, peers: set[str]) -> No
     assert list(place.iterdir()) == [], "a benchmark left its store behind"
     if name == "trigger":
         assert "txnkv, into a table" in (plots / "streaming-trigger.svg").read_text()
+
+
+def test_without_the_connector_it_is_named(spark: Any) -> None:
+    with pytest.raises(click.ClickException, match="give the jars by --jars"):
+        require_kafka(spark)
