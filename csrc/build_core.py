@@ -40,6 +40,7 @@ HEADERS = [
     "memory/mem_entries.h",
     "memory/mem_section.h",
     "log/batch.h",
+    "log/headers.h",
     "log/messages.h",
     "log/committed.h",
 ]

@@ -2,6 +2,7 @@
 #include "common/bits.h"
 #include "common/bytes.h"
 #include "log/committed.h"
+#include "log/headers.h"
 #include "tests/fuzz_core.h"
 
 #include <stdlib.h>
@@ -53,10 +54,27 @@ static void read_spans(const uint8_t *data, size_t len, const messages_span_t *s
     free((void *)bodies);
 }
 
+static void split_headers(const uint8_t *data, size_t len) {
+    const uint32_t ends[2] = {0, (uint32_t)len};
+    headers_sizes_t sizes;
+    if (len > (1u << 20) || headers_size(ends, 1, data, len, &sizes) != STATUS_OK) return;
+    uint32_t lists[2], *name_ends = malloc(4 * (sizes.count + 1));
+    uint32_t *value_ends = malloc(4 * (sizes.count + 1));
+    uint8_t *names = malloc(sizes.name_bytes + 1), *values = malloc(sizes.value_bytes + 1);
+    if (name_ends != NULL && value_ends != NULL && names != NULL && values != NULL) {
+        headers_split(ends, 1, data, lists, name_ends, names, value_ends, values);
+    }
+    free(name_ends);
+    free(value_ends);
+    free(names);
+    free(values);
+}
+
 int fuzz_log(const uint8_t *data, size_t len) {
     static const committed_aborted_t aborted[] = {{1, 0}, {7, 3}, {7, 3}, {9, UINT64_MAX}};
     uint32_t n;
     committed_shown_t shown;
+    split_headers(data, len);
     batch_check(data, len);
     if (batch_count(data, len, &n) != STATUS_OK) return 0;
     messages_span_t *spans = malloc(sizeof *spans * ((size_t)n + 1));

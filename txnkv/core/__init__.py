@@ -44,6 +44,7 @@ from txnkv.core.log_batch import (
     read_chunk,
     read_control,
     read_header,
+    split_headers,
     walk,
 )
 from txnkv.core.mem_row_set import Entries, MemRowSet
@@ -137,6 +138,7 @@ __all__ = [
     "read_chunk",
     "read_control",
     "read_header",
+    "split_headers",
     "release_pages",
     "scatter",
     "sort_keys",

@@ -21,7 +21,7 @@ from txnkv.core.log_header import (
     read_header,
     walk,
 )
-from txnkv.core.log_headers import decode_headers, encode_headers
+from txnkv.core.log_headers import decode_headers, encode_headers, split_headers
 
 __all__ = [
     "CODECS",
@@ -48,5 +48,6 @@ __all__ = [
     "read_chunk",
     "read_control",
     "read_header",
+    "split_headers",
     "walk",
 ]

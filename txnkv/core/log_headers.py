@@ -1,14 +1,18 @@
-"""The headers of one message, as they stand in a batch: u16 n, then n names and values."""
+"""The headers of messages, as they stand in a batch: u16 n, then n names and values."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
 
-from txnkv.core.native import CoreError
+import pyarrow as pa
+
+from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
+_PAIR = [pa.field("key", pa.string(), False), pa.field("value", pa.binary(), False)]
+_ITEM = pa.field("element", pa.struct(_PAIR), False)
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes]]) -> bytes:
@@ -54,3 +58,38 @@ def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:
     if at != len(blob):
         raise CoreError(f"the headers of a message are damaged: {len(blob)} bytes, not {at}")
     return headers
+
+
+def split_headers(blobs: pa.BinaryArray) -> pa.ListArray:
+    """The headers of messages as lists, of names (string) and values (binary).
+
+    Args:
+        blobs: of each message what `encode_headers` gave; null: none.
+
+    Returns:
+        list<struct<key: string, value: binary>>, null where there are none. Nothing points into
+        `blobs`.
+
+    Raises:
+        CoreError: the bytes are damaged, or a column would pass 2 GiB.
+    """
+    if blobs.offset:
+        blobs = pa.concat_arrays([blobs, blobs.slice(0, 0)])
+    n = len(blobs)
+    validity, ends, data = blobs.buffers()
+    memory = ffi.NULL if data is None else pointer(data)
+    sizes = ffi.new("headers_sizes_t *")
+    begins = ffi.cast("uint32_t *", pointer(ends))
+    size = 0 if data is None else data.size
+    check(lib.headers_size(begins, n, memory, size, sizes), "looking at the headers of messages")
+    count = sizes.count
+    lists, name_ends, value_ends = (allocate(4 * (k + 1)) for k in (n, count, count))
+    names, values = allocate(sizes.name_bytes), allocate(sizes.value_bytes)
+    out = [ffi.cast("uint32_t *", pointer(each)) for each in (lists, name_ends, value_ends)]
+    lib.headers_split(begins, n, memory, out[0], out[1], pointer(names), out[2], pointer(values))
+    key = pa.Array.from_buffers(pa.string(), count, [None, name_ends, names], 0)
+    value = pa.Array.from_buffers(pa.binary(), count, [None, value_ends, values], 0)
+    pairs = pa.StructArray.from_arrays([key, value], fields=_PAIR)
+    return pa.Array.from_buffers(
+        pa.list_(_ITEM), n, [validity, lists], blobs.null_count, children=[pairs]
+    )

@@ -15,7 +15,7 @@ A row has exactly the schema that Spark was promised; what was not asked for is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -126,9 +126,5 @@ def _ids(locals_: pa.Int64Array) -> pa.Int64Array:
 def _headers(blobs: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     if blobs.null_count == len(blobs):
         return pa.nulls(len(blobs), kind)
-    distinct = blobs.dictionary_encode()
-    decoded: list[Any] = [
-        [{"key": key, "value": value} for key, value in core.decode_headers(blob)]
-        for blob in distinct.dictionary.to_pylist()
-    ]
-    return pa.array(decoded, kind).take(distinct.indices)
+    made = core.split_headers(blobs)
+    return made if made.type.equals(kind) else made.cast(kind)

@@ -1,0 +1,32 @@
+"""Headers of messages as columns, against the same one by one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txnkv import core
+
+HEADERS = st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=9)), max_size=4)
+
+
+@given(st.lists(st.none() | HEADERS, min_size=1, max_size=30), st.integers(0, 5))
+def test_headers_as_columns(rows: list[list[tuple[str, bytes]] | None], skip: int) -> None:
+    blobs = [core.encode_headers(row) or None if row else None for row in rows]
+    whole = pa.array(blobs, pa.binary()).slice(skip)
+    if len(whole) == 0:
+        return
+    made = core.split_headers(whole)
+    made.validate(full=True)
+    assert [
+        None if row is None else [(pair["key"], pair["value"]) for pair in row]
+        for row in made.to_pylist()
+    ] == [None if blob is None else core.decode_headers(blob) for blob in blobs[skip:]]
+
+
+@pytest.mark.parametrize("blob", [b"\1", b"\1\0", b"\1\0\5\0ab", b"\0\0x", b"\1\0\0\0\1\0\0\0"])
+def test_damaged_headers_are_refused(blob: bytes) -> None:
+    with pytest.raises(core.CoreError, match="looking at the headers"):
+        core.split_headers(pa.array([None, blob], pa.binary()))
