@@ -185,10 +185,11 @@ class ChangesMachine(RuleBasedStateMachine):
         assert by_key(self.read(tasks, in_other)) == by_key(self.ran[-1])
 
     def read(self, tasks: list[Any], in_other: bool) -> list[dict[str, Any]]:
-        if in_other and tasks:
-            (found,) = in_child(lambda say: say(self.query.read(tasks)), *NEVER)
-            return list(found)
-        return self.query.read(tasks)
+        if not in_other:
+            return self.query.read(tasks)
+        found: list[dict[str, Any]]
+        (found,) = in_child(lambda say: say(self.query.read(tasks)), *NEVER)
+        return found
 
 
 class FromNowMachine(ChangesMachine):

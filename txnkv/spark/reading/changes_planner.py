@@ -223,10 +223,11 @@ class ChangesPlanner:
         """The table, which is the one of the checkpoint, in the same store and no earlier."""
         store = client.instance.store
         if offset.store != store.store_id:
-            raise OffsetOutOfRangeError(
-                f"the checkpoint is of store {offset.store}, at {self._settings.path} is store "
-                f"{store.store_id}: another was made there, or the path is wrong. Give the path "
-                "of its own store, or begin again with a new checkpoint"
+            raise TableNotFoundError(
+                f"the checkpoint is of table {offset.table!r} in store {offset.store}, at "
+                f"{self._settings.path} is store {store.store_id}: another was made there, or the "
+                "path is wrong. Give the path of its own store, or begin again with a new "
+                "checkpoint"
             )
         table = client.table(self._settings.table).info
         if offset.id != table.id:
