@@ -42,13 +42,7 @@ from pyspark.sql.types import StructType
 from txnkv.client import Client
 from txnkv.coordinator import applications, named
 from txnkv.coordinator.applications import Mark
-from txnkv.coordinator.states import TxnState
-from txnkv.errors import (
-    AlreadyAppliedError,
-    InvalidTxnStateError,
-    TransactionConflictError,
-    TxnNotFoundError,
-)
+from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
 from txnkv.job import Job
 from txnkv.spark import keeping, processes
 from txnkv.spark.columns import arrow_schema
@@ -118,10 +112,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         settings = self._settings
         client = client_of(settings)
         self._target.require(client, arrow_schema(schema))
+        names = _names_of(settings)
+        for stream in names[:1]:
+            client.instance.coordinator.end_named(stream)
         txn = client.new_transaction(timeout=settings.timeout)
         try:
             job = Job.start(txn)
-            _take_names(txn, job, _names_of(settings))
+            _leave_under(names, txn, job)
             self._target.make_room(txn, job)
             self._begun = Begun(str(txn.serialize()), job.id)
             keeping.hand_over(txn, settings.path)
@@ -191,11 +188,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if told is not None and told.begun is not None:
             _roll_back(client, told.begun.token)
             return
-        for name in _names_of(self._settings)[1:]:
-            with client.instance.store.status.read() as cur:
-                left = named.find(cur, name)
-            if left is not None:
-                _abort_open(client, left.row.txn_id, "its micro batch failed")
+        for own in _names_of(self._settings)[1:]:
+            client.instance.coordinator.end_named(own)
 
     def _mark(self, query: str | None, batch: int) -> Mark:
         app_id = self._settings.app_id or query
@@ -256,25 +250,16 @@ def _names_of(settings: StreamWrite) -> list[str]:
     return [stream] if jvm is None else [stream, f"{stream}, {jvm.pid} {jvm.started}"]
 
 
-def _take_names(txn: Transaction, job: Job, names: Sequence[str]) -> None:
-    """Leave the transaction under these names; abort what was under them."""
-    status, txn_id = txn.context.instance.store.status, txn.context.row.txn_id
-    with status.write() as cur:
-        left = [named.replace(cur, name, txn_id, job.id) for name in names]
-    for found in left:
-        if found is not None and found.row.state is TxnState.OPEN:
-            _abort_open(txn.client, found.row.txn_id, "its stream went on without it")
+def _leave_under(names: Sequence[str], txn: Transaction, job: Job) -> None:
+    with txn.context.instance.store.status.write() as cur:
+        for name in names:
+            named.replace(cur, name, txn.context.row.txn_id, job.id)
 
 
 def _roll_back(client: Client, token: str) -> None:
-    with suppress(TxnNotFoundError):
-        txn = Transaction.deserialize(client, token)
-        _abort_open(client, txn.context.row.txn_id, "its micro batch failed")
-
-
-def _abort_open(client: Client, txn_id: int, why: str) -> None:
     """Abort, unless it has begun to commit: then it ends by itself."""
     orchestrator = client.instance.coordinator.orchestrator
     with suppress(InvalidTxnStateError, TxnNotFoundError):
-        orchestrator.start_abort(txn_id, why, TransactionConflictError, only_open=True)
+        txn_id = Transaction.deserialize(client, token).context.row.txn_id
+        orchestrator.start_abort(txn_id, "its micro batch failed", only_open=True)
         orchestrator.finish(txn_id)
