@@ -14,13 +14,15 @@ a job runs its transaction does not commit. Attempts that come after the job's e
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import apsw
 
 from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
+from txnkv.errors import CorruptionError
 from txnkv.session import Session
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.status_db import StatusDatabase
@@ -98,9 +100,11 @@ class Job:
         sent = self._begin_to_end(below, named)
         if sent is not None and sent.files:
             fault_point("job.ending")
-            sent.append(self._txn.context.row)
+            with self._if_open():
+                sent.append(self._txn.context.row)
             fault_point("job.appended")
             with self._status.write() as cur:
+                self._require_open(cur)
                 jobs.ended(cur, self._txn_id, self.id)
                 self._accept(cur, below, named)
             fault_point("job.ended")
@@ -119,8 +123,8 @@ class Job:
                 if not self._may_commit(cur):
                     return None
                 files = staged_rows.of_attempts(cur, self._txn_id, order)
-            # What can be seen to be wrong is seen while the job runs.
-            found = StagedLots(topics, files)
+            with self._if_open():  # what can be seen to be wrong is seen while the job runs
+                found = StagedLots(topics, files)
             with self._status.write() as cur:
                 if not self._may_commit(cur):
                     return None
@@ -136,10 +140,23 @@ class Job:
     def _may_commit(self, cur: apsw.Cursor) -> bool:
         if not jobs.may_end(cur, self._txn_id, self.id, jobs.COMMITTED):
             return False
+        self._require_open(cur)
+        return True
+
+    def _require_open(self, cur: apsw.Cursor) -> None:
         row = status_table.get(cur, self._txn_id)
         if row.state is not TxnState.OPEN:
             raise ending_error(row, "commit a job")
-        return True
+
+    @contextmanager
+    def _if_open(self) -> Iterator[None]:
+        """Files that are missing since the transaction has ended meanwhile are no damage."""
+        try:
+            yield
+        except CorruptionError:
+            with self._status.read() as cur:
+                self._require_open(cur)
+            raise
 
     def _accept(self, cur: apsw.Cursor, below: list[str], named: list[str]) -> None:
         manifest.accept_attempts(cur, self._txn_id, below, in_place=True)

@@ -412,6 +412,23 @@ def _participants(client: txnkv.Client) -> set[int]:
         return {id for (id,) in found}
 
 
+@pytest.mark.parametrize("point", ["job.ending", "append.", "job.appended"])
+def test_the_transaction_ends_while_the_job_is_committed(
+    point: str, client: txnkv.Client, topic: txnkv.Topic, job: Job
+) -> None:
+    """Its files are removed before they are read, in the midst of it, or behind it."""
+    for number in (0, 1):
+        stage(job, "0", b"never", partition=number)
+    if point == "append.":
+        point = "append.side" if topic.buffer == "sidecar" else "append.written"
+    arm(point, lambda: client.abort_transaction(job._txn.id))
+    with pytest.raises(txnkv.InvalidTxnStateError, match="not open: ABORTED"):
+        job.commit(["0"])
+    disarm()
+    assert (read(topic), read(topic, 1)) == ([], [])
+    assert (staged(client), rows(client)) == ([], [])
+
+
 def test_the_transaction_ended_before_the_job(job: Job) -> None:
     stage(job, "0", b"a")
     job._txn.rollback()

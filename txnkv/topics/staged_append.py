@@ -79,13 +79,21 @@ class StagedLots:
         After an error some of it is in the logs: the transaction must not commit.
         """
         stop = Event()
+
+        def append_to(partition: Partition) -> None:
+            try:
+                self._append_to(row, partition, stop)
+            except BaseException:
+                stop.set()
+                raise
+
         if len(self._partitions) < 2:
             for partition in self._partitions:
-                self._append_to(row, partition, stop)
+                append_to(partition)
             return
         with ThreadPoolExecutor(min(_THREADS, len(self._partitions)), "txnkv-append") as pool:
             try:
-                for _ in pool.map(lambda each: self._append_to(row, each, stop), self._partitions):
+                for _ in pool.map(append_to, self._partitions):
                     pass
             finally:
                 stop.set()

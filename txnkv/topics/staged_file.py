@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from txnkv.core import CoreError, check_batch, crc32c, walk
 from txnkv.errors import CorruptionError, TxnkvError, UnavailableError
+from txnkv.storage.directory import make_private_directory
 from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
 from txnkv.storage.seam import boot_id
 from txnkv.topics.staged_rows import StagedFile
@@ -65,13 +66,14 @@ class Frame(NamedTuple):
 
 
 def create(path: Path, file: StagedFile) -> int:
-    """Make a file with nothing in it; where its first frame comes.
+    """Make a file with nothing in it, and its folder; where its first frame comes.
 
     Raises:
         StorageFullError: no room. There is no file.
     """
     header = MAGIC + _sealed(VERSION, file.id, file.txn_id)
     try:
+        make_private_directory(path.parent)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, 0o600)

@@ -37,7 +37,6 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TxnkvError
-from txnkv.storage.directory import make_private_directory
 from txnkv.storage.seam import boot_id, declare_fault_point, fault_point
 from txnkv.topics import staged_file, staged_rows
 from txnkv.topics.staged_rows import KIND, StagedFile
@@ -67,9 +66,6 @@ class StagedSendsFolder:
     def path(self, file: StagedFile) -> Path:
         """Where a file is, or would be."""
         return self.folder / str(file.id)
-
-    def make_folder(self) -> None:
-        make_private_directory(self.folder)
 
     # -- removing ----------------------------------------------------------------------
 

@@ -115,7 +115,6 @@ class StagedSends:
         with status.write() as cur:
             file = staged_rows.register(cur, self._row.txn_id, self._job_id, self._attempt)
         fault_point("staged.registered")
-        staged.make_folder()
         self._counted = self._end = staged_file.create(staged.path(file), file)
         self._file = file
         return file
