@@ -205,5 +205,9 @@ def _stamps(found: Sequence[Found], n: int) -> pa.UInt64Array:
         return pa.repeat(pa.scalar(0, pa.uint64()), n)
     positions = pa.concat_arrays([piece.positions for piece in found])
     stamps = pa.concat_arrays([piece.stamps for piece in found])
-    where = pc.index_in(core.Rows.range(n).to_arrow(), value_set=positions)
-    return pc.fill_null(stamps.take(where), pa.scalar(0, pa.uint64()))
+    order = pc.sort_indices(positions)
+    stamps = stamps.take(order)
+    if len(stamps) == n:
+        return stamps
+    there = core.Bitmap.of(n, positions.take(order)).to_arrow()
+    return pc.replace_with_mask(pa.repeat(pa.scalar(0, pa.uint64()), n), there, stamps)

@@ -62,9 +62,10 @@ def last(found: Sequence[Events]) -> Events | None:
         return None
     keys = core.Keys.concat([keys for keys, _ in found])
     stamps = pa.concat_arrays([stamps for _, stamps in found])
-    latest = pc.sort_indices(stamps, sort_keys=[("", "descending")]).cast(pa.uint32())
-    keys = keys.gather(core.Rows.from_arrow(latest))
-    stamps = stamps.take(latest)
+    if pc.min(stamps) != pc.max(stamps):
+        latest = pc.sort_indices(stamps, sort_keys=[("", "descending")]).cast(pa.uint32())
+        keys = keys.gather(core.Rows.from_arrow(latest))
+        stamps = stamps.take(latest)
     order = core.sort_keys(keys)  # stable: of equal keys the latest comes first
     if order is not None:
         keys, stamps = keys.gather(order), stamps.take(order.to_arrow())
