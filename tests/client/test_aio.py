@@ -57,6 +57,9 @@ def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
         async with await client.snapshot(before) as snapshot:
             assert await snapshot.get(table, 1) is None
             assert (await (await snapshot.scan("t")).to_arrow()).num_rows == 0
+            changed = await table.diff(before, columns=["id"])
+            assert sorted(changed["id"].to_pylist()) == [1, 5, 6]
+            assert sum(token.rows for token in await table.diff_tokens(before)) >= 3
         async with client.transaction() as txn:
             await txn.mark_applied("daily", 7, "query")
         found = await client.applied("daily")

@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from txnkv.aio.calls import Calls
 from txnkv.coordinator.ids import Timestamp
+from txnkv.diff_token import DiffToken
 from txnkv.scan import Scan, ScanToken
 from txnkv.table import Snapshot, Table
+from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 
 
@@ -97,10 +99,24 @@ class AsyncTable:
         scan = self.blocking.scan(columns, where, plain_at(snapshot), ordered, limit)
         return AsyncScan(scan, self._calls)
 
-    async def diff(self, start: At, end: At = None) -> pa.Table:
+    async def diff(
+        self, start: At, end: At = None, columns: Sequence[str] | None = None
+    ) -> pa.Table:
         """The net change of each key between two times; see `txnkv.Table.diff`."""
         return await self._calls(
-            lambda: self.blocking.diff(plain_at(start), plain_at(end)).read_all()
+            lambda: self.blocking.diff(plain_at(start), plain_at(end), columns).read_all()
+        )
+
+    async def diff_tokens(
+        self,
+        start: At,
+        end: At = None,
+        columns: Sequence[str] | None = None,
+        rows: int = TOKEN_ROWS,
+    ) -> list[DiffToken]:
+        """Parts of a diff for other processes; see `txnkv.Table.diff_tokens`."""
+        return await self._calls(
+            lambda: self.blocking.diff_tokens(plain_at(start), plain_at(end), columns, rows)
         )
 
     async def next_id(self) -> int:
