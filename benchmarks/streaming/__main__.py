@@ -37,6 +37,7 @@ def streaming_races(
     plots: Path | None = None,
     broker: Broker | None = None,
     jars: str | None = None,
+    scale: float = 1.0,
 ) -> list[Line]:
     """The races of these names, or all, in a directory of their own below `base`."""
     place = Path(tempfile.mkdtemp(prefix="txnkv-streaming-", dir=base)).resolve()
@@ -45,7 +46,7 @@ def streaming_races(
             spark.dataSource.register(Nothing)
             if broker is not None:
                 require_kafka(spark)
-            setting = Setting(spark, place, 1 if tiny else rounds, tiny, broker, plots)
+            setting = Setting(spark, place, 1 if tiny else rounds, tiny, broker, plots, scale)
             return [line for name in names or RACES for line in RACES[name](setting)]
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -55,6 +56,7 @@ def streaming_races(
 @click.argument("names", nargs=-1, type=click.Choice(list(RACES)))
 @click.option("--tiny", is_flag=True, help="Small data: checks that the benchmarks work.")
 @click.option("--rounds", default=5, show_default=True, help="Counted rounds of each race.")
+@click.option("--scale", default=1.0, show_default=True, help="Of the rows: 0.1 is a tenth.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Draw triggers into this directory.")
 @click.option("--kafka", help="host:port of a Kafka broker to compare with.")
 @click.option("--jars", help="Spark's Kafka connector and what it needs, with commas between.")
@@ -64,6 +66,7 @@ def main(
     names: tuple[str, ...],
     tiny: bool,
     rounds: int,
+    scale: float,
     plots: Path | None,
     kafka: str | None,
     jars: str | None,
@@ -73,7 +76,14 @@ def main(
     """Run the races of these names, or all."""
     broker = Broker(kafka) if kafka else None
     lines = streaming_races(
-        names, tiny=tiny, rounds=rounds, base=base, plots=plots, broker=broker, jars=jars
+        names,
+        tiny=tiny,
+        rounds=rounds,
+        base=base,
+        plots=plots,
+        broker=broker,
+        jars=jars,
+        scale=scale,
     )
     report(lines, json_file)
 

@@ -43,7 +43,7 @@ _ALERT: Final = "startswith(value, cast('ERROR' AS binary))"
 
 def pipeline(setting: Setting) -> list[Line]:
     """The race of the pipelines, in micro batches of a fifth of the messages each."""
-    rows = setting.size(2000, 2_000_000)
+    rows = setting.rows(2000, 2_000_000)
     with ExitStack() as stack:
         client = stack.enter_context(closing(setting.connect("pipeline")))
         streamers = [_ours(setting, client, rows), _parquet(setting, rows)]

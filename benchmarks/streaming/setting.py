@@ -34,6 +34,7 @@ class Setting:
         tiny: whether they are only to be seen to work.
         broker: of Kafka, where there is one.
         plots: a directory for charts; None for none.
+        scale: of the rows, 1 for as many as the goals are for.
     """
 
     spark: SparkSession
@@ -42,10 +43,15 @@ class Setting:
     tiny: bool
     broker: Broker | None = None
     plots: Path | None = None
+    scale: float = 1.0
 
     def size(self, tiny: int, normal: int) -> int:
         """One of the two."""
         return tiny if self.tiny else normal
+
+    def rows(self, tiny: int, normal: int) -> int:
+        """Rows of a query, in round thousands."""
+        return tiny if self.tiny else max(int(normal * self.scale) // 1000, 10) * 1000
 
     @property
     def batches(self) -> int:

@@ -32,7 +32,7 @@ def sinks(setting: Setting) -> list[Line]:
 
 def table(setting: Setting) -> list[Line]:
     """Rows of 24 bytes, inserted: the keys of each task ascend, and are apart from the others'."""
-    rows = setting.size(10_000, 4_000_000)
+    rows = setting.rows(10_000, 4_000_000)
     data = _numbers(setting, rows).selectExpr("id", "cast(id AS double) * 0.5 AS x", "n")
     files = setting.base / "rows.parquet"
     with closing(setting.connect("sink-table")) as client:
@@ -70,7 +70,7 @@ def table(setting: Setting) -> list[Line]:
 
 def topic(setting: Setting) -> list[Line]:
     """Messages of 100 bytes, without keys, into two partitions."""
-    rows = setting.size(10_000, 4_000_000)
+    rows = setting.rows(10_000, 4_000_000)
     message = f"cast(lpad(cast(n AS string), {MESSAGE}, 'x') AS binary) AS value"
     data = _numbers(setting, rows).selectExpr(message)
     with ExitStack() as stack:

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
 
 from benchmarks import rows
 from benchmarks.crews import Crew
-from benchmarks.harness import MICROSECONDS, compare
+from benchmarks.harness import MICROSECONDS, MILLISECONDS, compare
 from benchmarks.latency import Operation, percentile, race_each
 from benchmarks.svg import Series, chart
 from benchmarks.tpcc.checks import totals, violations
@@ -71,6 +72,33 @@ def test_times_are_compared_by_how_many_times_as_fast() -> None:
     assert lines[1].ratio == pytest.approx(1.25)
     assert (lines[1].goal, lines[1].reached) == ("time <= 1.25x", True)
     assert lines[1].figure(lines[1].rate) == "12,500.0 us"
+
+
+def test_long_times_are_in_milliseconds() -> None:
+    lines = compare("r", {"ms": [4.0, 8.0, 5.0], "peer": [4.0]}, unit=MILLISECONDS)
+    assert lines[0].figure(lines[0].rate) == "200 ms"
+    assert lines[1].ratio == pytest.approx(1.25)
+
+
+def test_the_rows_that_do_nothing_are_counted_up(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark.sql.streaming.datasource", reason="streams need pyspark 4.2")
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+    from benchmarks.streaming.nothing import NothingStream, advance, save
+
+    batch = pa.record_batch({"n": pa.array([1, 2, 3])})
+    counter = tmp_path / "counter"
+    advance(counter, 7)
+    options = {"batch": save(batch, tmp_path / "batch"), "counter": str(counter), "tasks": "2"}
+    reader = NothingStream(options, from_arrow_schema(batch.schema))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadMaxRows(5)) == {"rows": 5}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"rows": 7}
+    tasks = [pa.Table.from_batches(reader.read(task)) for task in reader.partitions(start, end)]
+    assert [task["n"].to_pylist() for task in tasks] == [[1, 2, 3, 1], [1, 2, 3]]
+    assert reader.partitions(end, end) == []
 
 
 def test_each_operation_gets_the_same_arguments() -> None:
