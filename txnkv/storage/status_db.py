@@ -180,6 +180,9 @@ class StatusDatabase:
         syncing = self._wal.begin_sync()
 
         def wait() -> None:
+            if syncing.cancel():  # the thread had no turn yet: this one is as good
+                self.sync()
+                return
             try:
                 syncing.result()
             except OSError:
