@@ -18,17 +18,37 @@ from txnkv.cli.console import err, out, print_json
 @click.option("--store", metavar="STORE", help="Make the store here, and leave it.")
 @click.option("--keep", is_flag=True, help="Leave the store also when it is a temporary one.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
-def demo(input: str | None, store: str | None, keep: bool, as_json: bool) -> None:
+@click.option("--streaming", is_flag=True, help="A pipeline of programs that are killed.")
+@click.option("--seconds", type=click.FloatRange(1), help="How long the pipeline runs: 60.")
+@click.option("--kills", type=click.IntRange(0), help="How many of its programs are killed: 4.")
+def demo(
+    input: str | None,
+    store: str | None,
+    keep: bool,
+    as_json: bool,
+    streaming: bool,
+    seconds: float | None,
+    kills: int | None,
+) -> None:
     """Show a Spark job that fills two tables in one transaction.
 
     Reads real text, by default the sources of Python's standard library; kills a worker on
     the way; rolls a second job back; and has another process look on, which sees none of the
     rows and then all. Needs pyspark and Java 17 or later.
 
+    With --streaming, a pipeline: files that grow, a topic of their lines, a Spark query that
+    counts words into a table and sends alerts to a second topic, and a program that mails these.
+    All are killed at random and started again, and in the end everything is counted.
+
     Exit status 1 when anything was not as claimed.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise click.ClickException("the demo needs pyspark: pip install 'txnkv[spark]'")
+    if streaming:
+        _stream(input, store, keep, as_json, seconds, kills)
+        return
+    if seconds is not None or kills is not None:
+        raise click.UsageError("--seconds and --kills are for --streaming")
     from txnkv.demo.job import run
     from txnkv.demo.report import print_report
 
@@ -47,6 +67,35 @@ def demo(input: str | None, store: str | None, keep: bool, as_json: bool) -> Non
     else:
         print_report(report, out())
     if not report.holds:
+        raise click.ClickException("not everything was as it should be")
+
+
+def _stream(
+    input: str | None,
+    store: str | None,
+    keep: bool,
+    as_json: bool,
+    seconds: float | None,
+    kills: int | None,
+) -> None:
+    from txnkv.demo.pipeline import run
+
+    try:
+        outcome = run.run(
+            input,
+            store,
+            keep,
+            run.SECONDS if seconds is None else seconds,
+            run.KILLS if kills is None else kills,
+            None if as_json else out(),
+        )
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        print_json(outcome.document())
+    else:
+        outcome.print(out())
+    if not outcome.holds:
         raise click.ClickException("not everything was as it should be")
 
 
