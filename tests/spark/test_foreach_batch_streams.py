@@ -11,10 +11,14 @@ import pytest
 
 import txnkv
 import txnkv.spark
+from tools.children import Children
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
 
 KEYS = 7
+PATIENCE = 300.0
+"""Seconds in which a driver that starts a Spark of its own has to come to its end."""
+
 COUNTS = txnkv.Schema({"key": "string", "n": "int64"}, primary_key=["key"])
 
 
@@ -29,10 +33,11 @@ class Pipeline:
         self.called: list[int] = []
         self.fails: int | None = None
         self.sent = 0
-        client.create_topic("events", partitions=2)
-        client.create_topic("passed", partitions=2, buffer="sidecar")
-        client.create_table("counts", COUNTS)
-        client.create_table("batches", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+        client.create_topic("events", partitions=2, exists_ok=True)
+        client.create_topic("passed", partitions=2, buffer="sidecar", exists_ok=True)
+        client.create_table("counts", COUNTS, exists_ok=True)
+        batches = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+        client.create_table("batches", batches, exists_ok=True)
 
     def send(self, count: int) -> None:
         with self.client.transaction() as txn:
@@ -142,3 +147,51 @@ def test_tables_topics_and_acks_are_one_commit(
     assert pipeline.called == []
     pipeline.check()
     nothing_is_left()
+
+
+DRIVER = """
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tests.spark.conftest import KEEP_QUIET
+from tests.spark.test_foreach_batch_streams import Pipeline
+from txnkv.storage.seam import arm_from_environment
+
+builder = SparkSession.builder.master("local[2]")
+for key, value in KEEP_QUIET:
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+arm_from_environment({"TXNKV_FAULT": args[2]})
+pipeline = Pipeline(spark, txnkv.connect(args[0], create=False), Path(args[1]))
+pipeline.run()
+say("ran", *pipeline.called)
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_goes_on_where_it_was(client: txnkv.Client, tmp_path: Path) -> None:
+    """At steps of its commit, the one after the other: before, in and after the commit point."""
+    pipeline = Pipeline(None, client, tmp_path)
+    pipeline.send(200)
+    faults = [
+        "applications.staged=kill@1",
+        "commit.started=kill@2",
+        "applications.written=kill@1",
+        "commit.decided=kill@2",
+        "commit.ended=kill@1",
+    ]
+    with Children() as children:
+        for fault in faults:
+            killed = children.start(DRIVER, client.path, tmp_path, fault)
+            code = killed.popen.wait(timeout=PATIENCE)
+            assert code == -9, killed.popen.communicate(timeout=PATIENCE)
+            done = pipeline.batches()
+            assert done == list(range(len(done)))
+        last = children.start(DRIVER, client.path, tmp_path, "")
+        said, errors = last.popen.communicate(timeout=PATIENCE)
+        assert last.popen.returncode == 0, errors
+    assert said.split()[:2] == ["ran", str(len(done))]
+    assert len(pipeline.acknowledged()) == 200
+    pipeline.check()
+    with client.topic("events").subscribe("counter") as subscription:
+        assert set(subscription.lag().values()) == {0}
