@@ -25,10 +25,11 @@ def test_the_manual(
     program = "\n".join(re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL))
     names: dict[str, Any] = {}
     try:
-        for name in ("shop", "checkpoint", "seen"):
+        for name in ("shop", "checkpoint", "seen", "mirrored", "numbers-read", "copied"):
             program = program.replace(f'"{name}"', repr(str(tmp_path / name)))
         exec(program, names)
-        wanted = ["1000", "1100", "10", "1100", "10", "5", "100", "0", "2", "0"]
+        wanted = ["1000", "1100", "10", "1100", "10", "5", "100", "0"]
+        wanted += ["1100", "1099", "8.0", "50", "150", "150", "2", "0"]
         assert capsys.readouterr().out.split() == wanted
         assert names["client"].table("archive").count() == 100
     finally:
