@@ -21,6 +21,7 @@ from txnkv.small_parts import SmallParts
 from txnkv.storage.seam import fault_point
 
 if TYPE_CHECKING:
+    from txnkv.client import Client
     from txnkv.context import TxnContext
 
 
@@ -87,6 +88,7 @@ class MarkWrites(ABC):
 class Marking:
     """The part of a transaction that is about applications."""
 
+    client: Client
     context: TxnContext
 
     def mark_applied(self, app_id: str, version: int, source: str | None = None) -> None:
@@ -108,6 +110,7 @@ class Marking:
                 version of it; or an argument makes no sense. Nothing was marked.
             InvalidTxnStateError: the transaction is not open.
         """
+        self.client.require_open()
         self.context.mark(Mark(app_id, version, source))
 
 

@@ -131,6 +131,10 @@ CLOSED = [
     ("snapshot", lambda client, txn, session: client.snapshot()),
     ("tables", lambda client, txn, session: client.tables()),
     ("transactions", lambda client, txn, session: client.transactions()),
+    ("mark_applied", lambda client, txn, session: txn.mark_applied("daily", 1)),
+    ("applied", lambda client, txn, session: client.applied("daily")),
+    ("applications", lambda client, txn, session: client.applications()),
+    ("forget_applied", lambda client, txn, session: client.forget_applied("daily")),
     ("stats", lambda client, txn, session: client.stats()),
     ("check", lambda client, txn, session: client.check()),
 ]
