@@ -422,7 +422,7 @@ def test_the_transaction_ends_while_the_job_is_committed(
     if point == "append.":
         point = "append.side" if topic.buffer == "sidecar" else "append.written"
     arm(point, lambda: client.abort_transaction(job._txn.id))
-    with pytest.raises(txnkv.InvalidTxnStateError, match="not open: ABORTED"):
+    with pytest.raises(txnkv.InvalidTxnStateError, match="not open: ABORT"):
         job.commit(["0"])
     disarm()
     assert (read(topic), read(topic, 1)) == ([], [])
