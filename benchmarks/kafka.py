@@ -165,7 +165,8 @@ class KafkaQueue:
         self.name = SYNCED if synced else NOT_SYNCED
         self._broker = broker
         self._synced = synced
-        self._producer = broker.producer()
+        # A batch goes as one, at the flush.
+        self._producer = broker.producer(**{"linger.ms": 1000})
         self.topic = broker.create(synced=synced)
 
     def empty(self) -> None:
