@@ -208,6 +208,21 @@ def test_another_query_may_not_go_on_with_an_application(
     assert ids() == [1, 2]
 
 
+def test_a_store_that_was_restored_to_before_its_checkpoint(
+    client: txnkv.Client, query: Callable[..., Query], ids: Ids
+) -> None:
+    """Batches that Spark took for done are not there: to go on would lose them in silence."""
+    query().run(0, [batch(1)])
+    later = query()
+    writer = later.plan(batch(3))
+    with pytest.raises(ValueError, match=r"batches 1 to 1 are not in the store.*forget_applied"):
+        later.task(writer, 2, batch(3))
+    later.committer().abort([None], 2)
+    client.forget_applied("q")
+    later.run(2, [batch(3)])
+    assert ids() == [1, 3]
+
+
 # -- attempts --------------------------------------------------------------------------
 
 

@@ -227,8 +227,24 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> Streamed | None:
 
 
 def _is_applied(client: Client, mark: Mark) -> bool:
+    """Whether the batch is there.
+
+    Raises:
+        ValueError: the application is driven by another query, or batches before are missing.
+    """
     with client.instance.store.status.read() as cur:
-        return applications.is_applied(cur, mark)
+        if applications.is_applied(cur, mark):
+            return True
+    last = client.applied(mark.app_id)
+    if last is not None and last.version < mark.version - 1:
+        raise ValueError(
+            f"application {mark.app_id!r} has version {last.version}, and batch {mark.version} of "
+            f"its query comes next: batches {last.version + 1} to {mark.version - 1} are not in "
+            "the store. Either it was restored to an earlier time, or they went elsewhere. Restore "
+            "the query's checkpoint to that time too; or go on without them, after "
+            f"client.forget_applied({mark.app_id!r})"
+        )
+    return False
 
 
 # -- names -----------------------------------------------------------------------------
