@@ -30,7 +30,9 @@ from .topic_tools import Query, batch_read, close_clients, flat
 
 pytestmark = pytest.mark.spark
 
-SLOTS = st.integers(0, 3)
+SLOTS = st.integers(0, 2)
+SIZES = st.sampled_from([0, 20, 400])  # the last ones are large messages
+MOST = st.sampled_from([None, 1, 2, 3, 7])
 PARTITIONS = 2
 
 
@@ -42,7 +44,8 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(side_own, "OWN_BYTES", 1500)
         self.patch.setattr(side_sweep, "COMPACT_BYTES", 400)
-        self.patch.setattr(topic_planner, "TASK_BYTES", 300)
+        self.patch.setattr(topic_planner, "TASK_BYTES", 100)
+        self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)
         self.patch.setattr(range_cuts, "_SAMPLE_BYTES", 300)
         self.patch.setattr(pinned_range, "_LOOK_BACK", 2)
         self.patch.setattr(pinned_range.read, "__defaults__", (300,))
@@ -73,32 +76,25 @@ class StreamMachine(RuleBasedStateMachine):
 
     # -- what is done ----------------------------------------------------------------------
 
-    @rule(slot=SLOTS, n=st.integers(1, 5), size=st.integers(0, 500), number=st.integers(0, 1))
-    def send(self, slot: int, n: int, size: int, number: int) -> None:
+    @rule(
+        slot=SLOTS, n=st.integers(1, 5), size=SIZES, number=st.integers(0, 1), large=st.booleans()
+    )
+    def send(self, slot: int, n: int, size: int, number: int, large: bool) -> None:
         txn = self.txns.get(slot)
         if txn is None:
             txn = self.txns[slot] = self.client.new_transaction(timeout=None)
         for _ in range(n):
             value = b"%d" % next(self.numbers) + b"." * size
             txn.send("events", value, partition=number, headers=[("n", b"%d" % n)])
+        if large:
+            txn.serialize()
         txn.flush()
 
-    @rule(slot=SLOTS)
-    def turn_large(self, slot: int) -> None:
-        if slot in self.txns:
-            self.txns[slot].serialize()
-
-    @rule(slot=SLOTS)
-    def commit(self, slot: int) -> None:
+    @rule(slot=SLOTS, commits=st.sampled_from([True, True, False]))
+    def end(self, slot: int, commits: bool) -> None:
         txn = self.txns.pop(slot, None)
         if txn is not None:
-            txn.commit()
-
-    @rule(slot=SLOTS)
-    def rollback(self, slot: int) -> None:
-        txn = self.txns.pop(slot, None)
-        if txn is not None:
-            txn.rollback()
+            (txn.commit if commits else txn.rollback)()
 
     @rule(n=st.integers(1, 3), number=st.integers(0, 1))
     def plain(self, n: int, number: int) -> None:
@@ -106,17 +102,15 @@ class StreamMachine(RuleBasedStateMachine):
             for _ in range(n):
                 session.send("events", b"%d" % next(self.numbers), key=b"k", partition=number)
 
-    @rule()
-    def flush(self) -> None:
+    @rule(whole=st.booleans())
+    def flush(self, whole: bool) -> None:
         self.client.instance.engine.flush()
-
-    @rule()
-    def round(self) -> None:
-        self.client.instance.coordinator.maintenance.round(resume_all=True)
+        if whole:
+            self.client.instance.coordinator.maintenance.round(resume_all=True)
 
     # -- what is read ----------------------------------------------------------------------
 
-    @rule(order=st.sampled_from(["offset", "commit"]), most=st.none() | st.integers(1, 12))
+    @rule(order=st.sampled_from(["offset", "commit"]), most=MOST)
     def trigger(self, order: str, most: int | None) -> None:
         query = self.queries[order]
         if query.trigger(most) and order == "commit":
@@ -124,11 +118,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(order=st.sampled_from(["offset", "commit"]))
     def restart(self, order: str) -> None:
-        self.queries[order] = self.queries[order].restarted()
-
-    @rule(order=st.sampled_from(["offset", "commit"]))
-    def replay_the_last(self, order: str) -> None:
-        query = self.queries[order]
+        query = self.queries[order] = self.queries[order].restarted()
         if query.batches:
             assert flat(query.replay(len(query.batches) - 1)) == flat(query.batches[-1])
 
@@ -140,9 +130,9 @@ class StreamMachine(RuleBasedStateMachine):
             for number, given in given_of(query).items():
                 assert given == expected[number][: len(given)], (order, number)
 
-    @rule(order=st.sampled_from(["offset", "commit"]))
-    def drain(self, order: str) -> None:
-        query = self.queries[order].drain(most=5)
+    @rule(order=st.sampled_from(["offset", "commit"]), most=MOST)
+    def drain(self, order: str, most: int | None) -> None:
+        query = self.queries[order].drain(most)
         expected = by_partition(self.client.topic("events").consumer(order=order))
         assert given_of(query) == expected
         assert split(flat(batch_read(query.options))) == expected
@@ -183,7 +173,7 @@ class SidecarStreamMachine(StreamMachine):
 
 QUICK = settings(
     max_examples=25,
-    stateful_step_count=25,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
