@@ -223,6 +223,23 @@ def test_a_store_that_was_restored_to_before_its_checkpoint(
     assert ids() == [1, 3]
 
 
+def test_an_application_that_is_forgotten_inside_a_batch(
+    client: txnkv.Client, query: Callable[..., Query], ids: Ids
+) -> None:
+    """One task has written nothing, as the batch was there; the other would write its part."""
+    query().run(0, [batch(1)], [batch(2)])
+    one = query(operation="upsert")
+    writer = one.plan(batch(1))
+    told = [one.task(writer, 0, batch(1))]
+    client.forget_applied("q")
+    told.append(one.task(writer, 0, batch(2)))
+    with pytest.raises(txnkv.InvalidTxnStateError, match="and is not any more"):
+        one.committer().commit(told, 0)
+    one.committer().abort(told, 0)
+    one.run(0, [batch(1)], [batch(2)])
+    assert ids() == [1, 2]
+
+
 # -- attempts --------------------------------------------------------------------------
 
 

@@ -72,10 +72,12 @@ class Streamed(Written):
     Attributes:
         begun: where it staged.
         query: the query's id.
+        was_there: the batch was committed before, and nothing was staged.
     """
 
     begun: Begun | None = None
     query: str | None = None
+    was_there: bool = False
 
 
 def stream_writer(settings: StreamWrite, schema: StructType) -> StreamWriter:
@@ -146,6 +148,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if batch is not None and _is_applied(client, self._mark(query, batch)):
             # Spark keeps what it counts and joins only if the rows are taken, to the last one.
             deque(iterator, maxlen=0)
+            done.was_there = True
             return done
         job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
         self._target.stage(client, job, done, iterator)
@@ -172,6 +175,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _log.info("batch %d of %s is committed already", mark.version, mark.app_id)
             _roll_back(client, told.begun.token)
             return
+        if any(isinstance(message, Streamed) and message.was_there for message in messages):
+            raise InvalidTxnStateError(
+                f"cannot commit batch {batchId}: it was in the store when its tasks looked, so they "
+                "wrote nothing, and is not any more (client.forget_applied?). Run the query again"
+            )
         txn = Transaction.deserialize(client, told.begun.token)
         try:
             txn.mark_applied(mark.app_id, mark.version, mark.source)
