@@ -178,7 +178,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if any(isinstance(message, Streamed) and message.was_there for message in messages):
             raise InvalidTxnStateError(
                 f"cannot commit batch {batchId}: it was in the store when its tasks looked, so "
-                "they wrote nothing, and is not any more (client.forget_applied?). Run the query again"
+                "they wrote nothing, and is not any more (client.forget_applied?). Run the query "
+                "again"
             )
         txn = Transaction.deserialize(client, told.begun.token)
         try:
