@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ KEYS = 7
 PATIENCE = 300.0
 """Seconds in which a driver that starts a Spark of its own has to come to its end."""
 
-COUNTS = txnkv.Schema({"key": "string", "n": "int64"}, primary_key=["key"])
+SEEN = txnkv.Schema({"message": "string", "key": "string"}, primary_key=["message"])
 
 
 class Pipeline:
-    """Counts messages by key into a table, and sends each on to a second topic."""
+    """Puts each message into a table, and sends it on to a second topic."""
 
     def __init__(self, spark: Any, client: txnkv.Client, folder: Path) -> None:
         self.spark = spark
@@ -35,7 +34,7 @@ class Pipeline:
         self.sent = 0
         client.create_topic("events", partitions=2, exists_ok=True)
         client.create_topic("passed", partitions=2, buffer="sidecar", exists_ok=True)
-        client.create_table("counts", COUNTS, exists_ok=True)
+        client.create_table("seen", SEEN, exists_ok=True)
         batches = txnkv.Schema({"id": "int64"}, primary_key=["id"])
         client.create_table("batches", batches, exists_ok=True)
 
@@ -48,12 +47,8 @@ class Pipeline:
     def fn(self, df: Any, batch_id: int, txn: txnkv.Transaction) -> None:
         self.called.append(batch_id)
         df.persist()
-        into = txnkv.spark.options(txn, table="counts")
-        old = df.sparkSession.read.format("txnkv").options(**into).load()
-        new = df.selectExpr("CAST(key AS STRING) AS key", "1L AS n")
-        counts = new.unionByName(old).groupBy("key").agg({"n": "sum"})
-        counts = counts.withColumnRenamed("sum(n)", "n")
-        _save(counts.coalesce(1), **into, operation="upsert")
+        seen = df.selectExpr("CAST(value AS STRING) AS message", "CAST(key AS STRING) AS key")
+        _save(seen, **txnkv.spark.options(txn, table="seen"))
         _save(df.select("key", "value"), **txnkv.spark.options(txn, topic="passed"))
         txn.insert("batches", (batch_id,))
         df.unpersist()
@@ -73,10 +68,10 @@ class Pipeline:
             query.stop()
 
     def check(self) -> None:
-        """What is acknowledged is counted and passed on, each message once, and nothing else."""
+        """What is acknowledged is seen and passed on, each message once, and nothing else."""
         done = self.acknowledged()
-        rows = {row["key"]: row["n"] for row in self.client.table("counts").scan()}
-        assert rows == Counter(f"k{n % KEYS}" for n in done)
+        rows = {row["message"]: row["key"] for row in self.client.table("seen").scan()}
+        assert rows == {f"m{n}": f"k{n % KEYS}" for n in done}
         assert _values(self.client.topic("passed")) == {f"m{n}" for n in done}
 
     def acknowledged(self) -> set[int]:
