@@ -42,6 +42,7 @@ from txnkv.storage.directory import make_private_file, sync_directory
 from txnkv.storage.fork import GATE
 from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
 from txnkv.storage.runtime import Runtime
+from txnkv.storage.schema_version import bring_up_to_date, schema_version
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.sqlite_connection import (
     check_sqlite_version,
@@ -387,24 +388,15 @@ class StatusDatabase:
             if not self.path.exists():
                 raise StoreNotFoundError(f"{self.path} is missing; open the store once to write")
             return
-        current = len(upgrades) + 1
         if not self.path.exists():
             make_private_file(self.path)
             sync_directory(self.path.parent)
         if self.path.stat().st_size > 0:
             with self.read() as cursor:
-                if _schema_version(cursor) == current:
+                if schema_version(cursor) == len(upgrades) + 1:
                     return
         with self.write() as cursor:
-            version = _schema_version(cursor)
-            if version == 0:
-                cursor.execute(script)
-                if initialise is not None:
-                    initialise(cursor)
-            else:
-                for upgrade in upgrades[version - 1 :]:
-                    cursor.execute(upgrade)
-            cursor.execute(f"PRAGMA user_version = {current}")
+            bring_up_to_date(cursor, script, initialise, upgrades)
 
     # -- fork --------------------------------------------------------------------------
 
@@ -422,11 +414,6 @@ class StatusDatabase:
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""
         return [*self._readers.inherited(), self._writer]
-
-
-def _schema_version(cursor: apsw.Cursor) -> int:
-    """0: there is no schema yet."""
-    return int(cursor.execute("PRAGMA user_version").get)
 
 
 class WriteTransaction:
