@@ -5,19 +5,17 @@ What they are: `coordinator.applications`.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from txnkv.context_parts import ContextPart
 from txnkv.coordinator import applications
 from txnkv.coordinator.applications import Applied, Mark
 from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import AlreadyAppliedError, TxnkvError
+from txnkv.errors import AlreadyAppliedError
 from txnkv.instance import Instance
-from txnkv.small_parts import SmallParts
 from txnkv.storage.seam import fault_point
 
 if TYPE_CHECKING:
@@ -25,35 +23,8 @@ if TYPE_CHECKING:
     from txnkv.context import TxnContext
 
 
-class MarkWrites(ABC):
+class MarkWrites(ContextPart):
     """The part of a transaction's context that is about applications."""
-
-    instance: Instance
-    row: TxnRow
-    stored: bool
-    has_written: bool
-    lock: threading.RLock
-
-    @abstractmethod
-    def require_open(self, what: str) -> None:
-        """Refuse what only an open transaction admits."""
-
-    @abstractmethod
-    def ensure_large(self) -> object:
-        """Store the OPEN row and stage what is in memory."""
-
-    @abstractmethod
-    def end(
-        self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
-    ) -> None:
-        """It has ended."""
-
-    @property
-    @abstractmethod
-    def _may_be_small(self) -> bool: ...
-
-    @abstractmethod
-    def _parts(self) -> SmallParts: ...
 
     def mark(self, mark: Mark) -> None:
         """Take a mark; see `Transaction.mark_applied`."""

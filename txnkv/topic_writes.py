@@ -4,16 +4,13 @@ it may not stay in memory.
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from txnkv.context_parts import ContextPart
 from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import AckConflictError, NotSupportedError, TxnkvError
-from txnkv.instance import Instance
+from txnkv.errors import AckConflictError, NotSupportedError
 from txnkv.small_parts import Parts, SmallParts
 from txnkv.tables.manifest import Scope
 from txnkv.topics.catalog import TopicInfo
@@ -25,39 +22,13 @@ if TYPE_CHECKING:
     from txnkv.topics.subscription_info import SubscriptionInfo
 
 
-class TopicWrites(ABC):
+class TopicWrites(ContextPart):
     """The part of a transaction's context that is about topics."""
 
-    instance: Instance
-    row: TxnRow
-    stored: bool
     scope: Scope | None
     transactional: bool
-    has_written: bool
-    lock: threading.RLock
     _own: SmallParts | None
     _staged_sends: StagedSends | None = None
-
-    @abstractmethod
-    def require_open(self, what: str) -> None:
-        """Refuse what only an open transaction admits."""
-
-    @abstractmethod
-    def ensure_large(self) -> object:
-        """Store the OPEN row and stage what is in memory."""
-
-    @abstractmethod
-    def end(
-        self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
-    ) -> None:
-        """It has ended."""
-
-    @property
-    @abstractmethod
-    def _may_be_small(self) -> bool: ...
-
-    @abstractmethod
-    def _parts(self) -> SmallParts: ...
 
     def send(self, topic: TopicInfo, parts: Parts, *, more: bool = False) -> None:
         """Take messages for partitions of a topic; all or, after an error, none of them.

@@ -1,0 +1,43 @@
+"""What the parts of a transaction's context know of the whole."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnRow
+from txnkv.errors import TxnkvError
+from txnkv.instance import Instance
+from txnkv.small_parts import SmallParts
+
+
+class ContextPart(ABC):
+    """A part of a transaction's context."""
+
+    instance: Instance
+    row: TxnRow
+    stored: bool
+    has_written: bool
+    lock: threading.RLock
+
+    @abstractmethod
+    def require_open(self, what: str) -> None:
+        """Refuse what only an open transaction admits."""
+
+    @abstractmethod
+    def ensure_large(self) -> object:
+        """Store the OPEN row and stage what is in memory."""
+
+    @abstractmethod
+    def end(
+        self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
+    ) -> None:
+        """It has ended."""
+
+    @property
+    @abstractmethod
+    def _may_be_small(self) -> bool: ...
+
+    @abstractmethod
+    def _parts(self) -> SmallParts: ...
