@@ -19,7 +19,7 @@ LAYERS = [
     {"coordinator"},
     {"tables", "topics"},
     {
-        "instance", "context", "closing", "client", "transaction", "session", "row_operations",
+        "instance", "context", "context_parts", "closing", "client", "transaction", "session", "row_operations",
         "scan", "table", "token", "job", "inspection", "compacting",
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
         "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
