@@ -19,8 +19,8 @@ LAYERS = [
     {"coordinator"},
     {"tables", "topics"},
     {
-        "instance", "context", "context_parts", "closing", "client", "transaction", "session", "row_operations",
-        "scan", "table", "token", "job", "inspection", "compacting",
+        "instance", "context", "context_parts", "closing", "client", "transaction", "session",
+        "row_operations", "scan", "table", "token", "job", "inspection", "compacting",
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
         "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
         "message_operations", "sending", "small_parts", "topic_writes", "consumer",
