@@ -26,7 +26,7 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 
 test: lint ctest ## lint, the C core under sanitizers, and all tests but the slow ones
 	@scratch=$$(mktemp -d $(SCRATCH)/txnkv-test.XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-		TMPDIR=$$scratch $(BIN)/pytest -n 2 --dist loadgroup -m "not slow" -rs
+		TMPDIR=$$scratch $(BIN)/pytest -n 2 --dist loadscope -m "not slow" -rs
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/pytest -m slow -rs

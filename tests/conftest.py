@@ -117,12 +117,35 @@ def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
         time.sleep(0.005)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts a Spark goes to one test process: two at once are slow, and take much memory."""
-    for item in items:
-        if "spark" in item.nodeid or item.get_closest_marker("spark") is not None:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+# What starts a Spark; the other tests of tests/spark call its parts in Python.
+_SPARK = (
+    "benchmarks/test_streaming", "cli/test_demo", "cli/test_docs", "spark/test_changes_stream",
+    "spark/test_driver", "spark/test_exactly_once", "spark/test_foreach_batch_streams",
+    "spark/test_late_attempts", "spark/test_manual", "spark/test_operations",
+    "spark/test_planning", "spark/test_reading", "spark/test_round_trip", "spark/test_set_up",
+    "spark/test_stream_queries", "spark/test_stream_writing", "spark/test_topic_spark",
+    "spark/test_topic_writing", "spark/test_typed_topics", "spark/test_writing",
+)  # fmt: skip
+
+
+class _OneSpark:
+    """In the process that hands out tests to others; known by pytest where xdist is there."""
+
+    @pytest.hookimpl
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """What starts a Spark goes to one process: two at once are slow, and take much memory."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class Scheduling(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                return "spark" if nodeid.removeprefix("tests/").startswith(_SPARK) else nodeid
+
+        return Scheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("dsession"):
+        config.pluginmanager.register(_OneSpark())
 
 
 @pytest.fixture(name="until")

@@ -25,8 +25,12 @@ pytestmark = pytest.mark.spark
     [
         ("source", {"source that does nothing", "txnkv, order=commit"}),
         ("sinks", {"sink that does nothing", "parquet, in the JVM"}),
-        ("pipeline", {"parquet files, checkpoint"}),
-        ("trigger", {"nothing", "txnkv, no message", "txnkv, into a table"}),
+        pytest.param("pipeline", {"parquet files, checkpoint"}, marks=pytest.mark.slow),
+        pytest.param(
+            "trigger",
+            {"nothing", "txnkv, no message", "txnkv, into a table"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_runs_tiny(spark: Any, tmp_path: Path, name: str, peers: set[str]) -> None:
