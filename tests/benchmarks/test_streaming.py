@@ -23,7 +23,11 @@ pytestmark = pytest.mark.spark
 @pytest.mark.parametrize(
     ("name", "peers"),
     [
-        ("source", {"source that does nothing", "txnkv, order=commit"}),
+        pytest.param(
+            "source",
+            {"source that does nothing", "txnkv, order=commit"},
+            marks=pytest.mark.slow,
+        ),
         ("sinks", {"sink that does nothing", "parquet, in the JVM"}),
         pytest.param("pipeline", {"parquet files, checkpoint"}, marks=pytest.mark.slow),
         pytest.param(

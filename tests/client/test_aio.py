@@ -207,9 +207,9 @@ def test_the_event_loop_goes_on_meanwhile(store_path: Path) -> None:
     go_on = threading.Event()
 
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
-        arm("status.before_commit", lambda: go_on.wait(30))
         txn = await client.new_transaction()
         await txn.insert(table, (1, None))
+        arm("status.before_commit", lambda: go_on.wait(30))
         task = asyncio.create_task(txn.commit())
         for _ in range(100):
             await asyncio.sleep(0)

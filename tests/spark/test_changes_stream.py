@@ -420,6 +420,7 @@ def test_available_now_ends(client: txnkv.Client, table: txnkv.Table, make: Make
 # -- with Spark --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_copy_that_follows(
     client: txnkv.Client, table: txnkv.Table, spark: Any, store_path: Path, tmp_path: Path
 ) -> None:

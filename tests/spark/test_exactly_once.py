@@ -205,6 +205,7 @@ def counted(client: txnkv.Client, suffix: str = "") -> dict[str, int]:
 # -- copies ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_copies_are_exact_while_producer_and_query_are_killed(
     spark_program: Spark,
     client: txnkv.Client,

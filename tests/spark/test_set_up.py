@@ -77,6 +77,7 @@ def test_the_module_exports_the_source_on_demand() -> None:
         _ = txnkv.spark.nobody
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs_and_checks_its_answers(spark: Any, tmp_path: Path) -> None:
     from benchmarks.spark_bench import spark_races
 
