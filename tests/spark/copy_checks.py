@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -32,7 +33,10 @@ def seen(table: pa.Table | pa.RecordBatch) -> list[Seen]:
 
 
 def standing(topic: txnkv.Topic) -> list[Seen]:
-    """All that is committed, partition by partition."""
+    """All that is committed, partition by partition, once what a killed writer left has ended."""
+    until = time.monotonic() + 120.0
+    while topic.last_stable_offsets() != topic.end_offsets() and time.monotonic() < until:
+        time.sleep(0.1)
     found: list[Seen] = []
     with topic.consumer() as consumer:
         while (batch := consumer.poll_batch(timeout=0)).num_rows:

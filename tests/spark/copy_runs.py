@@ -250,7 +250,7 @@ class Producer:
                 self.done = self.done or "done" in said
             if self.program.runs() or self.done:
                 return
-            if self.program.popen.returncode not in (-signal.SIGKILL, 0):
+            if self.program.popen.returncode not in (-signal.SIGKILL, -signal.SIGTERM, 0):
                 raise RuntimeError(f"the producer failed: {self.program.errors()}")
         self.program = Program(self.folder, "producer", **self.arguments)
 

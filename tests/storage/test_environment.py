@@ -328,6 +328,19 @@ def test_drop_inside_a_read_is_refused(environments: Environments) -> None:
     assert environments.get("tablets/1") is environment
 
 
+def test_a_read_whose_end_was_interrupted_does_not_hinder_closing(
+    environments: Environments,
+) -> None:
+    environment = environments.get("tablets/1")
+    put(environment, b"k")
+    scope = environment.read()
+    scope.__enter__()  # and a KeyboardInterrupt came before its end
+    environments.close_all()
+    assert environment.is_open
+    scope.__exit__(None, None, None)
+    assert environment.close()
+
+
 def test_read_only_store_reads_and_does_not_write(directory: StoreDirectory) -> None:
     with_write = Environments(directory)
     put(with_write.get("tablets/1"), b"a")

@@ -233,6 +233,11 @@ class Environment:
         return True
 
     @property
+    def in_use_here(self) -> bool:
+        """Whether this thread has a transaction on it."""
+        return self._gate.in_use_here
+
+    @property
     def is_retired(self) -> bool:
         """True once it was closed for good."""
         return self._retired

@@ -49,7 +49,9 @@ class _Table:
             if kept is not environment:
                 return
             self._environments[key] = (environment, count - 1)
-        while not self._forget_unused(key, environment):
+        # What a signal interrupted may have left its transaction open: then it stays, until the
+        # process ends.
+        while not environment.in_use_here and not self._forget_unused(key, environment):
             environment.close()
 
     def _forget_unused(self, key: str, environment: Environment) -> bool:
