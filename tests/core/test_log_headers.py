@@ -30,3 +30,30 @@ def test_headers_as_columns(rows: list[list[tuple[str, bytes]] | None], skip: in
 def test_damaged_headers_are_refused(blob: bytes) -> None:
     with pytest.raises(core.CoreError, match="looking at the headers"):
         core.split_headers(pa.array([None, blob], pa.binary()))
+
+
+PAIRS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize("kind", [PAIRS, pa.map_(pa.string(), pa.binary())], ids=["pairs", "map"])
+@given(rows=st.lists(st.none() | HEADERS, max_size=30), skip=st.integers(0, 5))
+def test_columns_as_headers(
+    kind: pa.DataType, rows: list[list[tuple[str, bytes]] | None], skip: int
+) -> None:
+    made = core.join_headers(pa.array(rows, kind).slice(skip))
+    assert made.to_pylist() == [core.encode_headers(row) if row else None for row in rows[skip:]]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("a", None)], "not null"),
+        ([(None, b"")], "not null"),
+        ([None], "not null"),
+        ([("a" * 65536, b"")], "65536 bytes of a header's name; 65535 are the most"),
+        ([("a", b"")] * 65536, "65536 headers on a message; 65535 are the most"),
+    ],
+)
+def test_columns_that_are_no_headers_are_refused(pairs: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        core.join_headers(pa.array([pairs], PAIRS))

@@ -281,7 +281,7 @@ def test_a_zombie_writes_after_its_batch_was_committed(
     from txnkv.spark.writing import stream_writer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_writer, "_is_applied", lambda client, mark: False)
+        patch.setattr(stream_writer, "is_committed", lambda client, mark: False)
         with pytest.raises(txnkv.InvalidTxnStateError):  # it looked too early
             one.task(writer, 0, batch(2))
     query().run(1, [batch(3)])

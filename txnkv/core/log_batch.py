@@ -21,7 +21,7 @@ from txnkv.core.log_header import (
     read_header,
     walk,
 )
-from txnkv.core.log_headers import decode_headers, encode_headers, split_headers
+from txnkv.core.log_headers import decode_headers, encode_headers, join_headers, split_headers
 
 __all__ = [
     "CODECS",
@@ -42,6 +42,7 @@ __all__ = [
     "encode_batch",
     "encode_control",
     "encode_headers",
+    "join_headers",
     "encode_message",
     "place",
     "place_here",

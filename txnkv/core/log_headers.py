@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 
@@ -35,6 +36,50 @@ def encode_headers(headers: Sequence[tuple[str, bytes]]) -> bytes:
             raise ValueError(f"a header's name of {len(utf8)} bytes; 65535 are the most")
         parts += [_U16.pack(len(utf8)), utf8, _U32.pack(len(value)), value]
     return b"".join(parts)
+
+
+def join_headers(lists: pa.Array) -> pa.BinaryArray:
+    """The headers of messages as bytes, `encode_headers` in bulk.
+
+    Args:
+        lists: list<struct<name: string, value: binary>>, or a map of the same.
+
+    Returns:
+        Null where there are no headers.
+
+    Raises:
+        ValueError: a header, its name or its value is null; one has too many or too long a name.
+        pa.ArrowException: the columns are of other types, or take more than 2 GiB.
+    """
+    if pa.types.is_map(lists.type):
+        pair = [("name", lists.type.key_type), ("value", lists.type.item_type)]
+        lists = lists.cast(pa.list_(pa.struct(pair)))
+    pairs = lists.flatten()
+    names, values = (pairs.field(i).cast(pa.binary()) for i in range(2))
+    if pairs.null_count or names.null_count or values.null_count:
+        raise ValueError("a header has a name and a value, not null")
+    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    lengths = pc.binary_length(names)
+    for most, what in ((counts, "headers on a message"), (lengths, "bytes of a header's name")):
+        if (pc.max(most).as_py() or 0) > 0xFFFF:
+            raise ValueError(f"{pc.max(most)} {what}; 65535 are the most")
+    none = pa.scalar(b"")
+    sizes = (
+        _little_endian(lengths, pa.uint16()),
+        _little_endian(pc.binary_length(values), pa.uint32()),
+    )
+    each = pc.binary_join_element_wise(sizes[0], names, sizes[1], values, none)
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts).cast(pa.int32())])
+    joined = pc.binary_join(pa.ListArray.from_arrays(ends, each), none)
+    rows = pc.binary_join_element_wise(_little_endian(counts, pa.uint16()), joined, none)
+    return pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.binary()), rows)
+
+
+def _little_endian(numbers: pa.Array, kind: pa.DataType) -> pa.BinaryArray:
+    made = numbers.cast(kind)
+    width = pa.binary(kind.bit_width // 8)
+    bytes_ = pa.Array.from_buffers(width, len(made), [None, made.buffers()[1]], offset=made.offset)
+    return bytes_.cast(pa.binary())
 
 
 def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:

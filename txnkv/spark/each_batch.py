@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from txnkv.client import Client
-from txnkv.coordinator import applications
-from txnkv.coordinator.applications import Applied, Mark
+from txnkv.coordinator.applications import Mark
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import running
+from txnkv.spark.micro_batches import is_committed
 from txnkv.spark.settings import Place
 from txnkv.subscription import Subscription
 from txnkv.topics import cursors
@@ -63,14 +63,13 @@ class ForeachBatch:
         """Answers False when it was done before."""
         batch_id = mark.version
         name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
-        if _is_applied(client, mark):
+        if is_committed(client, mark):
             return False
         # A driver that was killed may have left one that is open, and holds what was read; or one
         # in the midst of its commit, and then the batch is there.
         client.instance.coordinator.end_named(name)
-        if _is_applied(client, mark):
+        if is_committed(client, mark):
             return False
-        self._require_following(client.applied(self.app_id), batch_id)
         with self._subscribed(client, frame, batch_id) as read:
 
             def work(txn: Transaction) -> None:
@@ -87,16 +86,6 @@ class ForeachBatch:
 
             client.run(work, attempts=self.attempts, timeout=None)
         return True
-
-    def _require_following(self, applied: Applied | None, batch_id: int) -> None:
-        if applied is not None and applied.version < batch_id - 1:
-            raise ValueError(
-                f"application {self.app_id!r} has version {applied.version}, and batch {batch_id} "
-                f"of its query comes next: batches {applied.version + 1} to {batch_id - 1} are not "
-                "in the store. Either it was restored to an earlier time, or they went elsewhere. "
-                "Restore the query's checkpoint to that time too; or go on without them, after "
-                "client.forget_applied"
-            )
 
     @contextmanager
     def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[Read | None]:
@@ -200,11 +189,6 @@ def _is_remote() -> bool:
     from pyspark.sql.utils import is_remote
 
     return bool(is_remote())
-
-
-def _is_applied(client: Client, mark: Mark) -> bool:
-    with client.instance.store.status.read() as cur:
-        return applications.is_applied(cur, mark)
 
 
 # -- what a batch has read -------------------------------------------------------------

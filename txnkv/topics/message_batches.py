@@ -12,7 +12,7 @@ Of a topic with a value schema, its columns stand in place of value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -168,19 +168,10 @@ def _headers(array: pa.Array) -> pa.Array:
                     "list<struct<name: string, value: binary>>"
                 ) from None
         return made
-    encoded: list[bytes | None] = []
-    for pairs in array.to_pylist():
-        encoded.append(_encode(pairs) if pairs else None)
-    return pa.array(encoded, pa.binary())
-
-
-def _encode(pairs: list[Any]) -> bytes:
-    found = [tuple(p.values()) if isinstance(p, dict) else p for p in pairs if p is not None]
-    if any(name is None or value is None for name, value in found):
-        raise SchemaError("column 'headers': a header has a name and a value, not null")
-    return core.encode_headers(
-        [(name, value.encode() if isinstance(value, str) else value) for name, value in found]
-    )
+    try:
+        return core.join_headers(array)
+    except (ValueError, pa.ArrowException) as error:
+        raise SchemaError(f"column 'headers': {error}") from None
 
 
 def _numbers(array: pa.Array, partitions: int) -> pa.Int32Array:

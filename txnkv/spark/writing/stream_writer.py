@@ -40,13 +40,14 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from txnkv.client import Client
-from txnkv.coordinator import applications, named
+from txnkv.coordinator import named
 from txnkv.coordinator.applications import Mark
 from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
 from txnkv.job import Job
 from txnkv.spark import keeping, processes
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of
+from txnkv.spark.micro_batches import is_committed
 from txnkv.spark.settings_sinks import StreamWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.changes import ChangesTarget
@@ -145,7 +146,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = _query_and_batch()
         done = Streamed(*attempt_of_task(), begun=begun, query=query)
         client = client_of(self._settings)
-        if batch is not None and _is_applied(client, self._mark(query, batch)):
+        if batch is not None and is_committed(client, self._mark(query, batch)):
             # Spark keeps what it counts and joins only if the rows are taken, to the last one.
             deque(iterator, maxlen=0)
             done.was_there = True
@@ -171,7 +172,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise InvalidTxnStateError("cannot commit the batch: no task says where it staged")
         mark = self._mark(told.query, batchId)
         client = client_of(self._settings)
-        if _is_applied(client, mark):
+        if is_committed(client, mark):
             _log.info("batch %d of %s is committed already", mark.version, mark.app_id)
             _roll_back(client, told.begun.token)
             return
@@ -187,7 +188,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             Job.join(txn, told.begun.job).commit(attempts, first=self._target.first)
             txn.commit()
         except AlreadyAppliedError:  # by another driver of the same query, meanwhile
-            if not _is_applied(client, mark):
+            if not is_committed(client, mark):
                 raise
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -233,27 +234,6 @@ def _query_and_batch() -> tuple[str | None, int | None]:
 
 def _told(messages: Sequence[WriterCommitMessage | None]) -> Streamed | None:
     return next((message for message in messages if isinstance(message, Streamed)), None)
-
-
-def _is_applied(client: Client, mark: Mark) -> bool:
-    """Whether the batch is there.
-
-    Raises:
-        ValueError: the application is driven by another query, or batches before are missing.
-    """
-    with client.instance.store.status.read() as cur:
-        if applications.is_applied(cur, mark):
-            return True
-    last = client.applied(mark.app_id)
-    if last is not None and last.version < mark.version - 1:
-        raise ValueError(
-            f"application {mark.app_id!r} has version {last.version}, and batch {mark.version} of "
-            f"its query comes next: batches {last.version + 1} to {mark.version - 1} are not in "
-            "the store. Either it was restored to an earlier time, or they went elsewhere. Restore "
-            "the query's checkpoint to that time too; or go on without them, after "
-            f"client.forget_applied({mark.app_id!r})"
-        )
-    return False
 
 
 # -- names -----------------------------------------------------------------------------
