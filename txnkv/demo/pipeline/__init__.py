@@ -9,6 +9,7 @@
     |___ one transaction ____|      |_____ one transaction ____________|  |_ one transaction _|
 
 `feed`, `count` and `mail` are programs of their own, as a user would write them, each started
-and stopped as one likes. `watch` looks on. `run` starts them all, kills them at random, and
-counts in the end: it is `txnkv demo --streaming`.
+and stopped as one likes; `layout` has their tables and topics. `watch` looks on, by `reading`.
+`run` starts them all as `program`s, has `writing` append text, kills at random, and lets `checking`
+count in the end: it is `txnkv demo --streaming`.
 """

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +130,8 @@ class Run:
         self._kills = sorted(self._random.uniform(0.15, 0.95) * seconds for _ in range(kills))
         self._events: list[Event] = []
         self._begin = 0.0
+        self._live: Live | None = None
+        self._shown = 0.0
 
     def run(self, outcome: Outcome) -> None:
         """Do it.
@@ -144,11 +146,11 @@ class Run:
                 for program in self._programs.values():
                     program.start()
                 with self._watched(client):
-                    self._until(lambda: read(client).words > 0, "the first words")
+                    self._until(client, lambda: self._window.last.words > 0, "the first words")
                     self._begin = time.monotonic()
-                    self._until(self._is_over, "the end of its time")
+                    self._until(client, self._is_over, "the end of its time")
                     self._writer.stop()
-                    self._until(lambda: self._is_done(client), "the end of the text")
+                    self._until(client, lambda: self._is_done(client), "the end of the text")
                     outcome.seconds = time.monotonic() - self._begin
             finally:
                 self._writer.stop()
@@ -161,9 +163,6 @@ class Run:
 
     @contextmanager
     def _watched(self, client: txnkv.Client) -> Iterator[None]:
-        self._client = client
-        self._live: Live | None = None
-        self._shown = 0.0
         self._window.add(read(client))
         if self._console is None or not self._console.is_terminal:
             yield
@@ -174,7 +173,7 @@ class Run:
     def _states(self) -> list[tuple[str, str]]:
         return [(program.name, program.state) for program in self._programs.values()]
 
-    def _until(self, done: Any, what: str) -> None:
+    def _until(self, client: txnkv.Client, done: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + self._seconds + _PATIENCE
         while not done():
             if time.monotonic() > until:
@@ -184,17 +183,17 @@ class Run:
                     raise RuntimeError(told)
             self._kill_one()
             time.sleep(EVERY)
+            self._window.add(read(client))
             self._show()
+            for program in self._programs.values():
+                program.start()  # those that were killed
 
     def _show(self) -> None:
-        self._window.add(read(self._client))
         if self._live is not None:
             self._live.update(self._window.render(self._states()))
         elif self._console is not None and time.monotonic() - self._shown > 1.0:
             self._shown = time.monotonic()
             self._console.print(self._window.plain(), highlight=False, crop=False, soft_wrap=True)
-        for program in self._programs.values():
-            program.start()  # those that were killed
 
     def _kill_one(self) -> None:
         passed = time.monotonic() - self._begin
@@ -213,7 +212,7 @@ class Run:
         places = client.table(layout.FILES).scan(columns=["name", "position"])
         found = {row["name"]: row["position"] for row in places}
         written = {path.name: path.stat().st_size for path in self._text.iterdir()}
-        now = read(client)
+        now = self._window.last
         return found == written and not now.lag(layout.LINES) and not now.lag(layout.ALERTS)
 
 
