@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,19 @@ class _OneSpark:
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(_OneSpark())
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a zip file, as its wheel is one."""
+    path = tmp_path_factory.mktemp("packed") / "txnkv.zip"
+    root = Path(txnkv.__file__).parents[1]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for package in ("txnkv", "pyspark_txnkv"):
+            for found in (root / package).rglob("*"):
+                if found.suffix in (".py", ".so"):
+                    file.write(found, found.relative_to(root))
+    return path
 
 
 @pytest.fixture(name="until")

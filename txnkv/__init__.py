@@ -1,11 +1,15 @@
-"""txnkv: exactly-once tables, embedded in a Python process.
+"""txnkv: exactly-once tables and topics, embedded in a Python process.
 
-client = txnkv.connect("data/shop")
-orders = client.create_table(
-"orders", txnkv.Schema({"id": "int64", "total": "float64?"}, primary_key=["id"])
-)
-with client.transaction() as txn:
-txn.insert(orders, {"id": 1, "total": 9.5})
+One transaction over both:
+
+    client = txnkv.connect("data/shop")
+    orders = client.create_table(
+        "orders", txnkv.Schema({"id": "int64", "total": "float64?"}, primary_key=["id"])
+    )
+    events = client.create_topic("events")
+    with client.transaction() as txn:
+        txn.insert(orders, {"id": 1, "total": 9.5})
+        txn.send(events, b"order 1")
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -10,7 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv._core import ffi, lib
+try:
+    from txnkv._core import ffi, lib
+except ModuleNotFoundError:
+    from txnkv.core import zipped
+
+    zipped.load()
+    from txnkv._core import ffi, lib
 
 __all__ = ["CoreError", "allocate", "check", "ffi", "lib", "pointer", "readable", "writable"]
 
