@@ -19,6 +19,7 @@ from txnkv.topics.message import MessageId
 
 COUNT = 6
 TYPES = ("exclusive", "counted", "shared")
+TAKE_CUMULATIVE = pytest.mark.parametrize("type", ["exclusive", "counted"], indirect=True)
 
 
 class Acks:
@@ -90,13 +91,6 @@ def acks(request: pytest.FixtureRequest, client: txnkv.Client, type: str) -> Ite
     found.sub.close()
 
 
-@pytest.fixture
-def only_cumulative(acks: Acks) -> Acks:
-    if not acks.cumulative:
-        pytest.skip("cumulative acks are of exclusive subscriptions")
-    return acks
-
-
 # -- PENDING ---------------------------------------------------------------------------
 
 
@@ -105,9 +99,10 @@ def test_pending_plain_ack_deletes(acks: Acks) -> None:
     assert acks.left() == [0, 1, 3, 4, 5]
 
 
-def test_pending_plain_cumulative_ack_deletes(only_cumulative: Acks) -> None:
-    only_cumulative.ack_to(2)
-    assert only_cumulative.left() == [3, 4, 5]
+@TAKE_CUMULATIVE
+def test_pending_plain_cumulative_ack_deletes(acks: Acks) -> None:
+    acks.ack_to(2)
+    assert acks.left() == [3, 4, 5]
 
 
 def test_pending_ack_in_a_transaction_then_commit_deletes(acks: Acks) -> None:
@@ -127,8 +122,8 @@ def test_pending_ack_in_a_transaction_then_abort_delivers_again(acks: Acks) -> N
     assert acks.delivered() == []
 
 
-def test_pending_cumulative_ack_in_a_transaction(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_pending_cumulative_ack_in_a_transaction(acks: Acks) -> None:
     b = acks.begin("B")
     acks.ack_to(2, b)
     assert acks.delivered() == []
@@ -156,10 +151,8 @@ def test_individually_pending_plain_ack_is_dropped(acks: Acks) -> None:
     assert acks.delivered() == [2]
 
 
-def test_individually_pending_plain_cumulative_ack_is_dropped_for_it(
-    only_cumulative: Acks,
-) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_individually_pending_plain_cumulative_ack_is_dropped_for_it(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(2, a)
     acks.ack_to(4)
@@ -179,10 +172,8 @@ def test_individually_pending_refuses_the_ack_of_another(acks: Acks) -> None:
     assert acks.left() == [0, 1, 3, 4, 5]
 
 
-def test_individually_pending_refuses_the_cumulative_ack_of_another(
-    only_cumulative: Acks,
-) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_individually_pending_refuses_the_cumulative_ack_of_another(acks: Acks) -> None:
     for number in (2, 4):  # the message itself, and one behind it
         a, b = acks.begin("A"), acks.begin("B")
         acks.ack(2, a)
@@ -191,8 +182,8 @@ def test_individually_pending_refuses_the_cumulative_ack_of_another(
         assert acks.delivered() == [2]
 
 
-def test_a_cumulative_ack_below_what_is_pending_is_no_conflict(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_a_cumulative_ack_below_what_is_pending_is_no_conflict(acks: Acks) -> None:
     a, b = acks.begin("A"), acks.begin("B")
     acks.ack(2, a)
     acks.ack_to(1, b)
@@ -208,8 +199,8 @@ def test_individually_pending_refuses_a_again(acks: Acks) -> None:
     assert acks.delivered() == [2]
 
 
-def test_individually_pending_refuses_a_cumulatively_at_it(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_individually_pending_refuses_a_cumulatively_at_it(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(2, a)
     acks.refused(acks.ack_to, 2, a)
@@ -236,8 +227,8 @@ def test_individually_pending_ignores_a_negative_ack(acks: Acks) -> None:
 # -- PENDING_ACK, A cumulatively to p --------------------------------------------------
 
 
-def test_cumulatively_pending_plain_ack_is_dropped(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_plain_ack_is_dropped(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(3, a)
     acks.ack(1)
@@ -246,10 +237,8 @@ def test_cumulatively_pending_plain_ack_is_dropped(only_cumulative: Acks) -> Non
     assert acks.delivered() == [0, 1, 2, 3]
 
 
-def test_cumulatively_pending_plain_cumulative_ack_is_dropped_up_to_it(
-    only_cumulative: Acks,
-) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_plain_cumulative_ack_is_dropped_up_to_it(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(2, a)
     acks.ack_to(4)
@@ -258,11 +247,9 @@ def test_cumulatively_pending_plain_cumulative_ack_is_dropped_up_to_it(
     assert acks.left() == [0, 1, 2, 5]
 
 
+@TAKE_CUMULATIVE
 @pytest.mark.parametrize("number", [1, 3])
-def test_cumulatively_pending_refuses_the_ack_of_another(
-    only_cumulative: Acks, number: int
-) -> None:
-    acks = only_cumulative
+def test_cumulatively_pending_refuses_the_ack_of_another(acks: Acks, number: int) -> None:
     a, b = acks.begin("A"), acks.begin("B")
     acks.ack_to(3, a)
     acks.refused(acks.ack, number, b)
@@ -270,11 +257,11 @@ def test_cumulatively_pending_refuses_the_ack_of_another(
     assert acks.left() == [4, 5]
 
 
+@TAKE_CUMULATIVE
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_cumulatively_pending_refuses_the_cumulative_ack_of_another(
-    only_cumulative: Acks, number: int
+    acks: Acks, number: int
 ) -> None:
-    acks = only_cumulative
     a, b = acks.begin("A"), acks.begin("B")
     acks.ack_to(3, a)
     acks.refused(acks.ack_to, number, b)
@@ -282,8 +269,8 @@ def test_cumulatively_pending_refuses_the_cumulative_ack_of_another(
     assert acks.left() == [4, 5]
 
 
-def test_cumulatively_pending_a_extends_to_a_larger_position(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_a_extends_to_a_larger_position(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(1, a)
     acks.ack_to(3, a)
@@ -291,26 +278,26 @@ def test_cumulatively_pending_a_extends_to_a_larger_position(only_cumulative: Ac
     assert acks.left() == [4, 5]
 
 
+@TAKE_CUMULATIVE
 @pytest.mark.parametrize("number", [3, 1])
 def test_cumulatively_pending_refuses_a_at_an_equal_or_lower_position(
-    only_cumulative: Acks, number: int
+    acks: Acks, number: int
 ) -> None:
-    acks = only_cumulative
     a = acks.begin("A")
     acks.ack_to(3, a)
     acks.refused(acks.ack_to, number, a)
     assert acks.delivered() == [0, 1, 2, 3]
 
 
-def test_cumulatively_pending_refuses_a_individually_below(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_refuses_a_individually_below(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(3, a)
     acks.refused(acks.ack, 2, a)
 
 
-def test_cumulatively_pending_is_not_delivered_to_a_new_consumer(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_is_not_delivered_to_a_new_consumer(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(3, a)
     assert acks.left() == [4, 5]
@@ -318,8 +305,8 @@ def test_cumulatively_pending_is_not_delivered_to_a_new_consumer(only_cumulative
     assert acks.delivered() == [0, 1, 2, 3]
 
 
-def test_cumulatively_pending_ignores_a_negative_ack(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_cumulatively_pending_ignores_a_negative_ack(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack_to(3, a)
     acks.sub.nack(acks.messages[:2])
@@ -367,11 +354,9 @@ def test_deleted_is_never_delivered(deleted: Acks) -> None:
 # -- four faults seen elsewhere --------------------------------------------------------
 
 
-def test_a_plain_cumulative_ack_beyond_a_pending_one_and_then_its_commit(
-    only_cumulative: Acks,
-) -> None:
+@TAKE_CUMULATIVE
+def test_a_plain_cumulative_ack_beyond_a_pending_one_and_then_its_commit(acks: Acks) -> None:
     """The commit found the cursor beyond its position, and failed."""
-    acks = only_cumulative
     a = acks.begin("A")
     acks.ack_to(1, a)
     acks.ack_to(4)
@@ -379,9 +364,9 @@ def test_a_plain_cumulative_ack_beyond_a_pending_one_and_then_its_commit(
     assert acks.left() == [5]
 
 
-def test_individual_acks_commit_while_a_cumulative_one_is_pending(only_cumulative: Acks) -> None:
+@TAKE_CUMULATIVE
+def test_individual_acks_commit_while_a_cumulative_one_is_pending(acks: Acks) -> None:
     """The individual ones were looked for in the cumulative transaction, and forgotten."""
-    acks = only_cumulative
     a, b = acks.begin("A"), acks.begin("B")
     acks.ack_to(1, a)
     acks.ack(3, b)
@@ -391,10 +376,10 @@ def test_individual_acks_commit_while_a_cumulative_one_is_pending(only_cumulativ
     assert acks.left() == [0, 1, 2, 4, 5]
 
 
+@TAKE_CUMULATIVE
 @pytest.mark.parametrize("first", ["individual", "cumulative"])
-def test_both_kinds_in_one_transaction(only_cumulative: Acks, first: str) -> None:
+def test_both_kinds_in_one_transaction(acks: Acks, first: str) -> None:
     """One kind was applied, the other one lost."""
-    acks = only_cumulative
     a = acks.begin("A")
     if first == "individual":
         acks.ack(4, a)
@@ -406,8 +391,8 @@ def test_both_kinds_in_one_transaction(only_cumulative: Acks, first: str) -> Non
     assert acks.left() == [2, 3, 5]
 
 
-def test_a_cumulative_ack_over_own_individual_ones(only_cumulative: Acks) -> None:
-    acks = only_cumulative
+@TAKE_CUMULATIVE
+def test_a_cumulative_ack_over_own_individual_ones(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(1, a)
     acks.ack_to(3, a)
@@ -419,13 +404,12 @@ def test_a_cumulative_ack_over_own_individual_ones(only_cumulative: Acks) -> Non
     assert acks.left() == [4, 5]
 
 
+@TAKE_CUMULATIVE
 def test_an_abort_leaves_the_pending_cumulative_ack_of_another(
     store_path: object, client: txnkv.Client, type: str, elsewhere: Callable[..., object]
 ) -> None:
     """After a crash the replay of B's abort took A's acks away."""
     acks = Acks(client, type, "large")
-    if not acks.cumulative:
-        pytest.skip("cumulative acks are of exclusive subscriptions")
     a, b = acks.begin("A"), acks.begin("B")
     acks.ack_to(1, a)
     acks.ack(3, b)
