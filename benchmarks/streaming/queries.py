@@ -75,7 +75,8 @@ def batches(query: Any) -> list[Batch]:
 
 
 def _as_dict(progress: Any) -> dict[str, Any]:
-    return json.loads(progress.json)  # type: ignore[no-any-return]
+    found: dict[str, Any] = json.loads(progress.json)
+    return found
 
 
 def race_queries(
