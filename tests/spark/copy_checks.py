@@ -44,6 +44,15 @@ def standing(topic: txnkv.Topic) -> list[Seen]:
     return sorted(found)
 
 
+def await_the_killed(client: txnkv.Client) -> None:
+    """Until what they left open has been aborted, for want of heartbeats."""
+    until = time.monotonic() + 120.0
+    while time.monotonic() < until and any(
+        info.state is txnkv.TxnState.OPEN for info in client.transactions()
+    ):
+        time.sleep(0.1)
+
+
 def noted(path: Path) -> list[Seen]:
     """What a reader has written down."""
     with pa.memory_map(str(path)) as file:

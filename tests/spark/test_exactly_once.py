@@ -217,6 +217,7 @@ def test_copies_are_exact_while_producer_and_query_are_killed(
     copying = Copying(case, spark_program, client, tmp_path, 3000, 150)
     copying.run({500: "producer", 1500: "query"})
     assert copying.problems() == []
+    checks.await_the_killed(client)
     nothing_is_left()
 
 
@@ -232,6 +233,7 @@ def test_copies_as_in_kafkas_transactions_test(
     copying = Copying(case, spark_program, client, tmp_path, MESSAGES, CHUNK)
     copying.run(dict.fromkeys(marks(MESSAGES, KILLS[case.victim]), case.victim))
     assert copying.problems() == []
+    checks.await_the_killed(client)
     nothing_is_left()
 
 
@@ -290,6 +292,7 @@ def test_tables_are_those_of_an_undisturbed_run(
     row = client.table("produced").get(0)
     assert row is not None
     assert problems_of_cycles(client, row["n"]) == []
+    checks.await_the_killed(client)
     nothing_is_left()
 
 
