@@ -104,7 +104,7 @@ def test_of_a_transaction_with_its_own_writes(
     assert table.count() == 37
 
 
-def test_too_late(connect: Any, now: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_late(connect: Any, now: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens one when its snapshot is gone is told so."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     client = connect(history=60.0)
@@ -117,7 +117,6 @@ def test_too_late(connect: Any, now: Any, until: Any, monkeypatch: pytest.Monkey
     client.instance.engine.flush()
     assert sum(len(list(token.open(client))) for token in tokens) == 30  # the scan holds it
     scan.close()
-    until(lambda: client.instance.store.runtime.least_pin() is None)
     put(client, "delete", 20)
     now.forward(3600)
     client.instance.engine.flush()

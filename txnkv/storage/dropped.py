@@ -17,9 +17,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 _log = logging.getLogger("txnkv")
+
+_PATIENCE: Final = 1.0
+"""Seconds; the work may want a lock that waits for the one who waits for it."""
 
 _Work = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -39,6 +42,13 @@ class _Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
                 self._thread.start()
+
+    def settle(self) -> None:
+        if self._thread in (None, threading.current_thread()):
+            return
+        done = threading.Event()
+        self.queue.put((done.set, ()))
+        done.wait(_PATIENCE)
 
     def _run(self) -> None:
         while True:
@@ -86,6 +96,11 @@ def later(fn: Callable[..., object], *args: Any) -> None:
     other thread. It must do nothing in a forked child.
     """
     _worker.queue.put((fn, args))
+
+
+def settle() -> None:
+    """Wait a little until what was dropped before is tidied up: for who looks at what it left."""
+    _worker.settle()
 
 
 def _after_fork_in_child() -> None:
