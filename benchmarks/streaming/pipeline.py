@@ -34,7 +34,7 @@ from benchmarks.kafka import Broker
 
 from . import kafka
 from .queries import Batch, Streamer, drain, race_queries
-from .setting import MESSAGE, PARTITIONS, Setting, chunks
+from .setting import MESSAGE, PARTITIONS, Setting, chunks, standing
 
 KEYS: Final = 1000
 _COUNTS: Final = txnkv.Schema({"key": "binary", "n": "int64"}, primary_key=["key"])
@@ -155,9 +155,7 @@ def _ours(setting: Setting, client: txnkv.Client, rows: int) -> Streamer:
 
     def check(_: int) -> None:
         counts = client.table("counts").scan().to_arrow()
-        with client.topic("alerts").consumer() as consumer:
-            alerts = len(consumer.poll(max_messages=rows))
-        _require("txnkv", rows, counts, alerts)
+        _require("txnkv", rows, counts, standing(client.topic("alerts")))
 
     return Streamer("txnkv", run, empty, check)
 

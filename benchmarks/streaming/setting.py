@@ -68,6 +68,15 @@ class Setting:
         return reader.option("path", str(client.path)).option("topic", topic).load()
 
 
+def standing(topic: txnkv.Topic) -> int:
+    """How many messages a topic has that are committed."""
+    found = 0
+    with topic.consumer() as consumer:
+        while some := consumer.poll_batch(max_messages=1 << 18, timeout=0.0).num_rows:
+            found += int(some)
+    return found
+
+
 def chunks(
     count: int, columns: Callable[[range], dict[str, Any]] | None = None
 ) -> Iterator[pa.Table]:

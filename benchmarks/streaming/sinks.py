@@ -20,7 +20,7 @@ from benchmarks.harness import Line
 from .kafka import KafkaOut
 from .nothing import FORMAT
 from .queries import Batch, Streamer, drain, race_queries
-from .setting import MESSAGE, PARTITIONS, TASKS, WORTH, Setting
+from .setting import MESSAGE, PARTITIONS, TASKS, WORTH, Setting, standing
 
 NOTHING = "sink that does nothing"
 
@@ -81,10 +81,7 @@ def topic(setting: Setting) -> list[Line]:
             client.create_topic("messages", partitions=PARTITIONS)
 
         def check(expected: int) -> None:
-            with client.topic("messages").consumer() as consumer:
-                found = 0
-                while some := consumer.poll_batch(max_messages=1 << 18, timeout=0.0).num_rows:
-                    found += int(some)
+            found = standing(client.topic("messages"))
             if found != expected:
                 raise RuntimeError(f"the topic has {found} messages, not {expected}")
 
