@@ -124,8 +124,9 @@ _SPARK = (
     "spark/test_driver", "spark/test_exactly_once", "spark/test_foreach_batch_streams",
     "spark/test_late_attempts", "spark/test_manual", "spark/test_operations",
     "spark/test_planning", "spark/test_reading", "spark/test_round_trip", "spark/test_set_up",
-    "spark/test_stream_queries", "spark/test_stream_writing", "spark/test_topic_spark",
-    "spark/test_topic_writing", "spark/test_typed_topics", "spark/test_writing",
+    "spark/test_stream_queries", "spark/test_stream_writing", "spark/test_submit",
+    "spark/test_topic_spark", "spark/test_topic_writing", "spark/test_typed_topics",
+    "spark/test_writing",
 )  # fmt: skip
 
 
