@@ -142,4 +142,8 @@ def test_examples(path, tmp_path):
 
 def test_links_in_the_readme_lead_somewhere():
     for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / target).exists(), target
+        path, _, heading = target.partition("#")
+        assert (ROOT / path).exists(), target
+        if heading:
+            found = re.findall(r"(?m)^#+ (.+)$", (ROOT / path).read_text())
+            assert heading in [title.lower().replace(" ", "-") for title in found], target
