@@ -85,7 +85,8 @@ def _start(txn: Transaction, path: str) -> subprocess.Popen[Any]:
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # --py-files
+        # Where this process found txnkv, which --py-files may have brought.
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert keeper.stdin is not None
     keeper.stdin.write(json.dumps(order))  # a token is a secret: not for the argument list

@@ -99,7 +99,10 @@ def later(fn: Callable[..., object], *args: Any) -> None:
 
 
 def settle() -> None:
-    """Wait a little until what was dropped before is tidied up: for who looks at what it left."""
+    """Wait a little until what was dropped before is tidied up, and has given up its pins.
+
+    For who looks at pins next. Not to be called with a lock or inside a read of status.db.
+    """
     _worker.settle()
 
 

@@ -29,7 +29,6 @@ import threading
 from pathlib import Path
 
 from txnkv.errors import ClosedError, UnavailableError
-from txnkv.storage import dropped
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime_file import (
     CHANGE,
@@ -260,14 +259,11 @@ class Runtime:
         self._unpin(_MANIFEST, version)
 
     def least_pin(self) -> int | None:
-        """The least snapshot that a live process pins; None when none does.
-
-        What this process has dropped before does not count, if it can be tidied up soon.
-        """
+        """The least snapshot that a live process pins; None when none does."""
         return self._least(_SNAPSHOT)
 
     def least_manifest_pin(self) -> int | None:
-        """As `least_pin`, of manifest versions."""
+        """The least manifest version that a live process pins; None when none does."""
         return self._least(_MANIFEST)
 
     def _pin(self, field: int, value: int) -> None:
@@ -303,7 +299,6 @@ class Runtime:
         file.store(_word(slot, field), value)
 
     def _least(self, field: int) -> int | None:
-        dropped.settle()
         words = self._attached()
         used = words[SLOTS_USED]
         values = words[SLOT_BASE + field : SLOT_BASE + used * SLOT_WORDS : SLOT_WORDS].tolist()

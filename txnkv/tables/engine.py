@@ -14,6 +14,7 @@ from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
+from txnkv.storage import dropped
 from txnkv.tables import catalog, fence, flush, manifest, upkeep
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.compactor import Compactor
@@ -236,6 +237,7 @@ class TableEngine:
 
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""
+        dropped.settle()
         pin = self.store.runtime.least_pin()
         with self.store.status.read() as cur:
             (floor,) = one(

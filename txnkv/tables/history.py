@@ -27,6 +27,7 @@ from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError
+from txnkv.storage import dropped
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.row_set_writer import delete_row_set
@@ -104,6 +105,7 @@ def floor(engine: TableEngine) -> Timestamp:
         What was dead at it, no snapshot sees, now or later.
     """
     store = engine.store
+    dropped.settle()
     began = max(clock.now_micros() - int(engine.coordinator.history * 1e6), 0)
     with store.status.read() as cur:
         wanted = _lowered(engine, cur, Timestamp.from_micros(began))
@@ -159,6 +161,7 @@ def collect(engine: TableEngine) -> int:
         How many row sets were removed.
     """
     store = engine.store
+    dropped.settle()
     with store.status.read() as cur:
         (version,) = one(cur, "SELECT manifest_version FROM clock")
         # The pins are looked at after the version is known: who pins an older one later reads

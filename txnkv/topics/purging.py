@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
+from txnkv.storage import dropped
 from txnkv.storage.store import Store
 from txnkv.topics import side_own
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def purge(engine: TopicEngine) -> None:
     """Remove the files of dropped topics that nobody reads any more."""
     store = engine.store
+    dropped.settle()
     pin = store.runtime.least_pin()
     with store.status.read() as cur:
         (floor,) = one(
