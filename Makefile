@@ -14,6 +14,9 @@ SCRATCH := $(or $(SCRATCH),$(TMPDIR),/tmp)
 # compat: on sys.path as a folder, where Spark finds the format by itself.
 INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable
 
+# The demo and the tests start hundreds of processes: none compiles what another has compiled.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint ctest bench clean
 

@@ -16,6 +16,7 @@ import apsw
 import pyarrow as pa
 
 import txnkv
+from txnkv.options import Buffer
 
 from .kafka import Broker, KafkaQueue
 from .stores import Store
@@ -43,7 +44,7 @@ class TxnkvQueue(Store):
 
     name = "txnkv"
 
-    def __init__(self, base: Path | None = None, buffer: str = "marker") -> None:
+    def __init__(self, base: Path | None = None, buffer: Buffer = "marker") -> None:
         super().__init__(base)
         self._buffer = buffer
         self.client = txnkv.connect(self.path / "store")

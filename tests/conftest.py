@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import clock, disarm
 
@@ -211,6 +212,13 @@ def table(client: txnkv.Client) -> txnkv.Table:
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[txnkv.Client], None]:
     """No background rounds in this process; a call with a client runs one as the leader."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
+    for opened in list(instance._instances.values()):
+        maintenance = opened.coordinator.maintenance
+        thread, maintenance._thread = maintenance._thread, None
+        if thread is not None:
+            maintenance._stop.set()
+            thread.join()
+            maintenance._stop.clear()
 
     def run(client: txnkv.Client) -> None:
         assert client.instance.coordinator.maintenance.round(resume_all=True)

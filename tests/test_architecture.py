@@ -13,7 +13,7 @@ PACKAGE = ROOT / "txnkv"
 
 # Lowest first. A module may import from its own layer and those below.
 LAYERS = [
-    {"errors", "metrics"},
+    {"errors", "metrics", "options", "version"},
     {"core"},
     {"storage"},
     {"coordinator"},
@@ -24,9 +24,9 @@ LAYERS = [
         "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
         "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
         "message_operations", "sending", "small_parts", "topic_writes", "consumer",
-        "catalog_operations", "own_session", "session_messages", "diff_token", "marking",
-        "typed_values",
-        "aio", "__init__",
+        "catalog_operations", "own_session", "session_messages", "session_rows", "diff_token",
+        "session_background", "session_buffer", "marking", "typed_values", "local_state",
+        "aio", "api", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip
@@ -86,6 +86,18 @@ def test_c_includes_point_down() -> None:
 def test_c_core_knows_no_python_and_no_databases() -> None:
     for path in (ROOT / "csrc").glob("*/*.[ch]"):
         assert not re.search(r"#include <(Python|lmdb|sqlite)", path.read_text()), path
+
+
+def test_locks_are_made_in_one_place() -> None:
+    """Those of another place are not free in a forked child, and nobody watches their order."""
+    made = re.compile(
+        r"threading\.(Lock|RLock|Condition|Event|Semaphore|BoundedSemaphore|Barrier)\(|"
+        r"from threading import"
+    )
+    for path in _modules():
+        if path != PACKAGE / "storage" / "locks.py":
+            found = made.search(path.read_text())
+            assert found is None, f"{path}: {found}: take it from txnkv.storage.locks"
 
 
 @pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

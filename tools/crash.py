@@ -30,6 +30,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import pyarrow.compute
+
 import txnkv
 from tools import (
     crash_applications,
@@ -288,6 +290,8 @@ class Nursery(Closing):
 
 
 def _serve() -> None:
+    # What txnkv loads when it needs it is loaded here, once, and not in each child.
+    pyarrow.compute.equal(0, 0)  # with pandas, where that is installed
     for line in sys.stdin:
         code, said = _fork(*json.loads(line))
         print(json.dumps([code, said]), flush=True)

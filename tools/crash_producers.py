@@ -91,7 +91,7 @@ def retain(say: Say, path: str) -> None:
         for number in range(first, first + MESSAGES):
             writer.small(f"{number}".ljust(40, "."), timestamp=now - ago * 1_000_000)
         writer.engine.complete(partition)
-        retention.enforce(partition)
+        retention.enforce(writer.engine, partition)
         with partition.environment.read() as txn:
             say("at least", partition.log.start(txn))
 
@@ -103,7 +103,7 @@ def examine_retain(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     gone = max((int(line.split()[2]) for line in said if line.startswith("at least")), default=0)
     partition = partitions(client, TOPIC)[0]
     client.instance.topics.complete(partition)
-    retention.enforce(partition)
+    retention.enforce(client.instance.topics, partition)
     numbers = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
     with partition.environment.read() as txn:
         start, end = partition.log.start(txn), partition.log.end(txn)

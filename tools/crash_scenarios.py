@@ -29,6 +29,7 @@ from tools import (
     crash_topics,
 )
 from txnkv import compacting
+from txnkv.options import Locking
 from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 
 TABLES: Final = ("left", "right")
@@ -92,7 +93,7 @@ def create(path: str) -> None:
         say(ACKNOWLEDGED)
 
 
-def commit(path: str, *, locking: str = "optimistic") -> None:
+def commit(path: str, *, locking: Locking = "optimistic") -> None:
     """Load both tables in one transaction and commit."""
     cut_small()
     client = txnkv.connect(path, create=False)
@@ -164,13 +165,14 @@ def maintain(path: str) -> None:
     row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
     row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
     merging.LOADED_ROWS = 128  # type: ignore[misc]
-    compacting.SLACK = compacting.LEAST_BYTES = 0  # type: ignore[misc]
-    history.KEEP_LOG = 0  # type: ignore[misc]
     client = txnkv.connect(path, create=False, history=0.0)
     with client.transaction() as txn:
         for name in TABLES:
             txn.write(name, rows(BEFORE, ROWS))
     say(ACKNOWLEDGED)
+    # From here on: before it, the background would come to the points.
+    compacting.SLACK = compacting.LEAST_BYTES = 0  # type: ignore[misc]
+    history.KEEP_LOG = 0  # type: ignore[misc]
     client.instance.engine.flush()
     with client.transaction() as txn:
         for name in TABLES:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import txnkv
+from txnkv.options import Buffer
 from txnkv.storage.directory import FORMAT_VERSION
 
 COLUMNS = {
@@ -35,7 +36,7 @@ COLUMNS = {
     "tags": "list<string>?",
 }
 
-BUFFERS = ("marker", "sidecar")
+BUFFERS: tuple[Buffer, ...] = ("marker", "sidecar")
 """Of topics, each with a topic of its name; from version 3 on."""
 
 
@@ -91,7 +92,7 @@ def make(path: Path) -> dict[str, Any]:
         return {"rows": 80, "snapshots": snapshots, "topics": topics}
 
 
-def make_topic(client: txnkv.Client, buffer: str) -> dict[str, Any]:
+def make_topic(client: txnkv.Client, buffer: Buffer) -> dict[str, Any]:
     """A topic of two partitions, named as its buffer: what committed and what was rolled back, in
     small transactions and large ones; a producer; a subscription that has acknowledged a little.
     """

@@ -10,135 +10,36 @@ One transaction over both:
     with client.transaction() as txn:
         txn.insert(orders, {"id": 1, "total": 9.5})
         txn.send(events, b"order 1")
+
+Names are loaded when the first of them is used, and modules (`txnkv.aio`, `txnkv.spark`) when
+they are: `txnkv --version`, and a program that imports txnkv and may not use it, wait for none.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from txnkv import aio
-from txnkv.client import Client, connect
-from txnkv.compacting import CompactReport
-from txnkv.consumer import Consumer
-from txnkv.coordinator.applications import Applied
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.states import TxnState
-from txnkv.diff_token import DiffToken
-from txnkv.errors import (
-    AckConflictError,
-    AlreadyAppliedError,
-    AlreadyPresentError,
-    AuthenticationError,
-    ClosedError,
-    CommitOutcomeUnknownError,
-    CorruptionError,
-    HistoryExpiredError,
-    IncompatibleStoreError,
-    InvalidTokenError,
-    InvalidTxnStateError,
-    NotFoundError,
-    NotSupportedError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-    ProducerFencedError,
-    RowError,
-    RowErrors,
-    SchemaError,
-    StorageFullError,
-    StoreNotFoundError,
-    TableExistsError,
-    TableNotFoundError,
-    TopicExistsError,
-    TopicNotFoundError,
-    TransactionConflictError,
-    TransactionLockedError,
-    TransactionTimedOutError,
-    TxnkvError,
-    TxnNotFoundError,
-    UnavailableError,
-)
-from txnkv.inspection import CheckReport
-from txnkv.producer import Producer
-from txnkv.replicating import replicate
-from txnkv.scan import Scan, ScanToken
-from txnkv.session import Session
-from txnkv.subscription import Subscription
-from txnkv.table import Snapshot, Table
-from txnkv.tables.partitioning import hash_partition, range_partition
-from txnkv.tables.schema import Column, Schema
-from txnkv.token import TxnToken
-from txnkv.topic import Topic
-from txnkv.topics.fetch import AbortedTxn, FetchResult
-from txnkv.topics.message import Message, MessageId
-from txnkv.transaction import Transaction
-from txnkv.txn_info import TxnInfo
-from txnkv.write_result import WriteResult
+from txnkv.version import __version__ as __version__
 
-try:
-    __version__ = version("txnkv")
-except PackageNotFoundError:
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    from txnkv import aio as aio
+    from txnkv import options as options
+    from txnkv.api import *  # noqa: F403
+    from txnkv.api import __all__ as __all__
+else:
 
-__all__ = [
-    "AbortedTxn",
-    "AckConflictError",
-    "AlreadyAppliedError",
-    "AlreadyPresentError",
-    "Applied",
-    "AuthenticationError",
-    "CheckReport",
-    "Client",
-    "ClosedError",
-    "Column",
-    "CommitOutcomeUnknownError",
-    "CompactReport",
-    "Consumer",
-    "CorruptionError",
-    "DiffToken",
-    "FetchResult",
-    "HistoryExpiredError",
-    "IncompatibleStoreError",
-    "InvalidTokenError",
-    "InvalidTxnStateError",
-    "Message",
-    "MessageId",
-    "NotFoundError",
-    "NotSupportedError",
-    "OffsetOutOfRangeError",
-    "OutOfOrderSequenceError",
-    "Producer",
-    "ProducerFencedError",
-    "RowError",
-    "RowErrors",
-    "Scan",
-    "ScanToken",
-    "Schema",
-    "SchemaError",
-    "Session",
-    "Snapshot",
-    "StorageFullError",
-    "StoreNotFoundError",
-    "Subscription",
-    "Table",
-    "TableExistsError",
-    "TableNotFoundError",
-    "Timestamp",
-    "Topic",
-    "TopicExistsError",
-    "TopicNotFoundError",
-    "Transaction",
-    "TransactionConflictError",
-    "TransactionLockedError",
-    "TransactionTimedOutError",
-    "TxnId",
-    "TxnInfo",
-    "TxnNotFoundError",
-    "TxnState",
-    "TxnToken",
-    "TxnkvError",
-    "UnavailableError",
-    "WriteResult",
-    "aio",
-    "connect",
-    "hash_partition",
-    "range_partition",
-    "replicate",
-]
+    def __getattr__(name):
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if name == "__all__" or not name.startswith("_"):
+            # Modules first: those being loaded get each other by `from txnkv import ...`.
+            if find_spec(f"{__name__}.{name}") is not None:
+                return import_module(f"{__name__}.{name}")
+            api = import_module("txnkv.api")
+            names = {each: getattr(api, each) for each in api.__all__}
+            globals().update(names, __all__=[*names, "aio"])
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txnkv.context import TxnContext
 from txnkv.coordinator.ids import Timestamp
+from txnkv.heart import Holding
 from txnkv.instance import Instance
 from txnkv.tables import history
 
@@ -19,18 +20,15 @@ def begin(
     transactional: bool = True,
 ) -> TxnContext:
     """A new transaction at the latest snapshot, which stays pinned until its end. No I/O."""
+    holding = Holding(instance)
     coordinator = instance.coordinator
-    snapshot = history.pin_latest(coordinator)
-    try:
-        row = coordinator.begin(
-            timeout=timeout,
-            isolation=isolation,
-            locking=locking,
-            keepalive=keepalive,
-            age_ts=age_ts,
-            snapshot=snapshot,
-        )
-    except BaseException:
-        instance.store.runtime.unpin(snapshot)
-        raise
-    return TxnContext(instance, row, stored=False, transactional=transactional)
+    row = coordinator.begin(
+        timeout=timeout,
+        isolation=isolation,
+        locking=locking,
+        keepalive=keepalive,
+        age_ts=age_ts,
+        snapshot=history.pin_latest(coordinator, holding.held),
+        held=holding.held,
+    )
+    return TxnContext(instance, row, stored=False, transactional=transactional, holding=holding)

@@ -11,6 +11,8 @@ from txnkv.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from txnkv.options import Buffer, Compression
+from txnkv.storage.shield import shielded
 from txnkv.table import Table
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.partitioning import PartitionBy, Partitioning
@@ -43,6 +45,7 @@ class CatalogOperations:
 
     # -- tables ------------------------------------------------------------------------
 
+    @shielded
     def create_table(
         self,
         name: str,
@@ -57,10 +60,12 @@ class CatalogOperations:
             schema: columns and primary key.
             partition_by: `hash_partition`, `range_partition`, or a list of them; by default
                 the table is one tablet.
-            exists_ok: return the table of this name when there is one with this schema.
+            exists_ok: return the table of this name when there is one with this schema and
+                partitioning.
 
         Raises:
-            TableExistsError: the name is taken (with exists_ok: by a table of another schema).
+            TableExistsError: the name is taken (with exists_ok: by a table that is different; the
+                message names how).
             SchemaError: the partitioning does not fit the schema.
         """
         self.require_writable()
@@ -69,13 +74,17 @@ class CatalogOperations:
         if not isinstance(schema, Schema):
             raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
         partitioning = Partitioning.of(schema, partition_by)
-        try:
-            return Table(self._itself(), self.instance.engine.create(name, schema, partitioning))
-        except TableExistsError:
-            found = self.instance.engine.find(name) if exists_ok else None
-            if found is None or found.schema != schema:
-                raise
-            return Table(self._itself(), found)
+        engine = self.instance.engine
+        while True:
+            try:
+                return Table(self._itself(), engine.create(name, schema, partitioning))
+            except TableExistsError:
+                if not exists_ok:
+                    raise
+            found = engine.find(name)
+            if found is not None:  # else it was dropped meanwhile
+                found.require_alike(schema, partitioning)
+                return Table(self._itself(), found)
 
     def table(self, name: str) -> Table:
         """The table of this name.
@@ -86,30 +95,53 @@ class CatalogOperations:
         self.require_open()
         return Table(self._itself(), self.instance.engine.get(name))
 
+    @shielded
     def tables(self) -> list[str]:
         """The names of all tables, sorted."""
         self.require_open()
         return self.instance.engine.names()
 
-    def drop_table(self, name: str | Table, missing_ok: bool = False) -> None:
+    @shielded
+    def drop_table(self, name: str | Table, missing_ok: bool = False, keep: float = 0.0) -> None:
         """Drop a table at once; open transactions that touched it are aborted.
+
+        Args:
+            name: or a handle of it.
+            missing_ok: do nothing when there is none.
+            keep: seconds for which `recall_table` brings it back with all its rows; its name
+                is free meanwhile, its space is not.
 
         Raises:
             TableNotFoundError: there is none, and `missing_ok` is false.
         """
+        if keep < 0:
+            raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
         self.require_writable()
         text = name if isinstance(name, str) else name.name
-        if not self.instance.engine.drop(text) and not missing_ok:
+        if not self.instance.engine.drop(text, keep) and not missing_ok:
             raise TableNotFoundError(f"there is no table {text!r} to drop")
+
+    def recall_table(self, name: str) -> Table:
+        """Bring back a table that was dropped with `keep`, until its time is over.
+
+        Handles of it work again; of several kept ones of this name it is the one made last.
+
+        Raises:
+            TableNotFoundError: none of this name is kept, or no longer.
+            TableExistsError: the name was given to another table.
+        """
+        self.require_writable()
+        return Table(self._itself(), self.instance.engine.recall(name))
 
     def resolve(self, table: str | Table) -> Table:
         """A table handle of a name or a handle."""
+        self.require_open()
         return table if isinstance(table, Table) else self.table(table)
 
     def table_info(self, table: str | Table) -> TableInfo:
         """The catalog entry of a name or a handle, of a table that is not dropped."""
+        self.require_open()
         if isinstance(table, str):
-            self.require_open()
             return self.instance.engine.get(table)
         if not isinstance(table, Table):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
@@ -122,16 +154,18 @@ class CatalogOperations:
 
     # -- topics ------------------------------------------------------------------------
 
+    @shielded
     def create_topic(
         self,
         name: str,
         partitions: int = 1,
-        buffer: str = "marker",
+        buffer: Buffer = "marker",
         retention_seconds: float | None = None,
         retention_bytes: int | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         exists_ok: bool = False,
         value_schema: ValueSchema | None = None,
+        retain_unacknowledged: bool = False,
     ) -> Topic:
         """Make a topic. Takes effect at once, outside of transactions.
 
@@ -150,9 +184,12 @@ class CatalogOperations:
                 ({"id": "int64", "note": "string?"}) or a `pyarrow.Schema`; None: bytes. No column
                 has the name of what messages have beside: key, headers, timestamp, partition,
                 offset, txn_id. It stays as it is.
+            retain_unacknowledged: retention keeps what a subscription has not acknowledged, however
+                long that takes; else it takes such messages too, and warns.
 
         Raises:
-            TopicExistsError: the name is taken (with exists_ok: by a topic that is different).
+            TopicExistsError: the name is taken (with exists_ok: by a topic that is different; the
+                message names how).
             SchemaError: a column of values has a type or name that it cannot have.
             ValueError: an argument makes no sense.
         """
@@ -164,16 +201,19 @@ class CatalogOperations:
             retention_seconds=retention_seconds,
             retention_bytes=retention_bytes,
             value_schema=declared(value_schema),
+            retain_unacknowledged=retain_unacknowledged,
         )
         topics = self.instance.topics
-        try:
-            return Topic(self._itself(), topics.create(name, partitions, buffer, options))
-        except TopicExistsError:
-            found = topics.find(name) if exists_ok else None
-            wanted = (partitions, buffer, options)
-            if found is None or (len(found.partitions), found.buffer, found.options) != wanted:
-                raise
-            return Topic(self._itself(), found)
+        while True:
+            try:
+                return Topic(self._itself(), topics.create(name, partitions, buffer, options))
+            except TopicExistsError:
+                if not exists_ok:
+                    raise
+            found = topics.find(name)
+            if found is not None:  # else it was dropped meanwhile
+                found.require_alike(partitions, buffer, options)
+                return Topic(self._itself(), found)
 
     def topic(self, name: str) -> Topic:
         """The topic of this name.
@@ -184,11 +224,13 @@ class CatalogOperations:
         self.require_open()
         return Topic(self._itself(), self.instance.topics.get(name))
 
+    @shielded
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         self.require_open()
         return self.instance.topics.names()
 
+    @shielded
     def drop_topic(self, name: str | Topic, missing_ok: bool = False) -> None:
         """Drop a topic at once; open transactions that touched it are aborted.
 
@@ -202,8 +244,8 @@ class CatalogOperations:
 
     def topic_info(self, topic: str | Topic) -> TopicInfo:
         """The catalog entry of a name or a handle, of a topic that is not dropped."""
+        self.require_open()
         if isinstance(topic, str):
-            self.require_open()
             return self.instance.topics.get(topic)
         if not isinstance(topic, Topic):
             raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")

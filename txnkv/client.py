@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from txnkv import instance as instances
 from txnkv import small_commit
@@ -15,9 +16,11 @@ from txnkv.catalog_operations import CatalogOperations
 from txnkv.closing import Closing
 from txnkv.compacting import CompactReport, compact_store
 from txnkv.context import TxnContext
-from txnkv.coordinator import status_table
+from txnkv.coordinator import clock, status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
+from txnkv.coordinator.liveness import MIN_KEEPALIVE
+from txnkv.coordinator.locks import LOCK_TIMEOUT
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     ClosedError,
@@ -30,9 +33,12 @@ from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
 from txnkv.marking import ApplicationOperations
 from txnkv.metrics import MetricsSnapshot
+from txnkv.options import FlushMode, Isolation, Locking, one_of
 from txnkv.producer import close_producers
-from txnkv.retrying import DEFAULTS, Retries
+from txnkv.retrying import DEADLINE, DEFAULTS, Retries
 from txnkv.session import Session
+from txnkv.session_buffer import BUFFER_BYTES
+from txnkv.storage.shield import shielded
 from txnkv.table import At, Snapshot
 from txnkv.topics.holding import Hold
 from txnkv.transaction import Transaction
@@ -40,10 +46,8 @@ from txnkv.txn_info import TxnInfo
 
 T = TypeVar("T")
 
-_ISOLATIONS: Final = ("snapshot", "serializable")
-_LOCKINGS: Final = ("optimistic", "partition")
 
-
+@shielded
 def connect(
     path: str | os.PathLike[str],
     *,
@@ -62,18 +66,31 @@ def connect(
         history: seconds for which ended transactions are remembered.
         cache_bytes: bytes of SQLite's page cache and the like; None for the default.
         keepalive_time: seconds without heartbeat after which a transaction begun by this
-            client is aborted.
+            client is aborted; at least 0.5. Heartbeats come from a thread of this process: one that
+            keeps Python's lock for longer (C code, a hundred threads that compute) needs more.
 
     Raises:
-        StoreNotFoundError: there is none, and `create` is false or `read_only` is true.
+        StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
+            process has it open, and it was removed or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
+        ValueError: the path is empty or ":memory:", or an option makes no sense.
     """
+    if path in ("", ":memory:"):
+        raise ValueError(
+            f"{path!r} names no directory, and a store is one. For a store that goes with the "
+            "program take tempfile.TemporaryDirectory(), below /dev/shm for one in memory"
+        )
     if isinstance(path, str) and "://" in path:
         raise NotSupportedError(
             f"{path!r}: this version opens stores on this machine alone; give a directory"
         )
-    if history < 0 or keepalive_time <= 0:
-        raise ValueError("history and keepalive_time are seconds, above 0")
+    if history < 0:
+        raise ValueError("history is in seconds, 0 or more")
+    if keepalive_time < MIN_KEEPALIVE:
+        raise ValueError(
+            f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
+            "be late behind threads that compute"
+        )
     return Client(
         instances.acquire(path, create and not read_only, read_only, history), keepalive_time
     )
@@ -82,16 +99,25 @@ def connect(
 class Client(CatalogOperations, ApplicationOperations, Closing):
     """A connection to a store. Shared by threads; a context manager."""
 
+    _elsewhere = "connect there too; a transaction crosses processes as txn.serialize()"
+
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
         self._keepalive_time = keepalive_time
         self._closed = False
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # those outside transactions
 
+    def __repr__(self) -> str:
+        kind = ", read only" if self.instance.read_only else ""
+        return f"<Client of {self.path!r}{kind}{', closed' if self._closed else ''}>"
+
+    @shielded
     def close(self) -> None:
         """Close. The last client of a store in this process closes the store. Twice is fine."""
         if not self._closed:
             close_producers(self)
             self._closed = True
+            self._end_sessions()
             instances.release(self.instance)
 
     @property
@@ -102,14 +128,25 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
     def _itself(self) -> Client:
         return self
 
+    def _end_sessions(self) -> None:
+        """Let the next row or message of a session find out that the client is closed."""
+        for session in self._sessions:
+            session.end()
+        for known in list(self.instance.contexts.values()):
+            context: TxnContext | None = known()
+            if context is not None:
+                for one in context.sessions:
+                    one.end()
+
     # -- transactions ------------------------------------------------------------------
 
     def new_transaction(
         self,
         timeout: float | None = 60.0,
-        isolation: str = "snapshot",
-        locking: str = "optimistic",
+        isolation: Isolation = "snapshot",
+        locking: Locking = "optimistic",
         keepalive: bool = True,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> Transaction:
         """Begin a transaction.
 
@@ -121,25 +158,28 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
             locking: "optimistic": nobody waits, who commits first wins; "partition": it
                 locks each tablet that it writes to, and older transactions wait for it.
             keepalive: send heartbeats while this handle lives.
+            lock_timeout: seconds for which it waits, in all of its timeout, for the end of a
+                younger transaction that has locked a tablet.
         """
-        return self.begin(timeout, isolation, locking, keepalive, None)
+        return self.begin(timeout, isolation, locking, keepalive, None, lock_timeout)
 
     def begin(
         self,
         timeout: float | None,
-        isolation: str,
-        locking: str,
+        isolation: Isolation,
+        locking: Locking,
         keepalive: bool,
         age_ts: Timestamp | None,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> Transaction:
         """`new_transaction`, as old for wait-die as one that began at `age_ts`."""
         self.require_writable()
-        if isolation not in _ISOLATIONS:
-            raise ValueError(f"isolation is one of {', '.join(_ISOLATIONS)}, not {isolation!r}")
-        if locking not in _LOCKINGS:
-            raise ValueError(f"locking is one of {', '.join(_LOCKINGS)}, not {locking!r}")
+        one_of("isolation", isolation, Isolation)
+        one_of("locking", locking, Locking)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+        if lock_timeout < 0:
+            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
         context = begin(
             self.instance,
             timeout=timeout,
@@ -148,6 +188,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
             keepalive=self._keepalive_time,
             age_ts=age_ts,
         )
+        context.lock_timeout = lock_timeout
         return Transaction(self, context, joined=False, keepalive=keepalive)
 
     def transaction(self, **options: Any) -> Transaction:
@@ -157,14 +198,22 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         """
         return self.new_transaction(**options)
 
-    def run(self, fn: Callable[[Transaction], T], attempts: int = 10, **options: Any) -> T:
+    def run(
+        self,
+        fn: Callable[[Transaction], T],
+        attempts: int | None = None,
+        deadline: float | None = DEADLINE,
+        **options: Any,
+    ) -> T:
         """Call `fn(txn)` and commit; again, after a growing pause, on whatever is retriable.
 
         A retry keeps the age of the first attempt, so that wait-die cannot starve it.
 
         Args:
             fn: does the work with the transaction that it gets; may run several times.
-            attempts: how often at most.
+            attempts: how often at most; None for any number.
+            deadline: seconds from now after which no other attempt begins; None for never. One
+                that runs goes on: its own bound is its timeout.
             **options: of `new_transaction`.
 
         Raises:
@@ -172,7 +221,8 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         """
         hold = Hold(self.instance.topics)
         try:
-            return self._run(fn, Retries(self.instance, attempts), DEFAULTS | options, hold)
+            retries = Retries(self.instance, attempts, deadline)
+            return self._run(fn, retries, DEFAULTS | options, hold)
         finally:
             hold.release()
 
@@ -196,6 +246,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
                 pause = retries.pause(error, retriable=error.retriable)
             time.sleep(pause)
 
+    @shielded
     def outcome(self, txn_id: int) -> TxnState:
         """How a transaction ended whose commit broke off; it is driven to its end."""
         local = TxnId(txn_id).local
@@ -205,17 +256,23 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         row = self.instance.coordinator.orchestrator.finish(local)
         return row.state
 
-    def new_session(self, flush_mode: str = "manual") -> Session:
-        """A session outside of any transaction: each flush is one of its own."""
+    def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> Session:
+        """A session outside of any transaction: each flush is one of its own. See `Session`."""
         self.require_writable()
-        return Session(self, None, flush_mode)
+        session = Session(self, None, flush_mode, buffer_bytes)
+        self._sessions.add(session)
+        return session
 
+    @shielded
     def transaction_state(self, id: int) -> TxnState:
         """The state of a transaction.
 
         Raises:
             TxnNotFoundError: no transaction has this id, it never wrote anything, or it ended
                 so long ago that it was forgotten.
+            CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
         self.require_open()
         local = self._local(id)
@@ -224,6 +281,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
             return small_commit.current(context).state
         return self.instance.coordinator.get(local).state
 
+    @shielded
     def transactions(self) -> list[TxnInfo]:
         """All transactions in the status table: those that have not ended, and recent ones."""
         self.require_open()
@@ -248,6 +306,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
             for row in rows
         ]
 
+    @shielded
     def abort_transaction(self, id: int) -> None:
         """Abort a transaction of any process. Twice is fine.
 
@@ -258,11 +317,10 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         self.require_writable()
         local = self._local(id)
         context = self._unstored(local)
-        if context is not None:
-            small_commit.abort_small(context, "aborted by hand")
-        else:
+        if context is None or not small_commit.abort_small(context, "aborted by hand"):
             self.instance.coordinator.abort(local, "aborted by hand")
 
+    @shielded
     def keep_transaction_alive(self, id: int) -> None:
         """Send one heartbeat for an open transaction of any process.
 
@@ -295,6 +353,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
 
     # -- reading -----------------------------------------------------------------------
 
+    @shielded
     def snapshot(self, at: Timestamp | datetime | None = None) -> Snapshot:
         """The store at one instant: the latest, or at a timestamp or aware datetime.
 
@@ -318,6 +377,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
 
     # -- looking after -----------------------------------------------------------------
 
+    @shielded
     def stats(self) -> dict[str, Any]:
         """Numbers about the store: tables with rows, bytes and row sets; transactions; files."""
         self.require_open()
@@ -328,6 +388,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         self.require_open()
         return self.instance.coordinator.metrics.snapshot()
 
+    @shielded
     def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
         """Read everything and compare it with what it should be.
 
@@ -336,6 +397,20 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         """
         self.require_open()
         return check_store(self.instance, progress)
+
+    @shielded
+    def repair_clock(self) -> Timestamp:
+        """Set the store's clock to this machine's, where that is ahead; it never goes back.
+
+        Needed once, when a store was not used for more than ten years: commits are refused until
+        then, for the machine's clock might be wrong.
+
+        Returns:
+            The store's last timestamp.
+        """
+        self.require_writable()
+        with self.instance.store.status.write() as cur:
+            return clock.repair(cur)
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
         """Merge row sets now, leave out what no snapshot sees, and give back space.

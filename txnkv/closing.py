@@ -1,13 +1,25 @@
-"""Handles are context managers: leaving the block closes them."""
+"""Handles: things of this process, that a `with` block closes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Any, ClassVar, NoReturn, Self
 
 
-class Closing(ABC):
+class Handle:
+    """Something that belongs to this process: it cannot be pickled."""
+
+    _elsewhere: ClassVar[str] = "open it there by its name"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: "
+            f"{self._elsewhere}"
+        )
+
+
+class Closing(Handle, ABC):
     """Something with `close()`, usable in `with`."""
 
     @abstractmethod

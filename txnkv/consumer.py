@@ -6,15 +6,18 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError
+from txnkv.options import Order, ReadIsolation, Start
+from txnkv.storage.locks import new_rlock
+from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.commit_reader import CommitReader
+from txnkv.topics.commit_reader import CommitReader, torn_before
 from txnkv.topics.log_view import bounds, offset_for_time
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader, PartitionReader
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.topics.partition import Partition
 
-ISOLATIONS: Final = ("read_uncommitted", "read_committed", "serializable")
-ORDERS: Final = ("offset", "commit")
+ISOLATIONS: Final = get_args(ReadIsolation)
+ORDERS: Final = get_args(Order)
 
 _PARTITION: Final = pa.field("partition", pa.int32())
 MESSAGE_COLUMNS: Final = pa.schema([MESSAGES.field(0), _PARTITION, *list(MESSAGES)[1:]])
@@ -45,7 +48,8 @@ class Consumer(Closing):
         client: of the store.
         topic: what to read.
         isolation: "read_committed": messages of committed transactions, and those outside of
-            any; "read_uncommitted": all that is in the log, also what is aborted later;
+            any; "read_uncommitted": all that is in the log, also what is aborted later (over a
+            sidecar buffer that is what is committed);
             "serializable": committed transactions whole, over all partitions, in the order of
             their commits.
         order: of the messages of a partition. "offset": as they stand, so that an open
@@ -68,9 +72,9 @@ class Consumer(Closing):
         client: Client,
         topic: TopicInfo,
         *,
-        isolation: str = "read_committed",
-        order: str = "offset",
-        start: str | Mapping[int, int] = "earliest",
+        isolation: ReadIsolation = "read_committed",
+        order: Order = "offset",
+        start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
     ) -> None:
         if isolation not in ISOLATIONS:
@@ -90,6 +94,11 @@ class Consumer(Closing):
         self._closed = False
         self._user: tuple[int, int] | None = None
         self._turn = 0
+        self._gathering = new_rlock()
+        self._on_its_way = False
+        self._given: _Parts = []
+        self._again: _Parts = []  # was given, and taken back
+        self._before: dict[int, int] = {}  # positions before what was given
         every = self._engine.partitions(topic)
         chosen = range(len(every)) if partitions is None else partitions
         if not chosen:
@@ -115,7 +124,8 @@ class Consumer(Closing):
             read until the time was over.
 
         Raises:
-            OffsetOutOfRangeError: a position is not in the log any more, or not yet: `seek`.
+            OffsetOutOfRangeError: a position is not in the log any more, or not yet; or, in the
+                order of commits, retention took a part of the transaction that comes next: `seek`.
             TopicNotFoundError: the topic was dropped.
             CorruptionError: a batch is damaged.
             ClosedError: the consumer or its client was closed.
@@ -124,6 +134,7 @@ class Consumer(Closing):
         messages: list[Message] = []
         for number, rows in self._poll(max_messages, timeout):
             messages += messages_of(rows, number, txn_id, self._topic.options.codec)
+        self._on_its_way = False  # nothing is called until the caller has them
         return messages
 
     def poll_batch(
@@ -143,12 +154,16 @@ class Consumer(Closing):
         """
         codec = self._topic.options.codec
         found = self._poll(max_messages, timeout)
-        parts = [self._typed(_numbered(number, rows), codec) for number, rows in found]
-        if len(parts) == 1:
-            return parts[0]
+        try:
+            parts = [self._typed(_numbered(number, rows), codec) for number, rows in found]
+        except CorruptionError:
+            self._on_its_way = False
+            raise
         if not parts:
             return self._typed(pa.RecordBatch.from_pylist([], schema=MESSAGE_COLUMNS), codec)
-        return pa.concat_batches(parts)
+        whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        self._on_its_way = False
+        return whole
 
     def __iter__(self) -> Iterator[Message]:
         """Messages for ever, until the consumer is closed; it waits for what is not there yet."""
@@ -172,7 +187,18 @@ class Consumer(Closing):
         Raises:
             ValueError: it does not read this partition.
         """
-        return self._reader(partition).position
+        reader = self._reader(partition)
+        if self._on_its_way:
+            self._return_what_was_lost()
+        again = next((part for part in self._again if part[0] == partition), None)
+        if again is None:
+            return reader.position
+        first: int = again[1].column("offset")[0].as_py()
+        return self._before[partition] if self._by_commit else max(first, self._before[partition])
+
+    def unpoll(self) -> None:
+        """As if the last `poll` or `poll_batch` had not been: the next one gives it again."""
+        self._again, self._given = self._given, []
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on elsewhere. The next `poll` says when there is nothing at this offset.
@@ -182,10 +208,14 @@ class Consumer(Closing):
         """
         if offset < 0:
             raise ValueError(f"offsets begin at 0, not {offset}")
+        if self._on_its_way:
+            self._return_what_was_lost()
         self._reader(partition).seek(offset)
+        self._again = [part for part in self._again if part[0] != partition]
         if self._whole is not None:
             self._whole.restart()
 
+    @shielded
     def seek_to_time(self, when: datetime) -> None:
         """Go on with the first message of each partition that is not older than a time.
 
@@ -202,6 +232,7 @@ class Consumer(Closing):
             # What is not decided is searched neither by time nor by readers of what is committed.
             self.seek(number, end if found is None else min(found, end))
 
+    @shielded
     def lag(self, partition: int | None = None) -> int:
         """How many offsets lie between a position and the end of what can be read; of all
         partitions together without an argument.
@@ -210,8 +241,7 @@ class Consumer(Closing):
         numbers = list(self._partitions) if partition is None else [partition]
         lags = 0
         for number in numbers:
-            position = self._reader(number).position
-            lags += max(self._end(self._partitions[number]) - position, 0)
+            lags += max(self._end(self._partitions[number]) - self.position(number), 0)
         return lags
 
     def close(self) -> None:
@@ -219,8 +249,9 @@ class Consumer(Closing):
         self._closed = True
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{number}@{r.position}" for number, r in self._readers.items())
-        return f"<Consumer of {self._topic.name!r}, {self._isolation}: {places}>"
+        places = ", ".join(f"{number}@{self.position(number)}" for number in self._readers)
+        closed = ", closed" if self._closed else ""
+        return f"<Consumer of {self._topic.name!r}, {self._isolation}: {places}{closed}>"
 
     # -- inside ------------------------------------------------------------------------
 
@@ -237,16 +268,24 @@ class Consumer(Closing):
             elif number not in offsets:
                 offsets[number] = bounds(self._engine, partition).start
         # Ends of several partitions are not of one moment: what was committed before all of
-        # them is passed over in each.
+        # them is passed over in each. So it is with beginnings that retention has moved.
         above = int(self._engine.log.latest()) if start == "latest" else -1
+        whole = self._isolation == "serializable"
+        if whole and start == "earliest":
+            above = max(torn_before(self._engine, each) for each in self._partitions.values())
+        begins = offsets if start == "earliest" else dict.fromkeys(offsets, 0)
         return {
-            number: self._reader_of(partition, offsets[number], above)
+            number: self._reader_of(partition, offsets[number], above, begins[number])
             for number, partition in self._partitions.items()
         }
 
-    def _reader_of(self, partition: Partition, offset: int, above: int) -> PartitionReader:
+    def _reader_of(
+        self, partition: Partition, offset: int, above: int, begin: int
+    ) -> PartitionReader:
         if self._by_commit:
-            return CommitReader(self._engine, partition, offset, above=above)
+            return CommitReader(
+                self._engine, partition, offset, above=above, begin=begin, whole=True
+            )
         isolation = "read_committed" if self._isolation == "serializable" else self._isolation
         return OffsetReader(self._engine, partition, offset, isolation)
 
@@ -324,8 +363,40 @@ class Consumer(Closing):
             if not waiting.wait(any(reader.pending for reader in readers)):
                 return []
 
+    @shielded
     def _gather(self, most: int) -> _Parts:
-        """What is there now, with one look at each partition at most, each in its turn."""
+        """What is there now: what was taken back, or what comes next. It is on its way until the
+        caller has it, whom a signal may keep from it.
+        """
+        with self._gathering:
+            self._return_what_was_lost()
+            if self._again:
+                self._given = self._taken_back(most)
+            else:
+                self._before = {number: reader.position for number, reader in self._readers.items()}
+                self._given = self._read(most)
+            self._on_its_way = bool(self._given)
+            return self._given
+
+    @shielded
+    def _return_what_was_lost(self) -> None:
+        with self._gathering:
+            if self._on_its_way:
+                self._on_its_way = False
+                self.unpoll()
+
+    def _taken_back(self, most: int) -> _Parts:
+        parts: _Parts = []
+        while self._again and most > 0:
+            number, rows = self._again.pop(0)
+            parts.append((number, rows.slice(0, most)))
+            if rows.num_rows > most:
+                self._again.insert(0, (number, rows.slice(most)))
+            most -= min(rows.num_rows, most)
+        return parts
+
+    def _read(self, most: int) -> _Parts:
+        """With one look at each partition at most, each in its turn."""
         if self._whole is not None:
             return self._whole.gather(most)
         parts: _Parts = []

@@ -13,22 +13,25 @@ row (a token, a job, a lock) or it writes too much:
                 | commit
                 v
               COMMIT_IN_PROGRESS, ...
+
+Which of these it is, and what it may do then, is said by `local_state`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from txnkv.coordinator import status_table
+from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.locks import LOCK_TIMEOUT
+from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
@@ -38,12 +41,11 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.heart import Beating, Flushable, unpin
+from txnkv.heart import Beating, Flushable, Holding
 from txnkv.instance import Instance
+from txnkv.local_state import Attempt, Local, LocalState
 from txnkv.marking import MarkWrites
 from txnkv.small_parts import SmallParts
-from txnkv.storage import dropped
-from txnkv.storage.seam import clock
 from txnkv.tables import lookup, small, staging
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Outcome
@@ -79,17 +81,13 @@ class TxnContext(TopicWrites, MarkWrites):
         stored: its OPEN row is in status.db.
         scope: in whose name rows are staged, where that is not the transaction's.
         transactional: False for a write outside of any transaction, which has one of its own.
-
-    One that is not stored has its snapshot pinned (`history.pin_latest`), and unpins it.
+        holding: its id and the pin of its snapshot, while it is not stored.
 
     Attributes:
+        local: its state here.
+        lock: that of its state; held while anything is put into memory.
+        lock_timeout: seconds for which it waits for the partition lock of a younger one.
         handle: gives who is told when it is stored, if they are still there.
-        ended: how it ended, as far as this process knows; with `reason` and `error`, the name of
-            a class, where it was aborted.
-        commit_ts: of a small one that committed.
-        pending: the commit of a small one that is on its way.
-        unsure: a commit broke off, and whether it holds is not known yet.
-        committing: the commit of a large one has begun.
         hold: keeps what it acknowledges from others, also after it was rolled back.
         name: under which it is found once it is stored (`coordinator.named`).
         has_written: it is more than a reader.
@@ -103,41 +101,29 @@ class TxnContext(TopicWrites, MarkWrites):
         stored: bool,
         scope: Scope | None = None,
         transactional: bool = True,
+        holding: Holding | None = None,
     ) -> None:
         self.instance = instance
         self.row = row
-        self.stored = stored
+        self.local = LocalState(stored=stored)
+        self.lock = self.local.lock
         self.scope = scope
         self.transactional = transactional
         self.sessions: list[Flushable] = []
-        self.ended: TxnState | None = None
-        self.commit_ts: Timestamp | None = None
-        self.reason: str | None = None
-        self.error: str | None = None
-        self.commit_called = False
         self.handle: Callable[[], Beating | None] | None = None
-        self.lock = threading.RLock()
         self._pid = _PID
+        self.lock_timeout = LOCK_TIMEOUT
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
         self._own: SmallParts | None = None
         self._fixed: Timestamp | None = None
         self.has_written = stored
-        self.pending: Future[Timestamp] | None = None
-        self.unsure = False
-        self.committing = False
         self.hold: Hold | None = None
         self.name: str | None = None
-        self._known = self._pinned = False
+        self._holding = holding
+        self._storing = False
+        self._unsure_acks = set()
         if not stored:
-            dropped.ready()
-            self._known = self._pinned = True
-            instance.contexts[row.txn_id] = weakref.ref(self)
-
-    def __del__(self) -> None:
-        if self._known and self._pid == _PID:
-            self.instance.contexts.pop(self.row.txn_id, None)
-            if self._pinned:
-                dropped.later(unpin, self.instance, self.row.txn_id, self.row.snapshot_ts)
+            instance.know(row.txn_id, self)
 
     @property
     def id(self) -> TxnId:
@@ -148,7 +134,7 @@ class TxnContext(TopicWrites, MarkWrites):
         """What a read would see now; a lock may move it until the first read."""
         if self._fixed is not None:
             return self._fixed
-        if self.row.locking == "partition" and self.stored and self.ended is None:
+        if self.row.locking == "partition" and self.stored and not self.local.ended:
             return self.instance.coordinator.snapshot_of(self.row)
         return self.row.snapshot_ts
 
@@ -178,6 +164,11 @@ class TxnContext(TopicWrites, MarkWrites):
                 "process as a token (serialize, Transaction.deserialize)"
             )
 
+    @property
+    def stored(self) -> bool:
+        """Its row is in status.db, which says how it stands."""
+        return self.local.stored
+
     def require_open(self, what: str) -> None:
         """Refuse what only an open transaction admits, as far as this process knows.
 
@@ -187,14 +178,11 @@ class TxnContext(TopicWrites, MarkWrites):
         """
         if self._pid != _PID:
             self.require_process()
-        if self.ended is not None or self.pending is not None or self.committing:
-            state = self.ended or TxnState.COMMIT_IN_PROGRESS
-            raise InvalidTxnStateError(
-                f"cannot {what}: transaction {self.row.txn_id} is not open: {state.name}. "
-                "Begin a new transaction"
-            )
-        if not self.stored and self.past_deadline:
-            raise timed_out(self.row, what)
+        if self.local.at is Local.IN_MEMORY:
+            if past_timeout(self.row):
+                raise timed_out(self.row, what)
+        elif self.local.at is not Local.STORED:
+            raise self.not_open(what)
 
     def look_open(self, what: str) -> None:
         """As `require_open`, for what would show much later: also as far as others know.
@@ -209,24 +197,28 @@ class TxnContext(TopicWrites, MarkWrites):
             if row.state is not TxnState.OPEN:
                 raise ending_error(row, what)
 
-    @property
-    def past_deadline(self) -> bool:
-        return self.row.deadline is not None and clock.monotonic_micros() > self.row.deadline
+    def not_open(self, what: str) -> InvalidTxnStateError:
+        """The error for what only an open transaction admits."""
+        return status_table.not_open(self._as_known(), what)
 
     def current(self) -> TxnRow:
         """The row as it stands in status.db, or would."""
         if self.stored:
             return self.instance.coordinator.get(self.row.txn_id)
-        if self.pending is not None and not self.pending.done():
-            return replace(self.row, state=TxnState.COMMIT_IN_PROGRESS)
-        if self.ended is None and self.past_deadline:
-            self.time_out("go on")
+        if past_timeout(self.row):
+            with self.lock:
+                if self.local.at is Local.IN_MEMORY:
+                    self.time_out("go on")
+        return self._as_known()
+
+    def _as_known(self) -> TxnRow:
+        local = self.local
         return replace(
             self.row,
-            state=self.ended or TxnState.OPEN,
-            commit_ts=self.commit_ts,
-            reason=self.reason,
-            error=self.error,
+            state=local.told,
+            commit_ts=local.commit_ts,
+            reason=local.reason,
+            error=local.error,
         )
 
     def view(self) -> ReadView:
@@ -240,25 +232,36 @@ class TxnContext(TopicWrites, MarkWrites):
 
     # -- large -------------------------------------------------------------------------
 
-    def ensure_stored(self) -> TxnRow:
-        """Store the OPEN row, once."""
+    def ensure_stored(self, what: str = "write") -> TxnRow:
+        """Store the OPEN row, once.
+
+        Raises:
+            InvalidTxnStateError: it was ended here, or is being committed.
+            TransactionTimedOutError: it is past its timeout.
+        """
         with self.lock:
-            if not self.stored:
+            if self.local.at is not Local.STORED:
+                self.require_open(what)
+                self._storing = True  # also if it fails: the row may be there
                 self.row = self.instance.coordinator.write_open(
                     self.row, fixed=self._fixed is not None, name=self.name
                 )
-                self.stored = True
+                self.local.move(Local.STORED)
                 handle = None if self.handle is None else self.handle()
                 if handle is not None:
                     handle.start_heart()
             return self.row
 
-    def ensure_large(self) -> WriteContext:
-        """Store the OPEN row and stage what is in memory."""
+    def ensure_large(self, what: str = "write") -> WriteContext:
+        """Store the OPEN row and stage what is in memory; raises as `ensure_stored`."""
         with self.lock:
             scope = self.scope or Scope(self.row.txn_id)
             context = WriteContext(
-                self.ensure_stored(), scope, self.transactional, reads=self._reads
+                self.ensure_stored(what),
+                scope,
+                self.transactional,
+                reads=self._reads,
+                lock_timeout=self.lock_timeout,
             )
             if self._own is not None:
                 try:
@@ -271,21 +274,26 @@ class TxnContext(TopicWrites, MarkWrites):
 
     def with_scope(self, scope: Scope) -> TxnContext:
         """The same transaction, staging in the name of a job's attempt."""
-        return TxnContext(self.instance, self.row, stored=True, scope=scope)
+        context = TxnContext(self.instance, self.row, stored=True, scope=scope)
+        context.lock_timeout = self.lock_timeout
+        return context
 
     # -- writing -----------------------------------------------------------------------
 
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
         """The row with this key, in the snapshot or the transaction's own writes."""
-        if not self._may_be_small:
-            return lookup.get(self.instance.engine, writer.table, self.view(), key)
         with self.lock:
-            return self._parts().rows.get(writer, key)
+            if self._may_be_small:
+                return self._parts("read").rows.get(writer, key)
+        return lookup.get(self.instance.engine, writer.table, self.view(), key)
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
     ) -> Outcome:
         """An operation on checked rows of one shape. After an error nothing of it counts.
+
+        Raises:
+            InvalidTxnStateError: the transaction is not open. Nothing of it counts.
 
         Args:
             writer: of the table.
@@ -293,15 +301,17 @@ class TxnContext(TopicWrites, MarkWrites):
             rows: as its checker gives them.
             counted: whether the caller looks at the counts.
         """
-        if self._may_be_small and len(rows) <= small.FEW_ROWS:
-            outcome = Outcome()
+        if len(rows) <= small.FEW_ROWS:
             with self.lock:
-                own = self._parts().rows
-                self.has_written = True
-                own.apply_rows(writer, op, rows, outcome, counted=counted)
-                if own.too_large:
-                    self.ensure_large()
-            return outcome
+                if self.unsettled:
+                    self.settle()
+                if self._may_be_small:
+                    outcome = Outcome()
+                    own = self._parts().rows
+                    self.has_written = True
+                    own.apply_rows(writer, op, rows, outcome, counted=counted)
+                    self.settle_if_possible()
+                    return outcome
         batch = to_batch(writer.schema, rows, op)
         return self.write_batches(writer.table, op, iter((batch,)))
 
@@ -309,18 +319,20 @@ class TxnContext(TopicWrites, MarkWrites):
         self, table: TableInfo, op: str, batches: Iterator[pa.RecordBatch]
     ) -> Outcome:
         """An operation on batches as `ingest.chunks` gives them."""
+        if self.unsettled:
+            self.settle()
         ahead = list(islice(batches, 2))
         if not ahead:
             return Outcome()
-        if len(ahead) == 1 and self._may_be_small and _is_small(ahead[0]):
-            outcome = Outcome()
+        if len(ahead) == 1 and _is_small(ahead[0]):
             with self.lock:
-                own = self._parts().rows
-                self.has_written = True
-                own.apply_batch(table, op, ahead[0], outcome)
-                if own.too_large:
-                    self.ensure_large()
-            return outcome
+                if self._may_be_small:
+                    outcome = Outcome()
+                    own = self._parts().rows
+                    self.has_written = True
+                    own.apply_batch(table, op, ahead[0], outcome)
+                    self.settle_if_possible()
+                    return outcome
         context = self.ensure_large()
         return staging.stage(
             self.instance.engine, context, table, chain(_drained(ahead), batches), op
@@ -328,9 +340,12 @@ class TxnContext(TopicWrites, MarkWrites):
 
     @property
     def _may_be_small(self) -> bool:
-        return not self.stored and self.row.locking != "partition"
+        return not self.local.stored and not self._storing and self.row.locking != "partition"
 
-    def _parts(self) -> SmallParts:
+    def _parts(self, what: str = "write") -> SmallParts:
+        at = self.local.at
+        if at is not Local.IN_MEMORY and at is not Local.STORED:
+            raise self.not_open(what)
         if self._own is None:
             self._own = SmallParts(
                 self.instance, self.row, self._reads, self.hold, transactional=self.transactional
@@ -351,22 +366,35 @@ class TxnContext(TopicWrites, MarkWrites):
         self.end(TxnState.ABORTED, "timed out", error)
         return error
 
+    def begin_to_commit(self) -> tuple[Attempt, SmallCommit]:
+        """Take what is in memory for the commit log: nothing comes in any more."""
+        with self.lock:
+            assert self._own is not None
+            commit = self._own.commit()
+            self.local.move(Local.COMMITTING)
+            attempt = self.local.attempt = Attempt()
+            return attempt, commit
+
     def end(
         self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
     ) -> None:
-        """It has ended: give back what it held."""
-        self.ended = TxnState.COMMITTED if state is TxnState.FINALIZE_IN_PROGRESS else state
-        self.reason = reason
-        self.error = None if error is None else type(error).__name__
-        if self._own is not None:
-            self._own.ended(self.ended is TxnState.COMMITTED)
-        self._own = None
-        for session in self.sessions:
-            session.end()
-        self.sessions = []  # they refer to this: nothing is left for the garbage collector
-        if self._pinned:
-            self._pinned = False
-            unpin(self.instance, self.row.txn_id, self.row.snapshot_ts)
+        """It has ended: give back what it held. Again is harmless."""
+        local = self.local
+        with self.lock:
+            if local.ended:
+                return
+            local.reason = reason
+            local.error = None if error is None else type(error).__name__
+            committed = state in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS)
+            local.move(Local.COMMITTED if committed else Local.ABORTED)
+            own, self._own = self._own, None
+            for session in self.sessions:
+                session.end()
+            self.sessions = []  # they refer to this: nothing is left for the garbage collector
+            if self._holding is not None:
+                self._holding.end()
+            if own is not None:
+                own.ended(committed)
 
     # -- serializable ------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TxnkvError
 from txnkv.instance import Instance
+from txnkv.local_state import LocalState
 from txnkv.small_parts import SmallParts
 
 
@@ -17,7 +18,7 @@ class ContextPart(ABC):
 
     instance: Instance
     row: TxnRow
-    stored: bool
+    local: LocalState
     has_written: bool
     lock: threading.RLock
 
@@ -25,8 +26,13 @@ class ContextPart(ABC):
     def require_open(self, what: str) -> None:
         """Refuse what only an open transaction admits."""
 
+    @property
     @abstractmethod
-    def ensure_large(self) -> object:
+    def stored(self) -> bool:
+        """Its row is in status.db."""
+
+    @abstractmethod
+    def ensure_large(self, what: str = "write") -> object:
         """Store the OPEN row and stage what is in memory."""
 
     @abstractmethod
@@ -40,4 +46,4 @@ class ContextPart(ABC):
     def _may_be_small(self) -> bool: ...
 
     @abstractmethod
-    def _parts(self) -> SmallParts: ...
+    def _parts(self, what: str = "write") -> SmallParts: ...

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from txnkv.storage.shield import shielded
 from txnkv.tables import diff_tokens
 from txnkv.tables.diff_tokens import DiffParts
 
@@ -29,6 +30,7 @@ class DiffToken:
         """About how many changes it covers, at most."""
         return self.parts.rows
 
+    @shielded
     def open(self, client: Client) -> pa.RecordBatchReader:
         """Its changes, as `Table.diff` gives them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -53,15 +53,18 @@ class TransactionTimedOutError(InvalidTxnStateError, TimeoutError):
 
 
 class CommitOutcomeUnknownError(TxnkvError):
-    """The commit may or may not have happened: ask for the state of `txn_id`.
+    """The commit may or may not have happened: ask for the state of `txn_id`. A `flush` outside
+    of a transaction is called again: it asks, and writes what is not there.
 
     Attributes:
-        txn_id: the transaction whose `transaction_state` tells the outcome.
+        txn_id: the transaction whose `transaction_state` tells the outcome; 0: it has no id.
+        ask: tells whether it happened, once the disk is well, in this process; or None.
     """
 
-    def __init__(self, message: str, txn_id: int) -> None:
+    def __init__(self, message: str, txn_id: int, ask: Callable[[], bool] | None = None) -> None:
         super().__init__(message)
         self.txn_id = txn_id
+        self.ask = ask
 
 
 class InvalidTokenError(TxnkvError):
@@ -120,28 +123,54 @@ class RowError:
 
 
 class RowErrors(TxnkvError):
-    """Some rows were refused; the rows without error stand.
+    """Some rows were refused; the rows without error stand, or wait for the commit of their
+    transaction, until a `with` block rolls that back.
 
     Attributes:
         errors: the refused rows, in the order of the input. At most `RowErrors.KEPT` of
             them are kept; `count` says how many there were.
         count: how many rows were refused.
+        txn_id: the transaction that they were written in; None outside of one.
+        rolled_back: that transaction was rolled back because of this error: no row stands.
     """
 
     KEPT = 1000
 
-    def __init__(self, errors: Sequence[RowError], count: int | None = None) -> None:
+    def __init__(
+        self,
+        errors: Sequence[RowError],
+        count: int | None = None,
+        txn_id: int | None = None,
+        rolled_back: bool = False,
+    ) -> None:
         self.errors: list[RowError] = list(errors[: self.KEPT])
         self.count = len(errors) if count is None else count
+        self.txn_id = txn_id
+        self.rolled_back = rolled_back
+        super().__init__(self.errors, self.count, txn_id, rolled_back)
+
+    def note_rollback(self, txn_id: int) -> None:
+        """A transaction was rolled back by who handed this error on; heeded if it is its own."""
+        self.rolled_back = self.rolled_back or self.txn_id == txn_id
+
+    def __str__(self) -> str:
         shown = "; ".join(str(error) for error in self.errors[:3])
         more = f"; and {self.count - 3} more" if self.count > 3 else ""
-        super().__init__(
-            f"{self.count} row{'s' if self.count != 1 else ''} refused, the others stand: "
+        return (
+            f"{self.count} row{'s' if self.count != 1 else ''} refused, {self._others}: "
             f"{shown}{more}. Mend or leave out these keys; .errors lists them."
         )
 
-    def __reduce__(self) -> tuple[type[RowErrors], tuple[list[RowError], int]]:
-        return (RowErrors, (self.errors, self.count))
+    @property
+    def _others(self) -> str:
+        if self.rolled_back:
+            return "and the transaction was rolled back with all others"
+        if self.txn_id is not None:
+            return "the others are in the transaction, which is still open"
+        return "the others stand"
+
+    def __reduce__(self) -> tuple[type[RowErrors], tuple[object, ...]]:
+        return (RowErrors, (self.errors, self.count, self.txn_id, self.rolled_back))
 
 
 class TableExistsError(TxnkvError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.id_ranges import Held
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import ClosedError
 from txnkv.instance import Instance
+from txnkv.storage.dropped import WhenDropped
 
 
 class Heart:
@@ -38,10 +40,19 @@ class Beating(Protocol):
     def start_heart(self) -> None: ...
 
 
-def unpin(instance: Instance, txn_id: int, snapshot: Timestamp) -> None:
-    """Give back what a transaction that was not stored held: its id and its snapshot."""
-    instance.coordinator.ids.ended(txn_id)
-    try:
-        instance.store.runtime.unpin(snapshot)
-    except ClosedError:  # with the store went its pins
-        return
+class Holding:
+    """What a transaction holds that is not stored, from before it has any of it: given back once,
+    by `end` or when this is dropped.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.held = Held()
+        self.end = WhenDropped(self, _give_back, instance, self.held)
+
+
+def _give_back(instance: Instance, held: Held) -> None:
+    if held.txn_id is not None:
+        instance.coordinator.ids.ended(held.txn_id)
+    if held.snapshot is not None:
+        with suppress(ClosedError):  # with the store went its pins
+            instance.store.runtime.unpin(held.snapshot, held)

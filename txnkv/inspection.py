@@ -159,7 +159,7 @@ def _check(
             id
             for (id,) in cur.execute(
                 "SELECT tablets.id FROM tablets JOIN tables ON tables.id = table_id "
-                "WHERE dropped_ts IS NULL ORDER BY tablets.id"
+                "WHERE dropped_ts IS NULL OR dropped_ts < 0 ORDER BY tablets.id"
             )
         ]
     work: list[tuple[Tablet, RowSetInfo]] = []

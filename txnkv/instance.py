@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator import status_schema
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.errors import TxnkvError
+from txnkv.storage.locks import new_rlock
 from txnkv.storage.store import Store
 from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
@@ -23,8 +24,15 @@ from txnkv.topics.engine import TopicEngine
 from txnkv.topics.regaining import regain
 
 _log = logging.getLogger("txnkv")
-_lock = threading.RLock()
+_lock = new_rlock()
 _instances: dict[tuple[str, bool], Instance] = {}
+
+
+class _Known(weakref.ref[Any]):
+    """A transaction of this process."""
+
+    __slots__ = ("txn_id",)
+    txn_id: int
 
 
 class Instance:
@@ -39,7 +47,8 @@ class Instance:
         self.clients = 0
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
-        self.contexts: dict[int, weakref.ref[Any]] = {}
+        self.contexts: dict[int, _Known] = {}
+        self._gone: deque[_Known] = deque()
         if not read_only:
             regain(self.topics)
             self.coordinator.recover()
@@ -51,6 +60,15 @@ class Instance:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(4, thread_name_prefix="txnkv-background")
             return self._pool
+
+    def know(self, txn_id: int, context: object) -> None:
+        """Have a transaction of this process found by its id, as long as it is referred to."""
+        # What drops one is C, as in `dropped`; the entry goes with the next one that comes.
+        known = _Known(context, self._gone.append)
+        known.txn_id = txn_id
+        self.contexts[txn_id] = known
+        while self._gone:
+            self.contexts.pop(self._gone.popleft().txn_id, None)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -95,6 +113,10 @@ def acquire(
                 ],
             )
             found = _instances[key] = Instance(store, read_only, history)
+        else:
+            found.store.require_there()
+        if not read_only:
+            found.coordinator.maintenance.start()  # in a forked child it has no thread yet
         found.clients += 1
         return found
 
@@ -120,8 +142,6 @@ def _close_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
     for instance in _instances.values():
         instance.after_fork_in_child()
 

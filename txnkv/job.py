@@ -25,6 +25,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import CorruptionError
 from txnkv.session import Session
 from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.shield import shielded
 from txnkv.storage.status_db import StatusDatabase
 from txnkv.tables import manifest
 from txnkv.tables.manifest import Scope
@@ -44,7 +45,11 @@ class Job:
         self.id = id
         self._txn = txn
 
+    def __repr__(self) -> str:
+        return f"<Job {self.id} of {self._txn!r}>"
+
     @classmethod
+    @shielded
     def start(cls, txn: Transaction) -> Job:
         """Begin a job; its transaction does not commit while it runs.
 
@@ -63,6 +68,7 @@ class Job:
         """A job that another process started."""
         return cls(txn, id)
 
+    @shielded
     def session(self, attempt: str, *, alone: bool = False) -> Session:
         """A session whose rows and messages count only if the job is committed with this attempt.
 
@@ -74,8 +80,9 @@ class Job:
         """
         context = self._txn.context
         scope = Scope(context.row.txn_id, self.id, self._scoped(attempt), alone)
-        return Session(self._txn.client, context.with_scope(scope), "manual")
+        return Session(self._txn.client, context.with_scope(scope), "manual", None)
 
+    @shielded
     def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
         """End the job: what these attempts wrote and sent now counts, durably. Again is harmless.
 
@@ -162,6 +169,7 @@ class Job:
         manifest.accept_attempts(cur, self._txn_id, below, in_place=True)
         manifest.accept_attempts(cur, self._txn_id, named)
 
+    @shielded
     def abort(self) -> None:
         """End the job: nothing of it counts. Its space comes back when the transaction ends.
 

@@ -13,28 +13,74 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
+from txnkv.local_state import Local
 
 
-def finish(context: TxnContext) -> Timestamp:
-    """Drive a transaction whose commit has begun to its end.
+def commit(context: TxnContext) -> Timestamp:
+    """Commit a stored transaction, or help one whose commit has begun to its end.
 
     Returns:
-        Its commit timestamp.
+        Its commit timestamp, the snapshot when nothing was written.
 
     Raises:
+        RowErrors: workers staged the same key. The transaction stays OPEN.
         TransactionConflictError, TransactionLockedError, InvalidTxnStateError: it was aborted.
         StorageFullError, UnavailableError: the disk failed before its commit point; it is
             aborted.
         CommitOutcomeUnknownError: the disk failed, and neither could be made sure of.
     """
     try:
+        _start(context)
         row = context.instance.coordinator.orchestrator.finish(context.row.txn_id)
     except (StorageFullError, UnavailableError) as error:
+        if context.local.at is not Local.FINISHING:
+            raise
         row = _after_failed_finish(context, error)
-    context.end(row.state)
+    finally:
+        context.withdraw_reads()
+    context.end(row.state, row.reason)
     if row.state is TxnState.ABORTED:
         raise ending_error(row, "commit")
     return context.snapshot if row.commit_ts is None else row.commit_ts
+
+
+def start(context: TxnContext) -> None:
+    """Begin to commit a stored transaction; a thread of the library drives it to its end.
+
+    Raises:
+        RowErrors: workers staged the same key. The transaction stays OPEN.
+        InvalidTxnStateError: it was aborted, or a job still runs under it.
+    """
+    try:
+        _start(context)
+    except BaseException:
+        context.withdraw_reads()
+        raise
+    context.instance.pool.submit(_finish_in_background, context)
+
+
+def _start(context: TxnContext) -> None:
+    local = context.local
+    context.offer_reads()
+    with context.lock:
+        begins = local.at is Local.STORED
+        if begins:
+            context.ensure_large("commit")
+            local.move(Local.FINISHING)
+    try:
+        context.instance.coordinator.orchestrator.start_commit(context.row.txn_id)
+    except BaseException:
+        with context.lock:
+            if begins and local.at is Local.FINISHING:
+                local.move(Local.STORED)  # or whatever status.db says
+        raise
+
+
+def _finish_in_background(context: TxnContext) -> None:
+    try:
+        context.instance.coordinator.orchestrator.finish(context.row.txn_id)
+    finally:
+        context.withdraw_reads()
 
 
 def _after_failed_finish(context: TxnContext, error: TxnkvError) -> TxnRow:

@@ -17,6 +17,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import AlreadyAppliedError
 from txnkv.instance import Instance
 from txnkv.storage.seam import fault_point
+from txnkv.storage.shield import shielded
 
 if TYPE_CHECKING:
     from txnkv.client import Client
@@ -28,9 +29,9 @@ class MarkWrites(ContextPart):
 
     def mark(self, mark: Mark) -> None:
         """Take a mark; see `Transaction.mark_applied`."""
-        self.require_open("mark it as a version of an application")
         status = self.instance.store.status
         with self.lock, self._abort_when_applied():
+            self.require_open("mark it as a version of an application")
             with status.read() as cur:
                 applications.refuse_applied(cur, mark)
             if self._may_be_small:
@@ -62,6 +63,7 @@ class Marking:
     client: Client
     context: TxnContext
 
+    @shielded
     def mark_applied(self, app_id: str, version: int, source: str | None = None) -> None:
         """This transaction is version `version` of application `app_id`.
 
@@ -98,6 +100,7 @@ class ApplicationOperations(ABC):
     def require_writable(self) -> None:
         """Refuse to write where this client was opened to read only."""
 
+    @shielded
     def applied(self, app_id: str) -> Applied | None:
         """The last version of an application that is committed; None when there is none.
 
@@ -107,12 +110,14 @@ class ApplicationOperations(ABC):
         with self.instance.store.status.read() as cur:
             return applications.find(cur, app_id, self.instance.coordinator.tcid)
 
+    @shielded
     def applications(self) -> dict[str, Applied]:
         """The last version of every application, by its id."""
         self.require_open()
         with self.instance.store.status.read() as cur:
             return applications.every(cur, self.instance.coordinator.tcid)
 
+    @shielded
     def forget_applied(self, app_id: str) -> bool:
         """Let an application begin anew, from any version and with any source.
 

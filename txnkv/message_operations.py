@@ -74,6 +74,10 @@ class MessageOperations(ABC):
                 from there on.
             TopicNotFoundError: there is no such topic, or it was dropped.
             InvalidTxnStateError: the transaction is not open.
+            StorageFullError, UnavailableError: the disk is full or failed. Outside of a
+                transaction, and in an attempt of a job, nothing was sent. Else what was taken
+                goes with the next flush or the commit; call it again with the same object, and
+                all of it is sent once.
         """
 
     @abstractmethod

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from txnkv.message_operations import Acknowledged, AnySubscription, MessageOperations
+from txnkv.options import FlushMode, Operation
 from txnkv.row_operations import RowOperations
 from txnkv.write_result import WriteResult
 
@@ -24,13 +25,13 @@ class OwnSession(RowOperations, MessageOperations):
     _own_session: Session | None = None
 
     @abstractmethod
-    def _new_session(self, flush_mode: str) -> Session: ...
+    def _new_session(self, flush_mode: FlushMode, buffer_bytes: int | None) -> Session: ...
 
     def _session(self) -> Session:
         with self._lock:
             found = self._own_session
             if found is None:
-                found = self._own_session = self._new_session("manual")
+                found = self._own_session = self._new_session("manual", None)
                 # Rows and messages by the thousand go straight there.
                 self.__dict__["insert"] = found.insert
                 self.__dict__["send"] = found.send
@@ -45,7 +46,7 @@ class OwnSession(RowOperations, MessageOperations):
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         (self._own_session or self._session())._add(table, op, row)
 
-    def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
+    def write(self, table: str | Table, data: Any, op: Operation = "insert") -> WriteResult:
         """See `Session.write`."""
         return self._session().write(table, data, op)
 

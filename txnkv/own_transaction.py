@@ -20,6 +20,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
+    StorageFullError,
     TransactionConflictError,
     TxnkvError,
     UnavailableError,
@@ -45,7 +46,8 @@ def write_alone(
     Raises:
         TransactionConflictError: others were first, again and again.
         UnavailableError: the disk failed; nothing was written.
-        CommitOutcomeUnknownError: the disk failed and fails; it was written whole or not at all.
+        CommitOutcomeUnknownError: the disk failed and fails; it was written whole or not at all,
+            which its `ask` tells later.
         What `write` raises; nothing was written then.
     """
     for attempt in range(1, _ATTEMPTS + 1):
@@ -73,10 +75,8 @@ def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outc
     context.handle = lambda: hearts
     try:
         outcome = write(context)
-        if context.stored:
+        if not _commit_small(context):
             _commit_large(context)
-        else:
-            _commit_small(context)
         return outcome
     except BaseException:
         _abort(context)
@@ -99,32 +99,59 @@ class _Hearts:
         self._context.instance.coordinator.heartbeats.add(self.one)
 
 
-def _commit_small(context: TxnContext) -> None:
+def _commit_small(context: TxnContext) -> bool:
+    """False when it has become large."""
+
+    def committed() -> bool:
+        return make_sure(context) is TxnState.COMMITTED
+
     try:
-        commit_small(context)
+        return commit_small(context) is not None
     except CommitOutcomeUnknownError as error:
-        try:
-            state = make_sure(context)
-        except TxnkvError:
-            raise error from None
-        if state is not TxnState.COMMITTED:
-            raise UnavailableError(f"{error.__cause__ or error}. Nothing was written") from error
+        _ask(error, committed)
+        return True
 
 
 def _commit_large(context: TxnContext) -> None:
-    orchestrator = context.instance.coordinator.orchestrator
-    orchestrator.start_commit(context.row.txn_id)
-    ended = orchestrator.finish(context.row.txn_id)
+    coordinator, txn_id = context.instance.coordinator, context.row.txn_id
+
+    def committed() -> bool:
+        try:
+            coordinator.abort(txn_id, "the disk failed while it was committing")
+        except InvalidTxnStateError:  # past its commit point
+            return True
+        return False
+
+    try:
+        coordinator.orchestrator.start_commit(txn_id)
+        ended = coordinator.orchestrator.finish(txn_id)
+    except (CommitOutcomeUnknownError, StorageFullError, UnavailableError) as error:
+        _ask(error, committed)
+        context.end(TxnState.COMMITTED)
+        return
     context.end(ended.state)
     if ended.state is TxnState.ABORTED:
         raise ending_error(ended, "commit the write")
+
+
+def _ask(error: TxnkvError, committed: Callable[[], bool]) -> None:
+    """Return if what broke off is committed all the same; else say that nothing was written, or
+    that nobody knows.
+    """
+    try:
+        there = committed()
+    except TxnkvError:
+        txn_id = getattr(error, "txn_id", 0)
+        raise CommitOutcomeUnknownError(str(error), txn_id, committed) from error.__cause__
+    if not there:
+        raise UnavailableError(f"{error.__cause__ or error}. Nothing was written") from error
 
 
 def _abort(context: TxnContext) -> None:
     """On the way out of an error, which says more than what comes up here."""
     with suppress(TxnkvError):
         if not context.stored:
-            if context.ended is None and not context.unsure:
+            if context.local.open:
                 context.end(TxnState.ABORTED)
             return
         with suppress(InvalidTxnStateError):

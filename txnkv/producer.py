@@ -7,6 +7,8 @@ what waits, after `linger` seconds or when there is enough of it, and commits it
 
 `flush` does the same in the calling thread, and so does a `send` that finds too much waiting.
 Who has the turn takes from the front: the order of the sends is the order in each partition.
+Futures are answered when all that was taken is on its way, still in the turn, which the same
+thread may have again: a callback may send and flush.
 
 The thread is a daemon that ends when nothing comes for a while, so that a producer nobody holds
 goes away; what waits when the interpreter exits is flushed then. A forked child does not inherit
@@ -21,7 +23,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -34,6 +38,8 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
+from txnkv.storage.locks import new_condition, new_rlock
+from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
@@ -101,8 +107,8 @@ class Producer(Closing):
         self._sender = Sender(client.instance.topics, topic, name, patience)
         self._sticky = Sticky()
         self._pid = os.getpid()
-        self._wake = threading.Condition(threading.Lock())
-        self._turn = threading.Lock()
+        self._wake = new_condition()
+        self._turn = new_rlock()
         self._waiting: list[tuple[Pending, Future[MessageId], int]] = []
         self._bytes = 0
         self._since = 0.0
@@ -118,6 +124,7 @@ class Producer(Closing):
         return self._name
 
     @property
+    @shielded
     def sent(self) -> int:
         """How many messages are durable that were sent under this name, by this producer and those
         before it.
@@ -128,7 +135,9 @@ class Producer(Closing):
         return self._sender.sent
 
     def __repr__(self) -> str:
-        return f"<Producer {self._name!r} of topic {self._topic.name!r}>"
+        name = "" if self._name is None else f" {self._name!r}"
+        closed = ", closed" if self._closed else ""
+        return f"<Producer{name} of {self._topic.name!r}, {len(self._waiting)} waiting{closed}>"
 
     def send(
         self,
@@ -179,11 +188,11 @@ class Producer(Closing):
         with self._wake:
             if self._closed:
                 raise self._closed_error()
-            before = self._bytes
-            if not self._waiting:
+            before = self._bytes if self._waiting else 0
+            if before == 0:
                 self._since = time.monotonic()
-            self._waiting.append((row, future, size))
             self._bytes = total = before + size
+            self._waiting.append((row, future, size))
             if self._thread is None:
                 self._start()
             elif before == 0 or before < self._batch_bytes <= total:
@@ -192,6 +201,7 @@ class Producer(Closing):
             self._send_some()
         return future
 
+    @shielded
     def flush(self) -> None:
         """Send what waits; when it returns, all that was sent before is durable.
 
@@ -265,6 +275,7 @@ class Producer(Closing):
 
     # -- sending -----------------------------------------------------------------------
 
+    @shielded
     def _send_some(self) -> bool:
         """Send what waits at the front; False when nothing did."""
         with self._turn:
@@ -275,10 +286,15 @@ class Producer(Closing):
             rows = [row for row, _ in taken]
             futures = [future for _, future in taken]
             sticky = self._sticky.turn(len(self._topic.partitions))
-            for part in outgoing(rows):
-                count = part.messages.num_rows
-                self._send_part(part, futures[:count], sticky)
-                del futures[:count]
+            answers: list[Callable[[], None]] = []
+            try:
+                for part in outgoing(rows):
+                    count = part.messages.num_rows
+                    answers.append(self._send_part(part, futures[:count], sticky))
+                    del futures[:count]
+            finally:
+                for answer in answers:
+                    answer()
         return True
 
     def _take(self) -> list[tuple[Pending, Future[MessageId]]]:
@@ -295,28 +311,38 @@ class Producer(Closing):
             self._since = time.monotonic() - self._linger  # what is left has waited
         return [(row, future) for row, future, _ in taken]
 
-    def _send_part(self, part: Outgoing, futures: list[Future[MessageId]], sticky: int) -> None:
+    def _send_part(
+        self, part: Outgoing, futures: list[Future[MessageId]], sticky: int
+    ) -> Callable[[], None]:
+        """Send, and return what answers the futures."""
         try:
             if self._dead is not None:
                 raise self._dead
             rows, shares = _shares(part, len(self._topic.partitions), sticky)
             delivered = self._sender.deliver(shares)
-        except BaseException as error:
+        except Exception as error:
             if isinstance(error, ProducerFencedError | TopicNotFoundError):
                 self._dead = error
             self._failed = self._failed or error
-            for future in futures:
-                future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for there, indices in zip(delivered, rows, strict=True):
-            _answer(there, futures if indices is None else [futures[i] for i in indices])
+            return partial(_fail, futures, error)
+        except BaseException as error:
+            self._failed = self._failed or error
+            _fail(futures, error)
+            raise
+        return partial(_answer, delivered, rows, futures)
 
 
-def _answer(there: Delivered, futures: list[Future[MessageId]]) -> None:
-    for index, future in enumerate(futures):
-        future.set_result(MessageId(there.number, there.offset(index)))
+def _fail(futures: list[Future[MessageId]], error: BaseException) -> None:
+    for future in futures:
+        future.set_exception(error)
+
+
+def _answer(
+    delivered: list[Delivered], rows: list[list[int] | None], futures: list[Future[MessageId]]
+) -> None:
+    for there, indices in zip(delivered, rows, strict=True):
+        for index, row in enumerate(range(len(futures)) if indices is None else indices):
+            futures[row].set_result(MessageId(there.number, there.offset(index)))
 
 
 def _shares(

@@ -14,6 +14,7 @@ from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TopicExistsError
 from txnkv.storage.maintenance_lock import MaintenanceLock
+from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.engine import TopicEngine
 from txnkv.topics.following import Follower
@@ -38,6 +39,7 @@ class Replicated:
     copied_bytes: int
 
 
+@shielded
 def replicate(
     src: StoreLike,
     dest: StoreLike,
@@ -71,7 +73,8 @@ def replicate(
     Raises:
         StoreNotFoundError: there is no store at `src`.
         TopicNotFoundError: one of `topics` is not there.
-        TopicExistsError: `dest` has a topic of that name that is no copy of this one.
+        TopicExistsError: `dest` has a topic of that name that is no copy of this one, or the
+            copy of one that was dropped in `src`: drop it in `dest` first.
         StorageFullError: the disk of `dest` is full. What was copied stays; run it again.
         ValueError: `src` and `dest` are the same store.
     """
@@ -116,12 +119,19 @@ def _replicate(
 
 
 def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo:
-    options = replace(topic.options, replica_of=source_id)
+    options = replace(topic.options, replica_of=source_id, replica_topic=topic.id)
     found = copies.find(topic.name)
     if found is None:
         return copies.create(topic.name, len(topic.partitions), topic.buffer, options)
+    first = found.options.replica_topic
+    if found.options.replica_of == source_id and first not in (None, topic.id):
+        raise TopicExistsError(
+            f"topic {topic.name!r} of store {source_id} was dropped and made anew since it was "
+            f"copied: what the follower has is another topic. Drop it there with "
+            f"drop_topic({topic.name!r}) and replicate again; its consumers begin anew"
+        )
     same = len(found.partitions) == len(topic.partitions) and found.buffer == topic.buffer
-    if found.options != options or not same:
+    if replace(found.options, replica_topic=topic.id) != options or not same:
         raise TopicExistsError(
             f"the follower has a topic {topic.name!r} that is no copy of that of store {source_id}:"
             " drop it there, or leave this one out with topics=[...]"

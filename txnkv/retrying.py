@@ -1,41 +1,50 @@
-"""How often and after what pause `run` tries a transaction again."""
+"""Until when, how often and after what pause `run` tries a transaction again."""
 
 from __future__ import annotations
 
 import random
 from typing import Any, Final
 
+from txnkv.coordinator.locks import LOCK_TIMEOUT
 from txnkv.errors import TransactionLockedError, TxnkvError
 from txnkv.instance import Instance
+from txnkv.storage.seam import clock
 
 DEFAULTS: Final[dict[str, Any]] = {
     "timeout": 60.0,
     "isolation": "snapshot",
     "locking": "optimistic",
     "keepalive": True,
+    "lock_timeout": LOCK_TIMEOUT,
 }
 """The options of `new_transaction`."""
 
 _FIRST: Final = 0.0005
 _FIRST_AT_A_LOCK: Final = 0.002
 """Seconds, doubled with every attempt: a lock is held for longer than a commit takes."""
+DEADLINE: Final = 30.0
 _LONGEST: Final = 0.5
 
 
 class Retries:
-    """Counts attempts.
+    """Counts attempts and time.
 
     Args:
         instance: whose metrics count them.
-        attempts: how many there may be.
+        attempts: how many there may be; None for any number.
+        deadline: seconds from now after which no other begins; None for never.
     """
 
-    def __init__(self, instance: Instance, attempts: int) -> None:
-        if attempts < 1:
-            raise ValueError(f"attempts is at least 1, not {attempts}")
+    def __init__(self, instance: Instance, attempts: int | None, deadline: float | None) -> None:
+        if attempts is not None and attempts < 1:
+            raise ValueError(f"attempts is None or at least 1, not {attempts}")
+        if deadline is not None and deadline < 0:
+            raise ValueError(f"deadline is None or seconds, at least 0, not {deadline}")
         self._metrics = instance.coordinator.metrics
-        self._left = attempts
+        self._attempts = attempts
+        self._deadline = deadline
         self._made = 0
+        self._began = clock.monotonic_micros()
 
     def pause(self, error: TxnkvError, *, retriable: bool) -> float:
         """Seconds to wait before the next attempt.
@@ -47,11 +56,19 @@ class Retries:
         Raises:
             `error`, when there is to be no other attempt.
         """
-        self._left -= 1
         self._made += 1
-        if not retriable or self._left == 0:
+        if not retriable:
+            raise error
+        passed = (clock.monotonic_micros() - self._began) / 1e6
+        late = self._deadline is not None and passed >= self._deadline
+        if late or self._made == self._attempts:
+            error.add_note(
+                f"run gave up after {self._made} attempts in {passed:.1f} s "
+                f"(attempts={self._attempts}, deadline={self._deadline})"
+            )
             raise error
         self._metrics.retries.add()
         first = _FIRST_AT_A_LOCK if isinstance(error, TransactionLockedError) else _FIRST
-        pause: float = min(first * 2**self._made, _LONGEST)
-        return pause * random.uniform(0.5, 1.5)
+        pause: float = min(first * 2 ** min(self._made, 20), _LONGEST)
+        pause *= random.uniform(0.5, 1.5)
+        return pause if self._deadline is None else min(pause, self._deadline - passed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ import pyarrow as pa
 from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
+from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime import Runtime
+from txnkv.storage.shield import shielded, shielded_steps
 from txnkv.tables import reading, scan_tokens
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.reading import Request
@@ -42,6 +43,7 @@ class ScanToken:
         """About how many rows it covers, before predicates."""
         return self.parts.rows
 
+    @shielded
     def open(self, client: Client) -> Scan:
         """The part as a scan.
 
@@ -63,6 +65,8 @@ class Scan(Closing):
     Belongs to one thread at a time.
     """
 
+    _elsewhere = "hand on scan.tokens() and open them there"
+
     def __init__(
         self, client: Client, asked: Request, bind: Callable[[], tuple[ReadView, Plan]]
     ) -> None:
@@ -71,7 +75,7 @@ class Scan(Closing):
         self._bind = bind
         self._share: Callable[[], ReadView] | None = None
         self._bound: tuple[ReadView, Plan] | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @classmethod
     def over(
@@ -108,16 +112,23 @@ class Scan(Closing):
         """The Arrow schema of the batches."""
         return self._asked.schema
 
+    def __repr__(self) -> str:
+        asked, bound = self._asked, self._bound
+        at = "not read yet" if bound is None else f"at {int(bound[0].snapshot)}"
+        return f"<Scan of {asked.table.name!r}, columns {', '.join(asked.columns)}, {at}>"
+
     @property
     def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
+        self._client.require_open()
         return self._both()[0].snapshot
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
         self._client.require_open()
-        return self._planned().batches()
+        return shielded_steps(self._planned().batches())
 
+    @shielded
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
         self._client.require_open()
@@ -144,6 +155,7 @@ class Scan(Closing):
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
 
+    @shielded
     def tokens(self, rows: int = TOKEN_ROWS) -> list[ScanToken]:
         """Parts that together are this scan, for other processes.
 
@@ -151,6 +163,7 @@ class Scan(Closing):
             rows: about how many rows a part covers. An ordered scan is cut by tablet, each
                 part ordered in itself; a limit holds for each part.
         """
+        self._client.require_open()
         view, plan = self._both()
         engine = self._client.instance.engine
         if self._share is not None:
@@ -161,6 +174,7 @@ class Scan(Closing):
             for parts in scan_tokens.split(engine, self._asked, view, plan, max(1, rows))
         ]
 
+    @shielded
     def close(self) -> None:
         """Give the snapshot up. Batches that were read stay; the next read pins anew."""
         with self._lock:
@@ -169,6 +183,7 @@ class Scan(Closing):
     def _planned(self) -> Plan:
         return self._both()[1]
 
+    @shielded
     def _both(self) -> tuple[ReadView, Plan]:
         with self._lock:
             if self._bound is None:

@@ -10,15 +10,14 @@ What could not be given is kept, in its order, and goes first the next time.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
 
 import pyarrow as pa
 
-from txnkv.errors import InvalidTxnStateError, TopicNotFoundError
+from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
+from txnkv.storage.locks import new_lock
 from txnkv.topics import messages, outbox
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
@@ -43,6 +42,10 @@ class Parcel(NamedTuple):
     def rows(self) -> int:
         return sum(part.num_rows for _, part in self.parts)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for _, part in self.parts)
+
 
 def alone(parcels: Sequence[Parcel]) -> bool:
     """Whether messages are too many for a row of the commit log, and go to one partition: then
@@ -51,7 +54,7 @@ def alone(parcels: Sequence[Parcel]) -> bool:
     places = {(parcel.topic.id, number) for parcel in parcels for number, _ in parcel.parts}
     if len(places) != 1:
         return False
-    size = sum(part.nbytes for parcel in parcels for _, part in parcel.parts)
+    size = sum(parcel.nbytes for parcel in parcels)
     return bool(outbox.MAX_BYTES < size <= _ALONE_BYTES)
 
 
@@ -65,7 +68,7 @@ class Sending:
     """The messages of one session. Shared by the threads that share its transaction."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._lists: dict[int, tuple[TopicInfo, list[Pending]]] = {}
         self._parcels: list[Parcel] = []
         self._sticky: dict[int, Sticky] = {}
@@ -128,12 +131,7 @@ class Sending:
 
     def put_back_living(self, engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
         """Put back those for topics that were not dropped."""
-        kept = []
-        for parcel in parcels:
-            with suppress(TopicNotFoundError):
-                engine.require_live(parcel.topic)
-                kept.append(parcel)
-        self.put_back(kept)
+        self.put_back([parcel for parcel in parcels if not _dropped(engine, parcel.topic)])
 
     def give(self, context: TxnContext) -> int:
         """Give all that waits to a transaction; how many messages that were.
@@ -160,7 +158,6 @@ class Sending:
 
     def after_fork_in_child(self) -> None:
         """What waits is the parent's to send."""
-        self._lock = threading.Lock()
         self.discard()
 
     def discard(self) -> None:
@@ -169,6 +166,16 @@ class Sending:
             self._parcels = []
             for _, rows in self._lists.values():
                 del rows[:]
+
+
+def _dropped(engine: TopicEngine, topic: TopicInfo) -> bool:
+    try:
+        engine.require_live(topic)
+    except TopicNotFoundError:
+        return True
+    except TxnkvError:  # the disk fails: the next try will tell
+        return False
+    return False
 
 
 _used: WeakSet[Sending] = WeakSet()

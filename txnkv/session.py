@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +11,7 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.context import TxnContext
+from txnkv.coordinator.ids import TxnId
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -21,46 +19,31 @@ from txnkv.errors import (
     RowError,
     TableNotFoundError,
 )
+from txnkv.options import FlushMode, Operation, one_of
 from txnkv.own_transaction import write_alone
 from txnkv.row_operations import RowOperations
-from txnkv.sending import alone, send_alone
-from txnkv.session_messages import SessionMessages
+from txnkv.sending import Parcel, alone, send_alone
+from txnkv.session_background import Background
+from txnkv.session_buffer import Room
+from txnkv.session_messages import Acks, SessionMessages
+from txnkv.session_rows import Rows, Run, Unsure, write_all
+from txnkv.storage.locks import new_rlock
+from txnkv.storage.shield import shielded
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
-from txnkv.tables.operations import PARTIAL, require_operation
-from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
-from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.operations import require_operation
+from txnkv.tables.row_checker import Adder
 from txnkv.write_result import ErrorBuffer, WriteResult
 
 if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.table import Table
 
-FLUSH_MODES: Final = ("manual", "auto_background", "auto_sync")
-_BACKGROUND_ROWS: Final = 8192
-_BACKGROUND_SECONDS: Final = 1.0
-_BUFFERS: Final = 4
-"""So many times `_BACKGROUND_ROWS` may wait; who adds more waits for the thread that flushes."""
 _TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
 
 
 def _nothing(row: object) -> None: ...
-
-
-class _Run:
-    """Rows of one table, operation and shape that were given one after the other."""
-
-    __slots__ = ("op", "rows", "shape", "writer")
-
-    def __init__(self, writer: RowWriter, op: str, shape: Shape) -> None:
-        self.writer = writer
-        self.op = op
-        self.shape = shape
-        self.rows: list[Values] = []
-
-    def write(self, context: TxnContext, *, counted: bool = True) -> Outcome:
-        return context.write_rows(self.writer, self.op, self.rows, counted=counted)
 
 
 class Session(RowOperations, SessionMessages, Closing):
@@ -74,22 +57,32 @@ class Session(RowOperations, SessionMessages, Closing):
         context: the transaction, or None.
         flush_mode: "manual": rows and messages wait for `flush` or the commit; "auto_sync": each
             call is a flush; "auto_background": a thread flushes them, after a second or when they
-            are 8,192.
+            are 8,192 or half of `buffer_bytes`.
+        buffer_bytes: about what rows and messages that wait may take. Once they do, mode "manual"
+            refuses more with InvalidTxnStateError until they are flushed, and "auto_background"
+            waits for its thread. None for no limit.
     """
 
-    def __init__(self, client: Client, context: TxnContext | None, flush_mode: str) -> None:
-        if flush_mode not in FLUSH_MODES:
-            raise ValueError(f"flush_mode is one of {', '.join(FLUSH_MODES)}, not {flush_mode!r}")
+    def __init__(
+        self,
+        client: Client,
+        context: TxnContext | None,
+        flush_mode: FlushMode,
+        buffer_bytes: int | None,
+    ) -> None:
+        one_of("flush_mode", flush_mode, FlushMode)
+        self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._begin_messages()
         self._client = client
         self._context = context
-        self._mode = flush_mode
-        self._runs: list[_Run] = []
-        self._errors = ErrorBuffer()
+        self._mode: FlushMode = flush_mode
+        self._rows = Rows(self._room)
+        self._unsure: Unsure | None = None
+        self._flushed = Outcome()
+        self._errors = ErrorBuffer(None if context is None else context.id)
         self._closed = False
-        self._lock = threading.RLock()
-        self._background: Future[None] | None = None
-        self._timer: threading.Timer | None = None
+        self._lock = new_rlock()
+        self._background: Background | None = None
         # The run that rows are added to without ado, while table and operation stay the same.
         self._table: str | Table | None = None
         self._op = ""
@@ -107,14 +100,12 @@ class Session(RowOperations, SessionMessages, Closing):
     def _add(self, table: str | Table, op: str, row: Any) -> None:
         self._require_open(op)
         writer = self._client.writer(table)
-        values = writer.checker.of(op)(row)
         with self._lock:
-            run = self._run_for(writer, op, shape_of(values) if op in PARTIAL else None)
-            run.rows.append(values)
+            run = self._rows.add(writer, op, row)
         if self._mode == "manual":
             self._table, self._op = table, op
             if op == "insert":
-                self._take = writer.checker.adder(op, run.rows.append)
+                self._take = self._rows.adder(run)
         else:
             self._after_call()
 
@@ -122,20 +113,14 @@ class Session(RowOperations, SessionMessages, Closing):
         if self._mode == "auto_sync":
             self.flush()
         elif self._mode == "auto_background":
-            self._flush_soon()
-
-    def _run_for(self, writer: RowWriter, op: str, shape: Shape) -> _Run:
-        if self._runs:
-            last = self._runs[-1]
-            if last.writer is writer and last.op == op and last.shape == shape:
-                return last
-        run = _Run(writer, op, shape)
-        self._runs.append(run)
-        return run
+            if self._background is None:
+                self._background = Background(self._client.instance, self._room, self._lock)
+            self._background.added(self)
 
     # -- batches -----------------------------------------------------------------------
 
-    def write(self, table: str | Table, data: Any, op: str = "insert") -> WriteResult:
+    @shielded
+    def write(self, table: str | Table, data: Any, op: Operation = "insert") -> WriteResult:
         """Write Arrow data at once, behind the rows that wait.
 
         Args:
@@ -173,6 +158,7 @@ class Session(RowOperations, SessionMessages, Closing):
 
     # -- flush -------------------------------------------------------------------------
 
+    @shielded
     def flush(self) -> WriteResult:
         """Write the rows and send the messages that wait.
 
@@ -185,26 +171,56 @@ class Session(RowOperations, SessionMessages, Closing):
             self._client.require_open()
         outcome = self._flush_all()
         sent, acked, self._sent, self._acked = self._sent, self._acked, 0, 0
+        self._unsent = None
         return replace(self._errors.result(outcome), sent=sent, acked=acked)
 
     def pending_errors(self) -> list[RowError]:
         """The rows refused since the last call, at most 1,000 of them, and forget them."""
         return self._errors.take()
 
+    def __repr__(self) -> str:
+        whose = "" if self._context is None else f" of transaction {self._context.row.txn_id}"
+        closed = ", closed" if self._closed else ""
+        return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
+
     @property
-    def flush_mode(self) -> str:
-        """One of "manual", "auto_background" and "auto_sync"."""
+    def txn_id(self) -> TxnId | None:
+        """The transaction that it belongs to; None where each flush is one of its own."""
+        return None if self._context is None else self._context.id
+
+    @property
+    def flush_mode(self) -> FlushMode:
+        """One of "manual", "auto_background" and "auto_sync".
+
+        Setting it raises InvalidTxnStateError while rows or messages wait: flush them first.
+        """
         return self._mode
+
+    @flush_mode.setter
+    def flush_mode(self, mode: FlushMode) -> None:
+        self._require_open("change the flush mode")
+        one_of("flush_mode", mode, FlushMode)
+        self._wait_for_background()
+        if self.has_pending:
+            raise InvalidTxnStateError(
+                f"cannot change the flush mode from {self._mode} to {mode}: rows or messages wait. "
+                "Flush the session first"
+            )
+        self.end()  # the short cuts are of mode manual
+        self._mode = mode
+        self._room.refuses = mode == "manual"
 
     @property
     def has_pending(self) -> bool:
         """Rows or messages wait to be flushed."""
-        return bool(self._runs or self._acks or self._sending.pending)
+        if self._rows or self._acks or self._unsure is not None or self._sending.pending:
+            return True
+        return self._context is not None and self._context.unsettled
 
+    @shielded
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        if self._background is not None:
-            self._wait_for_background()
+        self._wait_for_background()
         if self.has_pending:
             self._client.require_open()
             outcome = self._flush_all(counted=False)
@@ -219,16 +235,18 @@ class Session(RowOperations, SessionMessages, Closing):
         self._stop_short_cut()
         self._sending.discard()
         self._acks = []
+        self._unsure = self._unsent = None
+        self._flushed = Outcome()
         self._errors.forget()
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+        if self._background is not None:
+            self._background.cancel()
 
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""
         self._table = None
         self._stop_short_cut()
 
+    @shielded
     def close(self) -> None:
         """Flush and close.
 
@@ -238,14 +256,14 @@ class Session(RowOperations, SessionMessages, Closing):
         if self._closed:
             return
         try:
-            if self._context is None or self._context.ended is None:
+            if self._context is None or not self._context.local.ended:
                 self.flush()
         finally:
             self._closed = True
             self._table = None
             self._stop_short_cut()
-            if self._timer is not None:
-                self._timer.cancel()
+            if self._background is not None:
+                self._background.cancel()
 
     def __exit__(
         self,
@@ -257,155 +275,124 @@ class Session(RowOperations, SessionMessages, Closing):
             self.discard()
         self.close()
 
+    def waiting(self) -> int:
+        """How many rows, messages and acks wait."""
+        return len(self._rows) + len(self._acks) + len(self._sending)
+
+    def flush_untold(self) -> None:
+        """Flush; what is refused is told at the next flush."""
+        self._errors.keep(self._flush_all())
+
     # -- inside ------------------------------------------------------------------------
 
     def _require_open(self, what: str) -> None:
         if self._closed:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
+        self._client.require_open()
         if self._context is not None:
             self._context.require_open(what)
 
-    def _take_runs(self) -> list[_Run]:
+    def _wait_for_background(self) -> None:
+        if self._background is not None:
+            self._background.wait()
+
+    def _take_runs(self) -> list[Run]:
         with self._lock:
             self._table = None
-            runs, self._runs = self._runs, []
-            return runs
+            return self._rows.take()
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
         context = self._context
         self._stop_short_cut()
-        if context is not None and self._sending.pending:
-            self._sent += self._sending.give(context)
+        if context is None:
+            return self._flush_alone()
+        context.settle()  # what an earlier flush gave and could not stage
+        if self._sending.pending:
+            self._note(sent=self._sending.give(context))
             context.settle()
-        return self._flush_runs(counted=counted)
+        return self._flush_runs(context, counted=counted)
 
-    def _flush_runs(self, *, counted: bool = True) -> Outcome:
+    def _flush_runs(self, context: TxnContext, *, counted: bool) -> Outcome:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         runs = self._take_runs()
-        total: Outcome | None = None
-        if self._context is None:
-            return self._flush_alone(runs)
         while runs:
             some, rest = runs[:1], runs[1:]
             try:
-                outcome = runs[0].write(self._context, counted=counted)
+                outcome = runs[0].write(context, counted=counted)
             except BaseException as error:
                 over = isinstance(error, InvalidTxnStateError)
                 gone = isinstance(error, TableNotFoundError)
-                if total is not None:
-                    self._errors.keep(total)
+                self._errors.keep(self._flushed)
+                self._flushed = replace(self._flushed, errors=[], refused=0)
                 with self._lock:
                     self._table = None
-                    self._runs = ([] if over else rest if gone else some + rest) + self._runs
+                    self._rows.put_back([] if over else rest if gone else some + rest)
                 raise
-            if total is None:
-                total = outcome
-            else:
-                total.add(outcome)
+            self._flushed.add(outcome)
             runs = rest
-        return total or Outcome()
+        context.settle()
+        return self._take_flushed()
 
-    def _flush_alone(self, runs: list[_Run]) -> Outcome:
+    def _take_flushed(self) -> Outcome:
+        outcome, self._flushed = self._flushed, Outcome()
+        return outcome
+
+    def _flush_alone(self) -> Outcome:
         """All that waits, in a transaction of its own. After an error all of it waits on, but
         what is of a table or topic that is gone.
         """
+        self._ask_about_the_last()
+        runs = self._take_runs()
         parcels = self._sending.take()
         with self._lock:
             acks, self._acks = self._acks, []
         if not runs and not parcels and not acks:
-            return Outcome()
+            return self._take_flushed()
+        outcome = Outcome()
 
         def write(context: TxnContext) -> Outcome:
-            total = Outcome()
-            for parcel in parcels:
-                context.send(parcel.topic, parcel.parts)
-            for info, ids, cumulative in acks:
-                context.acknowledge(info, ids, cumulative=cumulative)
-            context.settle()
-            for run in runs:
-                total.add(run.write(context))
-            return total
+            nonlocal outcome
+            outcome = write_all(context, runs, parcels, acks)
+            return outcome
 
         try:
-            outcome = Outcome()
             if not runs and not acks and alone(parcels):
                 send_alone(self._client.instance.topics, parcels)
             else:
-                outcome = write_alone(self._client.instance, write, again=True)
-        except BaseException as error:
-            with self._lock:
-                self._table = None
-                self._runs = ([] if isinstance(error, TableNotFoundError) else runs) + self._runs
-                if not isinstance(error, CommitOutcomeUnknownError):  # else they may be sent
-                    self._acks = acks + self._acks
-                    self._sending.put_back_living(self._client.instance.topics, parcels)
+                write_alone(self._client.instance, write, again=True)
+        except CommitOutcomeUnknownError as error:
+            if error.ask is not None:
+                self._unsure = Unsure(error.ask, outcome, runs, parcels, acks)
             raise
-        self._sent += sum(parcel.rows for parcel in parcels)
-        self._acked += sum(len(ids) for _, ids, _ in acks)
-        return outcome
+        except BaseException as error:
+            gone = isinstance(error, TableNotFoundError)
+            self._put_back([] if gone else runs, parcels, acks)
+            raise
+        self._flushed.add(outcome)
+        self._count_sent(parcels, acks)
+        return self._take_flushed()
 
-    # -- auto_background ---------------------------------------------------------------
-
-    def _flush_soon(self) -> None:
-        with self._lock:
-            waiting = self._waiting()
-            if waiting >= _BACKGROUND_ROWS:
-                self._start_background()
-            else:
-                self._start_timer()
-            background = self._background
-        if waiting >= _BUFFERS * _BACKGROUND_ROWS and background is not None:
-            background.exception()
-
-    def _waiting(self) -> int:
-        rows = sum(len(run.rows) for run in self._runs)
-        return rows + len(self._acks) + len(self._sending)
-
-    def _start_timer(self) -> None:
-        if self._timer is not None:
+    def _ask_about_the_last(self) -> None:
+        """Whether a flush that failed late has written. If it has not, all of it waits again."""
+        unsure = self._unsure
+        if unsure is None:
             return
-        itself = weakref.ref(self)  # an abandoned session is not flushed
+        there = unsure.ask()
+        self._unsure = None
+        if there:
+            self._flushed.add(unsure.outcome)
+            self._count_sent(unsure.parcels, unsure.acks)
+        else:
+            self._put_back(unsure.runs, unsure.parcels, unsure.acks)
 
-        def tick() -> None:
-            session = itself()
-            if session is not None:
-                session._on_timer()
-
-        self._timer = threading.Timer(_BACKGROUND_SECONDS, tick)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _on_timer(self) -> None:
+    def _put_back(self, runs: list[Run], parcels: list[Parcel], acks: list[Acks]) -> None:
         with self._lock:
-            self._timer = None
-            last = self._background
-            if last is not None and last.done() and last.exception() is not None:
-                return  # the caller is told at the next call
-            if self.has_pending and not self._closed:
-                self._start_background()
+            self._table = None
+            self._rows.put_back(runs)
+            self._acks = self._living(acks) + self._acks
+            self._room.take_back(sum(parcel.nbytes for parcel in parcels))
+            self._sending.put_back_living(self._client.instance.topics, parcels)
 
-    def _start_background(self) -> None:
-        if self._background is not None and not self._background.done():
-            return  # it looks again when it has done what it has
-        self._take_background_error()
-        self._background = self._client.instance.pool.submit(self._flush_in_background)
-
-    def _flush_in_background(self) -> None:
-        while True:
-            self._errors.keep(self._flush_all())
-            with self._lock:
-                if self._waiting() < _BACKGROUND_ROWS:
-                    if self.has_pending:
-                        self._start_timer()
-                    return
-
-    def _wait_for_background(self) -> None:
-        background = self._background
-        if background is not None:
-            background.exception()
-            self._take_background_error()
-
-    def _take_background_error(self) -> None:
-        background, self._background = self._background, None
-        if background is not None:
-            background.result()
+    def _count_sent(self, parcels: list[Parcel], acks: list[Acks]) -> None:
+        sent = sum(parcel.rows for parcel in parcels)
+        self._note(sent=sent, acked=sum(len(ids) for _, ids, _ in acks))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from txnkv.errors import StorageFullError, UnavailableError
 from txnkv.message_operations import (
     Acknowledged,
     AnySubscription,
@@ -15,8 +16,11 @@ from txnkv.message_operations import (
     ids_of,
     info_of,
 )
+from txnkv.options import FlushMode
 from txnkv.own_transaction import write_alone
 from txnkv.sending import Sending, alone, send_alone
+from txnkv.session_buffer import Room
+from txnkv.storage.shield import shielded
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.topics import catalog, message_batches, messages
@@ -39,6 +43,9 @@ _ShortCut: TypeAlias = "tuple[str | Topic | None, Callable[[Any], None], Encode 
 bytes, where they are typed.
 """
 
+Acks: TypeAlias = "tuple[SubscriptionInfo, list[MessageId], bool]"
+"""Acknowledged messages of a subscription; whether each with all before it."""
+
 _NONE: Final[_ShortCut] = (None, _nothing, None)
 
 
@@ -47,13 +54,16 @@ class SessionMessages(MessageOperations):
 
     _client: Client
     _context: TxnContext | None
-    _mode: str
+    _mode: FlushMode
+    _room: Room
 
     def _begin_messages(self) -> None:
         self._sending = Sending()
         self._short: _ShortCut = _NONE
-        self._acks: list[tuple[SubscriptionInfo, list[MessageId], bool]] = []
+        self._acks: list[Acks] = []
         self._sent = self._acked = 0
+        # What `send_batch` failed with and has taken, and how many messages it is.
+        self._unsent: tuple[Any, int] | None = None
 
     @property
     @abstractmethod
@@ -84,6 +94,7 @@ class SessionMessages(MessageOperations):
     ) -> None:
         """Send one message; see `MessageOperations.send`."""
         to, put, encode = self._short
+        room = self._room.left
         if topic is to and encode is not None:
             value = encode(value)
         if (
@@ -92,12 +103,15 @@ class SessionMessages(MessageOperations):
             and partition is None
             and headers is None
             and timestamp is None
+            and room[0] > 0
         ):
             if key is None:
                 put(value)
+                room[0] -= 8 + len(value)
                 return
             if key.__class__ is bytes:
                 put((value, key))
+                room[0] -= 16 + len(value) + len(key)
                 return
         self._require_open("send")
         if self._context is not None:
@@ -110,11 +124,14 @@ class SessionMessages(MessageOperations):
                 value = encode(value)
         count = len(info.partitions)
         put = self._sending.appender(info)
-        put(messages.pending(value, key, partition, headers, timestamp, count))
+        message = messages.pending(value, key, partition, headers, timestamp, count)
+        self._room.take((message,) if isinstance(message, bytes) else message)
+        put(message)
         if self._mode == "manual":
             self._short = topic, put, encode
         self._after_call()
 
+    @shielded
     def send_batch(self, topic: str | Topic, data: Any) -> WriteResult:
         """Send Arrow data; see `MessageOperations.send_batch`."""
         self._require_open("send")
@@ -123,8 +140,12 @@ class SessionMessages(MessageOperations):
         given, batches = ingest.open_stream(data)
         codec = info.options.codec
         message_batches.check_columns(given, codec)
+        unsent = self._unsent
         if self.has_pending:
             self.flush()
+        if unsent is not None and unsent[0] is data:
+            self._unsent = None
+            return WriteResult(sent=unsent[1])
         streamed = isinstance(data, pa.RecordBatchReader)
         outgoing = message_batches.outgoing_of(batches, len(info.partitions), codec)
         parcels: Any = self._sending.parcels_of(info, outgoing)
@@ -134,11 +155,20 @@ class SessionMessages(MessageOperations):
 
         def write(context: TxnContext) -> Outcome:
             result.sent = 0
-            for parcel in parcels:
-                context.send(parcel.topic, parcel.parts, more=True)
-                context.settle(more=True)
-                result.sent += parcel.rows
-            context.settle()
+            left = iter(parcels)
+            try:
+                for parcel in left:
+                    context.send(parcel.topic, parcel.parts, more=True)
+                    result.sent += parcel.rows
+                    context.settle(more=True)
+                context.settle()
+            except (StorageFullError, UnavailableError):
+                if context is self._context and context.scope is None:
+                    self._note(sent=result.sent)
+                    if not streamed:
+                        self._sending.put_back([*left])
+                        self._unsent = data, sum(parcel.rows for parcel in parcels)
+                raise
             return Outcome()
 
         if self._context is not None:
@@ -149,17 +179,33 @@ class SessionMessages(MessageOperations):
             result.sent = sum(parcel.rows for parcel in parcels)
         else:
             write_alone(self._client.instance, write, again=not streamed)
+        self._client.instance.coordinator.metrics.messages_sent.add(result.sent)
         return result
 
+    def _note(self, *, sent: int = 0, acked: int = 0) -> None:
+        """Have these counted by the next flush and the metrics."""
+        self._sent += sent
+        self._acked += acked
+        metrics = self._client.instance.coordinator.metrics
+        metrics.messages_sent.add(sent)
+        metrics.messages_acked.add(acked)
+
+    def _living(self, acks: list[Acks]) -> list[Acks]:
+        """Those of topics that were not dropped: the others could never be flushed."""
+        topics = self._client.instance.topics
+        return [one for one in acks if topics.is_live(one[0].topic)]
+
+    @shielded
     def _acknowledge(
         self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
     ) -> None:
         self._require_open("acknowledge")
         info, ids = info_of(subscription), ids_of(message)
         if self._context is None:
+            self._client.instance.topics.subscriptions.refuse(info, ids, cumulative=cumulative)
             self._acks.append((info, ids, cumulative))
         else:
             self._context.acknowledge(info, ids, cumulative=cumulative)
-            self._context.settle()
-            self._acked += len(ids)
+            self._context.settle_if_possible()
+            self._note(acked=len(ids))
         self._after_call()

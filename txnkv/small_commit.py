@@ -4,23 +4,27 @@
                 else:             one row of the log, in the next group
     rollback    what is in memory is forgotten, no I/O
 
-A commit that breaks off at its commit point leaves the transaction unsure. Who asks then writes
-to status.db, for what did not come to light by that write never does.
+Who may do what, and when, is told in `local_state`. A commit that breaks off at its commit point
+leaves the transaction unsure. Who asks then writes to status.db, for what did not come to light by
+that write never does.
 """
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
 from txnkv.context import TxnContext
 from txnkv.coordinator import commit_log, status_table
+from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
+    AckConflictError,
+    ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     TableNotFoundError,
@@ -28,174 +32,272 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
     TransactionTimedOutError,
+    TxnkvError,
 )
+from txnkv.local_state import Attempt, Local
+from txnkv.storage.seam import clock
+from txnkv.tables import history
 from txnkv.tables.validation import LockedByYoungerError
 
-_LOCK_WAIT: Final = 5.0
-"""Seconds for which a commit waits for a younger transaction's lock."""
+_SHORTEST_PAUSE: Final = 0.002
+_LONGEST_PAUSE: Final = 0.05
+"""Seconds between two tries to commit, while another transaction has a lock."""
 
 
-def commit_small(context: TxnContext) -> Timestamp:
-    """Commit what is in memory; without I/O when that is nothing.
+def commit_small(context: TxnContext) -> Timestamp | None:
+    """Commit what is in memory, or wait for the commit that is on its way.
+
+    Returns:
+        The commit timestamp, the snapshot when nothing was written; None when the transaction is
+        stored, and goes the long way.
 
     Raises:
+        InvalidTxnStateError: it is aborted.
         TransactionConflictError, TransactionTimedOutError: it is aborted.
         TransactionLockedError: a tablet is locked by an older transaction, and it is
             aborted; or by a younger one for too long, and it is still open.
         CommitOutcomeUnknownError: the disk failed at the commit point.
     """
-    if context.pending is not None:
-        return context.pending.result()
-    own = context.small
-    if context.ended is not None or own is None:
-        return _end_of_nothing(context)
-    commit = own.commit()
-    give_up = time.monotonic() + _LOCK_WAIT
-    pause = 0.002
-    while True:
-        try:
-            stamp = context.instance.coordinator.log.commit(commit)
-        except LockedByYoungerError as error:
-            if time.monotonic() > give_up:
-                raise TransactionLockedError(
-                    f"{error}, and did not end within {_LOCK_WAIT:g} s. Transaction "
-                    f"{context.row.txn_id} is still open: commit it again"
-                ) from None
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        except BaseException as error:
-            raise _failed(context, error) from error.__cause__
-        else:
-            return _committed(context, stamp)
+    attempt, commit = _begin(context)
+    if attempt is None:
+        return None
+    if commit is not None:
+        _drive(context, attempt, commit)
+    try:
+        return attempt.result()
+    finally:
+        del attempt  # an error of it refers to this frame
 
 
-def submit_small(context: TxnContext) -> Future[Timestamp]:
+def submit_small(context: TxnContext) -> Future[Timestamp] | None:
     """`commit_small` without waiting: any number may be on their way at once.
 
     Raises:
-        TransactionTimedOutError: it is past its timeout; it is aborted.
+        InvalidTxnStateError, TransactionTimedOutError: it is aborted.
     """
-    if context.pending is not None:
-        return context.pending
-    future: Future[Timestamp] = Future()
-    future.set_running_or_notify_cancel()  # what is on its way is not called back
-    own = context.small
-    if context.ended is not None or own is None:
-        future.set_result(_end_of_nothing(context))
-        return future
-    if context.past_deadline:
-        raise context.time_out("commit")
-    commit = own.commit()
-    context.pending = future
-    inner = context.instance.coordinator.log.commit_async(commit)
-    inner.add_done_callback(lambda done: _submitted(context, done, future))
+    attempt, commit = _begin(context)
+    if attempt is None:
+        return None
+    with context.lock:
+        future = attempt.future()
+    if commit is not None:
+        inner = context.instance.coordinator.log.commit_async(commit)
+        inner.add_done_callback(lambda done: _submitted(done, context, attempt, commit))
     return future
 
 
-def _submitted(context: TxnContext, done: Future[Timestamp], future: Future[Timestamp]) -> None:
-    error = done.exception()
-    if isinstance(error, LockedByYoungerError):
-        context.instance.pool.submit(_commit_waiting, context, future)
-    elif error is not None:
-        error = _failed(context, error)
-        context.pending = None
-        future.set_exception(error)
-    else:
-        future.set_result(_committed(context, done.result()))
+def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
+    """The commit of the transaction, and what the commit log is to be given where it begins."""
+    if context.local.at is Local.UNSURE:
+        make_sure(context)
+    local = context.local
+    with context.lock:
+        if local.at is Local.ABORTED:
+            raise context.not_open("commit")
+        if local.stored:
+            return None, None
+        if local.attempt is not None:
+            return local.attempt, None
+        if local.at is Local.IN_MEMORY:
+            if context.small is not None:
+                return context.begin_to_commit()
+            if past_timeout(context.row):
+                raise context.time_out("commit")
+            context.end(TxnState.COMMITTED)  # its snapshot holds by itself
+        return Attempt(local.commit_ts or context.snapshot), None
 
 
-def _commit_waiting(context: TxnContext, future: Future[Timestamp]) -> None:
-    context.pending = None
-    try:
-        future.set_result(commit_small(context))
-    except BaseException as error:
-        future.set_exception(error)
+def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
+    """Have the commit log commit, again and again while a younger transaction has a lock."""
+    log = context.instance.coordinator.log
+    while True:
+        try:
+            stamp = log.commit(commit, context.row.deadline)
+        except LockedByYoungerError as error:
+            if not _wait_for_lock(context, attempt, error):
+                return
+        except BaseException as error:
+            _failed(context, attempt, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        else:
+            _committed(context, attempt, stamp)
+            return
 
 
-def _end_of_nothing(context: TxnContext) -> Timestamp:
-    """The commit of who wrote nothing, or has committed: its snapshot holds by itself."""
-    if context.ended is None:
-        if context.past_deadline:
-            raise context.time_out("commit")
-        context.end(TxnState.COMMITTED)
-    return context.snapshot if context.commit_ts is None else context.commit_ts
-
-
-def _committed(context: TxnContext, stamp: Timestamp) -> Timestamp:
-    context.commit_ts = stamp
-    context.end(TxnState.COMMITTED)
-    return stamp
-
-
-def _failed(context: TxnContext, error: BaseException) -> BaseException:
-    """Note what became of a commit that raised `error`; what to raise."""
-    if isinstance(error, CommitOutcomeUnknownError):
-        context.unsure = True
-        return CommitOutcomeUnknownError(str(error), int(context.id))
-    if isinstance(error, (TableNotFoundError, TopicNotFoundError)) and context.transactional:
-        error = InvalidTxnStateError(
-            f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED ({error})"
+def _wait_for_lock(context: TxnContext, attempt: Attempt, error: TxnkvError) -> bool:
+    """Pause before the next try; False when there is to be none."""
+    attempt.queued = False
+    waited = attempt.elapsed
+    if waited > context.lock_timeout:
+        said = (
+            f"{error}, and did not end within {context.lock_timeout:g} s. Transaction "
+            f"{context.row.txn_id} is still open: commit it again"
         )
+        _stays_open(context, attempt, TransactionLockedError(said))
+        return False
+    attempt.wait(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+    with context.lock:
+        return attempt.queue_again()
+
+
+def _submitted(
+    done: Future[Timestamp], context: TxnContext, attempt: Attempt, commit: SmallCommit
+) -> None:
+    error = done.exception()
+    if error is None:
+        _committed(context, attempt, done.result())
+    elif isinstance(error, LockedByYoungerError):
+        attempt.queued = False
+        try:
+            context.instance.pool.submit(_go_on, context, attempt, commit, error)
+        except RuntimeError:  # its threads are gone
+            _stays_open(context, attempt, ClosedError(f"{error}, and the client was closed"))
+    else:
+        _failed(context, attempt, error)
+
+
+def _go_on(context: TxnContext, attempt: Attempt, commit: SmallCommit, error: TxnkvError) -> None:
+    if _wait_for_lock(context, attempt, error):
+        _drive(context, attempt, commit)
+
+
+# -- outcomes --------------------------------------------------------------------------
+
+
+def _committed(context: TxnContext, attempt: Attempt, stamp: Timestamp) -> None:
+    with context.lock:
+        context.local.commit_ts = stamp
+        context.end(TxnState.COMMITTED)
+        context.local.settle(attempt, stamp)
+    attempt.tell()
+
+
+def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> None:
+    with context.lock:
+        if attempt.done:  # it was rolled back meanwhile
+            return
+        context.local.move(Local.IN_MEMORY)
+        context.local.settle(attempt, None, error)
+    attempt.tell()
+
+
+def _failed(context: TxnContext, attempt: Attempt, error: BaseException) -> None:
+    with context.lock:
+        context.local.unsure_since = Timestamp.from_micros(
+            max(clock.now_micros() - int(attempt.elapsed * 1e6), 0)
+        )
+        error = _move_after(context, error)
+        context.local.settle(attempt, None, error.with_traceback(None))
+    attempt.tell()
+    _count(context, error)
+
+
+def _move_after(context: TxnContext, error: BaseException) -> BaseException:
+    """Note what became of a commit that raised `error`; what to raise."""
+    if isinstance(error, (TableNotFoundError, TopicNotFoundError)) and context.transactional:
         context.end(TxnState.ABORTED, str(error))
-    elif isinstance(
+        return context.not_open("commit")
+    if isinstance(
         error, (TransactionConflictError, TransactionLockedError, TransactionTimedOutError)
     ):
         context.end(TxnState.ABORTED, str(error), error)
-    _note(context, error)
+    elif isinstance(error, TxnkvError) and not isinstance(error, CommitOutcomeUnknownError):
+        context.local.move(Local.IN_MEMORY)  # nothing was committed
+    else:
+        context.local.move(Local.UNSURE)
+        unknown = CommitOutcomeUnknownError(str(error), int(context.id))
+        unknown.__cause__ = error.__cause__
+        return unknown
     return error
 
 
-def _note(context: TxnContext, error: BaseException) -> None:
+def _count(context: TxnContext, error: BaseException) -> None:
     metrics = context.instance.coordinator.metrics
     if isinstance(error, TransactionConflictError):
         metrics.conflicts.add()
+        metrics.ack_conflicts.add(isinstance(error, AckConflictError))
     elif isinstance(error, TransactionLockedError):
         metrics.locked.add()
     elif isinstance(error, TransactionTimedOutError):
         metrics.timeouts.add()
 
 
-def make_sure(context: TxnContext) -> TxnState:
-    """Find out how a commit ended whose outcome was not known.
-
-    Raises:
-        UnavailableError, StorageFullError: the disk still fails; it is as unsure as before.
-    """
-    txn_id = context.row.txn_id
-    with context.instance.store.status.write() as cur:
-        # A write after the failed one decides: what did not come to light by now never does.
-        found = commit_log.find(cur, txn_id)
-        if found is None:
-            gone = replace(context.row, state=TxnState.ABORTED, reason="its commit failed")
-            status_table.insert(cur, gone)
-    context.unsure = False
-    if found is not None:
-        _committed(context, found)
-    else:
-        context.end(TxnState.ABORTED, "its commit failed")
-    assert context.ended is not None
-    return context.ended
+# -- asking, and giving up -------------------------------------------------------------
 
 
 def current(context: TxnContext) -> TxnRow:
-    """The row of a transaction, small or large, as it stands or would stand in status.db."""
-    if context.unsure:
+    """The row of a transaction, small or large, as it stands or would stand in status.db.
+
+    Raises:
+        CommitOutcomeUnknownError: its commit broke off, and how it ended was forgotten since.
+        UnavailableError, StorageFullError: it broke off, and the disk still fails.
+    """
+    if context.local.at is Local.UNSURE:
         make_sure(context)
     return context.current()
 
 
-def abort_small(context: TxnContext, reason: str) -> None:
+def make_sure(context: TxnContext) -> TxnState:
+    """Find out how a commit ended whose outcome was not known.
+
+    Raises:
+        As `current`; it is as unsure as before.
+    """
+    local, txn_id = context.local, context.row.txn_id
+    with context.lock:
+        if local.at is Local.UNSURE:
+            with context.instance.store.status.write() as cur:
+                # A write after the failed one decides: what did not come to light by now never
+                # does.
+                found = commit_log.find(cur, txn_id)
+                if found is None:
+                    if not history.remembers(cur, local.unsure_since):
+                        raise CommitOutcomeUnknownError(
+                            f"the commit of transaction {txn_id} broke off, and the commit log has "
+                            "forgotten since how it ended: look for what it wrote",
+                            int(context.id),
+                        )
+                    gone = replace(context.row, state=TxnState.ABORTED, reason="its commit failed")
+                    status_table.insert(cur, gone)
+            if found is None:
+                context.end(TxnState.ABORTED, "its commit failed")
+            else:
+                local.commit_ts = found
+                context.end(TxnState.COMMITTED)
+        return local.told
+
+
+def abort_small(context: TxnContext, reason: str) -> bool:
     """Forget what was written. Twice is fine.
+
+    A commit that is on its way is waited for; one that waits for a lock is given up.
+
+    Returns:
+        False when the transaction is stored, and goes the long way.
 
     Raises:
         InvalidTxnStateError: it is committed.
+        CommitOutcomeUnknownError, UnavailableError, StorageFullError: as `current`.
     """
-    pending = context.pending
-    if pending is not None:
-        pending.exception()
-    if context.unsure:
-        make_sure(context)
-    if context.ended is TxnState.COMMITTED:
-        raise InvalidTxnStateError(f"cannot abort: transaction {context.id} is COMMITTED")
-    if context.ended is None:
-        context.end(TxnState.ABORTED, reason)
+    local = context.local
+    while True:
+        if local.at is Local.UNSURE:
+            make_sure(context)
+        with context.lock:
+            attempt = local.attempt
+            if local.stored:
+                return False
+            if local.at is Local.COMMITTED:
+                raise InvalidTxnStateError(f"cannot abort: transaction {context.id} is COMMITTED")
+            if local.at is not Local.UNSURE and (attempt is None or not attempt.queued):
+                context.end(TxnState.ABORTED, reason)
+                if attempt is not None:
+                    local.settle(attempt, None, context.not_open("commit"))
+                break
+        if attempt is not None:
+            attempt.wait(1.0)
+    if attempt is not None:
+        attempt.tell()
+    return True

@@ -11,17 +11,36 @@ has any number, in any processes, and each message is leased to one of them for 
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from txnkv.closing import Closing
-from txnkv.errors import AckConflictError, ClosedError, InvalidTxnStateError
+from txnkv.errors import (
+    AckConflictError,
+    ClosedError,
+    InvalidTxnStateError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.options import Start, SubscriptionType
 from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.locks import new_lock
+from txnkv.storage.shield import shielded
+from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.leases import LeaseReader
 from txnkv.topics.message import Message, MessageId
 from txnkv.topics.redelivery import Delivery, ExclusiveReader
-from txnkv.topics.subscriptions import EXCLUSIVE, Place, SubscriptionInfo, Subscriptions
+from txnkv.topics.standby import Standby
+from txnkv.topics.subscriptions import (
+    Place,
+    SubscriptionInfo,
+    SubscriptionOptions,
+    Subscriptions,
+)
 from txnkv.topics.values import Encoded
 from txnkv.topics.waiting import Waiting, deadline
 
@@ -29,6 +48,8 @@ if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.topics.catalog import TopicInfo
     from txnkv.transaction import Transaction
+
+_log = logging.getLogger("txnkv")
 
 _DEAD_LETTER_HEADERS: Final = ("txnkv-topic", "txnkv-partition", "txnkv-offset", "txnkv-deliveries")
 
@@ -41,14 +62,10 @@ def subscribe(
     client: Client,
     topic: TopicInfo,
     name: str,
-    type: str = EXCLUSIVE,
-    start: str | Mapping[int, int] = "earliest",
+    type: SubscriptionType = "exclusive",
+    start: Start | Mapping[int, int] = "earliest",
     partitions: Sequence[int] | None = None,
-    *,
-    lease_seconds: float = 30.0,
-    max_deliveries: int | None = None,
-    dead_letter: str | None = None,
-    redelivery_delay: float = 0.0,
+    **options: Unpack[SubscriptionOptions],
 ) -> Subscription:
     """A consumer of a subscription, which is made when there is none of this name.
 
@@ -56,21 +73,26 @@ def subscribe(
         client: of the store.
         topic: of which topic.
         name: of the subscription; unique in the topic.
-        type: "exclusive" or "shared".
+        type: "exclusive"; "failover": exclusive, and further consumers wait until the one that
+            has the place is closed or dies; or "shared".
         start: where a new one begins: "earliest", "latest", or an offset by partition number.
         partitions: numbers of those that this consumer reads; None: all.
-        lease_seconds: a message that a shared consumer had for so long without acknowledging it
-            goes to another.
-        max_deliveries: after so many deliveries without an ack a message goes to the dead letter
-            topic; None: never.
-        dead_letter: that topic, made when it is missing; by default named after topic and
-            subscription.
-        redelivery_delay: seconds from a negative ack to the next delivery.
+        **options: of the subscription; those that are not named stay as they are.
+            lease_seconds: a message that a shared consumer had for so long without acknowledging
+            it goes to another; 30. max_deliveries: after so many deliveries without an ack a
+            message goes to the dead letter topic; None, never. dead_letter: that topic, which is
+            taken as it is, or made when it is missing; by default named after topic and
+            subscription. redelivery_delay: seconds from a negative ack to the next delivery; 0.
+            ack_timeout: seconds after which a message of an exclusive one is delivered again unless
+            it was acknowledged, pending or done; None, never. Its deliveries are counted.
 
     Raises:
-        UnavailableError: an exclusive one has a live consumer.
+        UnavailableError: an exclusive one has a live consumer. Nothing was changed, as with every
+            other error.
         ValueError: an argument makes no sense, or there is one of the other type.
+        OffsetOutOfRangeError: it is to start beyond the end.
         TopicNotFoundError: the topic was dropped.
+        NotSupportedError: the dead letter topic is a copy.
     """
     numbers = range(len(topic.partitions)) if partitions is None else sorted(set(partitions))
     if not numbers or not set(numbers) <= set(range(len(topic.partitions))):
@@ -78,23 +100,8 @@ def subscribe(
             f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
             f"them, not {partitions!r}"
         )
-    if max_deliveries is not None and dead_letter is None:
-        dead_letter = f"{topic.name}.{name}.dead"
-    info = SubscriptionInfo(
-        0,
-        topic,
-        name,
-        type,
-        float(lease_seconds),
-        max_deliveries,
-        dead_letter,
-        float(redelivery_delay),
-    )
-    info = client.instance.topics.subscriptions.make(info, start)
-    if dead_letter is not None:
-        schema = topic.options.value_schema
-        client.create_topic(dead_letter, exists_ok=True, value_schema=schema)
-    return Subscription(client, info, numbers)
+    info, place = client.instance.topics.subscriptions.subscribe(topic, name, type, start, options)
+    return Subscription(client, info, place, numbers)
 
 
 class Subscription(Closing):
@@ -104,27 +111,55 @@ class Subscription(Closing):
         info: what names the subscription; picklable, for processes that acknowledge by a token.
     """
 
-    def __init__(self, client: Client, info: SubscriptionInfo, partitions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        info: SubscriptionInfo,
+        place: Place | None,
+        partitions: Sequence[int],
+    ) -> None:
         """Made by `Topic.subscribe`."""
         self._client = client
         self.info = info
         self._engine = client.instance.topics
         self._pid = os.getpid()
-        subscriptions = self._engine.subscriptions
-        place = subscriptions.open(info)
-        self._reader: ExclusiveReader | LeaseReader
+        self._partitions = partitions
+        self._state: Exclusive | None = None
+        self._reader: ExclusiveReader | LeaseReader | Standby = Standby()
+        self._taking = new_lock()
+        self._on_its_way = False
+        self._given: list[Delivery] = []  # by the last call
+        self._spent: deque[Delivery] = deque()  # for the dead letter topic
+        self._has = _Has(self._engine.subscriptions, info)
+        if place is not None:
+            self._begin(place)
+        self._close = WhenDropped(self, self._has.close)
+
+    def _begin(self, place: Place) -> None:
+        """It has the place, or its share."""
+        info = self.info
+        self._has.place = place
         try:
-            state = None if info.leased else subscriptions.exclusive(info.id)
-            self._state = state
+            state = None if info.leased else self._engine.subscriptions.exclusive(info.id)
             if state is None:
-                self._reader = LeaseReader(self._engine, info, place, partitions)
+                leases = LeaseReader(self._engine, info, place, self._partitions)
+                self._reader = self._has.leases = leases
             else:
-                self._reader = ExclusiveReader(self._engine, state, partitions)
+                self._reader = ExclusiveReader(self._engine, state, self._partitions)
+            self._state = state
         except BaseException:
-            subscriptions.close(info, place)
+            self._has.give_up()
             raise
-        leases = self._reader if isinstance(self._reader, LeaseReader) else None
-        self._close = WhenDropped(self, _close, subscriptions, info, place, leases)
+
+    def _take_over(self) -> None:
+        place = self._engine.subscriptions.take_over(self.info)
+        if place is not None:
+            self._begin(place)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether messages come to this consumer; False while it waits for the place."""
+        return not isinstance(self._reader, Standby)
 
     @property
     def name(self) -> str:
@@ -132,7 +167,9 @@ class Subscription(Closing):
         return self.info.name
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.info.name!r} of {self.info.topic.name!r}, {self.info.type}>"
+        closed = "" if self._close.alive else ", closed"
+        info = self.info
+        return f"<Subscription {info.name!r} of {info.topic.name!r}, {info.type}{closed}>"
 
     # -- receiving ---------------------------------------------------------------------
 
@@ -156,12 +193,14 @@ class Subscription(Closing):
             raise ValueError(f"max_messages is at least 1, not {max_messages!r}")
         found = self._take(max_messages)
         if found or (timeout is not None and timeout <= 0):
+            self._on_its_way = False  # nothing is called until the caller has them
             return found
         waiting = Waiting(self._engine, deadline(timeout), self._check)
         while True:
             waiting.mark()
             found = self._take(max_messages)
             if found:
+                self._on_its_way = False
                 return found
             try:
                 if not waiting.wait(self._reader.pending):
@@ -176,16 +215,49 @@ class Subscription(Closing):
             assert message is not None
             yield message
 
+    @shielded
     def _take(self, most: int) -> list[Message]:
+        """What there is; on its way until the caller has it, whom a signal may keep from it."""
+        with self._taking:
+            if self._on_its_way:
+                self._on_its_way = False
+                self.unreceive()
+            found = self._next(most)
+            self._on_its_way = bool(found)
+            return found
+
+    def _next(self, most: int) -> list[Message]:
         while True:
             self._require_open()
+            if isinstance(self._reader, Standby):
+                self._take_over()
             given = self._reader.take(most)
-            found = [one.message for one in given if not self._is_spent(one)]
             for one in given:
-                if self._is_spent(one):
-                    self._give_up(one)
+                one.message.redelivery_count = one.before
+            self._spent += [one for one in given if self._is_spent(one)]
+            found = [one.message for one in given if not self._is_spent(one)]
+            try:
+                while self._spent:
+                    self._give_up(self._spent[0])
+                    self._spent.popleft()
+            except TxnkvError as error:
+                if not found:
+                    raise
+                _log.warning("%s cannot give up a message: %s", self.info, error)
             if found or not given:
+                self._given = [one for one in given if not self._is_spent(one)]
+                self._count(found)
                 return found
+
+    def unreceive(self) -> None:
+        """As if the last `receive` or `receive_many` had not been: the next one gives it again."""
+        self._reader.put_back(self._given)
+        self._given = []
+
+    def _count(self, found: list[Message]) -> None:
+        metrics = self._client.instance.coordinator.metrics
+        metrics.messages_delivered.add(len(found))
+        metrics.messages_redelivered.add(sum(m.redelivery_count > 0 for m in found))
 
     def _is_spent(self, delivery: Delivery) -> bool:
         return self.info.max_deliveries is not None and delivery.before >= self.info.max_deliveries
@@ -209,6 +281,7 @@ class Subscription(Closing):
                     timestamp=message.timestamp,
                 )
                 txn.ack(self, message)
+            self._client.instance.coordinator.metrics.dead_letters.add()
         except AckConflictError:
             return  # somebody acknowledged it after all
 
@@ -251,6 +324,7 @@ class Subscription(Closing):
         """
         self._acknowledge("ack_cumulative", message, txn)
 
+    @shielded
     def _acknowledge(self, how: str, message: Any, txn: Transaction | None) -> None:
         self._require_open()
         if txn is not None:
@@ -260,6 +334,7 @@ class Subscription(Closing):
             getattr(session, how)(self, message)
             session.flush()
 
+    @shielded
     def nack(self, message: Message | MessageId | Sequence[Message | MessageId]) -> None:
         """The message could not be worked on: it is delivered again, after `redelivery_delay`.
 
@@ -273,18 +348,69 @@ class Subscription(Closing):
             self._reader.nack(ids, delay)
             return
         state = self._state
-        assert state is not None
+        if state is None:
+            return  # it waits for the place, and was given nothing
         for number, offset in ids:
             partition_id = self.info.topic.partitions[number]
             if state.deliverable(partition_id, offset):
                 state.give_back(partition_id, offset, offset + 1, delay)
 
+    @shielded
+    def seek(self, partition: int, offset: int | Start) -> None:
+        """Move the subscription in a partition, durably: what lies below is acknowledged, and all
+        from there on is delivered, again where it was. Other consumers of a shared one follow.
+
+        Args:
+            partition: its number.
+            offset: or "earliest", the first that is kept, or "latest", behind what is decided.
+
+        Raises:
+            InvalidTxnStateError: acks of its messages are pending in open transactions.
+            OffsetOutOfRangeError: the partition does not hold this offset.
+            UnavailableError: this consumer waits for the place that another one has.
+            ValueError: there is no such partition.
+        """
+        self._require_open()
+        if partition not in range(len(self.info.topic.partitions)):
+            raise ValueError(f"topic {self.info.topic.name!r} has no partition {partition!r}")
+        if isinstance(self._reader, Standby):
+            self._take_over()
+            if isinstance(self._reader, Standby):
+                raise UnavailableError(
+                    f"{self.info}: another consumer has the place; seek there, or close it"
+                )
+        with self._taking:
+            if self._on_its_way:
+                self._on_its_way = False
+                self.unreceive()
+            found = self._engine.subscriptions.seek(self.info, partition, offset)
+            self._reader.seek(partition, found)
+            self._given = [each for each in self._given if each.message.partition != partition]
+            self._spent = deque(each for each in self._spent if each.message.partition != partition)
+
+    @shielded
+    def committed(self) -> dict[int, int]:
+        """By partition, the offset below which all is acknowledged: where a new consumer begins."""
+        self._require_open()
+        return self._engine.subscriptions.committed(self.info)
+
+    @shielded
     def lag(self) -> dict[int, int]:
         """Messages that are not deleted, by partition; markers may be counted among them."""
+        self._require_open()
         return self._engine.subscriptions.lag(self.info)
+
+    @shielded
+    def lost(self) -> dict[int, int]:
+        """Messages that retention took before they were acknowledged, by partition, since the
+        subscription was made; markers may be counted among them.
+        """
+        self._require_open()
+        return self._engine.subscriptions.lost(self.info)
 
     # -- the end -----------------------------------------------------------------------
 
+    @shielded
     def close(self) -> None:
         """Let others have what this consumer has not acknowledged. Twice is fine."""
         if os.getpid() == self._pid:
@@ -300,12 +426,23 @@ class Subscription(Closing):
             raise ClosedError(f"{self.info}: this consumer was closed; subscribe again")
 
 
-def _close(
-    subscriptions: Subscriptions, info: SubscriptionInfo, place: Place, leases: LeaseReader | None
-) -> None:
-    try:
-        if leases is not None:
-            leases.close()
-        subscriptions.close(info, place)
-    except ClosedError:
-        return  # the store went first, and with this process's slot the place is free
+class _Has:
+    """What a consumer has of its subscription, and gives up when it is closed or dropped."""
+
+    def __init__(self, subscriptions: Subscriptions, info: SubscriptionInfo) -> None:
+        self._subscriptions = subscriptions
+        self._info = info
+        self.place: Place | None = None
+        self.leases: LeaseReader | None = None
+
+    def close(self) -> None:
+        with suppress(ClosedError):  # the store went first, and with this process's slot the place
+            if self.leases is not None:
+                self.leases.close()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the next one have the place."""
+        place, self.place = self.place, None
+        if place is not None:
+            self._subscriptions.close(self._info, place)

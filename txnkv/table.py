@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +14,8 @@ from txnkv.diff_token import DiffToken
 from txnkv.errors import ClosedError, HistoryExpiredError
 from txnkv.scan import Scan, unpin
 from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.locks import new_lock
+from txnkv.storage.shield import shielded
 from txnkv.tables import catalog, diff, diff_tokens, history, lookup, reading
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff import DiffRequest
@@ -73,6 +74,10 @@ class Snapshot(Closing):
         """A scan of a table at this snapshot; see `Table.scan`."""
         return self._client.resolve(table).scan(columns, where, self, ordered, limit)
 
+    def __repr__(self) -> str:
+        closed = "" if self._unpin.alive else ", closed"
+        return f"<Snapshot {int(self._timestamp)} of {self._client.path!r}{closed}>"
+
     def require_open(self) -> None:
         """Refuse a closed snapshot.
 
@@ -82,6 +87,7 @@ class Snapshot(Closing):
         if not self._unpin.alive:
             raise ClosedError(f"snapshot {int(self._timestamp)} was closed; take a new one")
 
+    @shielded
     def close(self) -> None:
         """Give the snapshot up. Twice is fine."""
         self._unpin()
@@ -96,7 +102,7 @@ class Table(Closing):
     def __init__(self, client: Client, info: TableInfo) -> None:
         self._client = client
         self.info = info
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._row_ids: range = range(0)
 
     @property
@@ -127,12 +133,14 @@ class Table(Closing):
         """
         return self._read(snapshot, lambda engine, view: lookup.get(engine, self.info, view, key))
 
+    @shielded
     def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         return self._read(
             snapshot, lambda engine, view: lookup.get_many(engine, self.info, view, keys)
         )
 
+    @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """How many rows there are, or how many satisfy `where`."""
         asked = reading.request(self.info, [], where, False, None)
@@ -168,6 +176,7 @@ class Table(Closing):
             client, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
+    @shielded
     def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
@@ -191,6 +200,7 @@ class Table(Closing):
         """
         return diff.diff(self._engine(), self._diff_request(start, end, columns))
 
+    @shielded
     def diff_tokens(
         self,
         start: At,
@@ -224,8 +234,10 @@ class Table(Closing):
         of = self._client.timestamp_of
         return diff.request(self.info, of(start), of(end), columns)
 
+    @shielded
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
+        self._client.require_open()
         with self._lock:
             if not self._row_ids:
                 with self._engine().store.status.write() as cur:

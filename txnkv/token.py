@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from txnkv.errors import InvalidTokenError
-from txnkv.storage.seam import clock
 
 _VERSION: Final = 1
 _BODY: Final = struct.Struct(">B16sQQQB")
@@ -37,7 +36,8 @@ class TokenContent:
 
     Attributes:
         txn_id: local id.
-        expires: microseconds since 2020-01-01 UTC, or None.
+        expires: microseconds since 2020-01-01 UTC, or None. It counts where the transaction is
+            forgotten: else its token expires by the same clock as the transaction.
         keepalive_time: microseconds without heartbeat until the transaction is aborted.
         keepalive: whether who joins also sends heartbeats.
     """
@@ -92,8 +92,8 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
     """What a token says, once it is known to be of this store and unaltered.
 
     Raises:
-        InvalidTokenError: it is cut short, altered, forged, of another store, of another
-            format version, or expired.
+        InvalidTokenError: it is cut short, altered, forged, of another store, or of another
+            format version.
     """
     data = _raw(token)
     if not data:
@@ -117,13 +117,15 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
         hmac.digest(key, data[: _BODY.size], hashlib.sha256), data[_BODY.size :]
     ):
         raise InvalidTokenError("the token's signature does not match: it was altered or forged")
-    if expires and clock.now_micros() > expires:
-        late = (clock.now_micros() - expires) / 1e6
-        raise InvalidTokenError(
-            f"the token expired {late:.1f} s ago, with the timeout of transaction {txn_id}: "
-            "begin a new transaction, with a longer timeout or timeout=None"
-        )
     return TokenContent(store_id, txn_id, expires or None, keepalive_time, bool(flags & _KEEPALIVE))
+
+
+def expired(txn_id: int, late: int) -> InvalidTokenError:
+    """The error for a token whose transaction passed its timeout so many microseconds ago."""
+    return InvalidTokenError(
+        f"the token expired {late / 1e6:.1f} s ago, with the timeout of transaction {txn_id}: "
+        "begin a new transaction, with a longer timeout or timeout=None"
+    )
 
 
 def _raw(token: TxnToken | bytes | str) -> bytes:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
 from txnkv.closing import Closing
+from txnkv.errors import TopicNotFoundError
+from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
+from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.fetch import FetchResult, fetch
 from txnkv.topics.log_view import Bounds, bounds
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from txnkv.producer import Producer
     from txnkv.subscription import Subscription
     from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.subscription_info import SubscriptionOptions
 
 
 class Topic(Closing):
@@ -58,22 +62,25 @@ class Topic(Closing):
 
     # -- reading -----------------------------------------------------------------------
 
+    @shielded
     def end_offsets(self) -> dict[int, int]:
         """For each partition the offset behind its last message, of whatever transaction."""
         return {number: found.high_watermark for number, found in self._bounds().items()}
 
+    @shielded
     def last_stable_offsets(self) -> dict[int, int]:
         """For each partition the offset up to which readers of committed messages get: that of
         the first message of a transaction that is open, or the end.
         """
         return {number: found.last_stable_offset for number, found in self._bounds().items()}
 
+    @shielded
     def fetch(
         self,
         partition: int,
         offset: int,
         max_bytes: int = 1 << 20,
-        isolation: str = "read_committed",
+        isolation: FetchIsolation = "read_committed",
     ) -> FetchResult:
         """Raw batches of one partition, unfiltered.
 
@@ -91,11 +98,12 @@ class Topic(Closing):
         found = self._partition(partition)
         return fetch(self._engine(), found, offset, max_bytes, isolation)
 
+    @shielded
     def consumer(
         self,
-        isolation: str = "read_committed",
-        order: str = "offset",
-        start: str | Mapping[int, int] = "earliest",
+        isolation: ReadIsolation = "read_committed",
+        order: Order = "offset",
+        start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
     ) -> Consumer:
         """A reader of messages, of its own position.
@@ -119,22 +127,25 @@ class Topic(Closing):
             partitions=partitions,
         )
 
+    @shielded
     def subscribe(
         self,
         name: str,
-        type: str = "exclusive",
-        start: str | Mapping[int, int] = "earliest",
+        type: SubscriptionType = "exclusive",
+        start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> Subscription:
         """A consumer whose position is kept in the store, moved by acknowledgements.
 
         Args:
             name: of the subscription; it is made when there is none.
-            type: "exclusive": one consumer at a time; "shared": messages are leased to many.
+            type: "exclusive": one consumer at a time; "failover": the same, and others wait for
+                its place; "shared": messages are leased to many.
             start: where a new one begins: "earliest", "latest", or offsets by partition.
             partitions: their numbers; all by default.
-            **options: see `txnkv.subscription.subscribe`.
+            **options: see `txnkv.subscription.subscribe`; those that are not named stay as they
+                are.
         """
         from txnkv.subscription import subscribe
 
@@ -142,8 +153,33 @@ class Topic(Closing):
         self._engine()
         return subscribe(self._client, self.info, name, type, start, partitions, **options)
 
+    def subscriptions(self) -> list[str]:
+        """The names of its subscriptions, sorted."""
+        return [info.name for info in self._engine().subscriptions.of_topic(self.info)]
+
+    @shielded
+    def drop_subscription(self, name: str, missing_ok: bool = False) -> None:
+        """Forget a subscription at once: what it had deleted and delivered. Open transactions that
+        acknowledged its messages are aborted, a consumer of it is told at its next call. One that
+        is made under this name later begins anew.
+
+        Raises:
+            TopicNotFoundError: there is none of this name, and `missing_ok` is false; or the
+                topic was dropped.
+        """
+        self._client.require_writable()
+        subscriptions = self._engine().subscriptions
+        known = {info.name: info for info in subscriptions.of_topic(self.info)}
+        found = known.get(name)
+        if (found is None or not subscriptions.drop(found)) and not missing_ok:
+            raise TopicNotFoundError(
+                f"topic {self.name!r} has no subscription {name!r} to drop; it has: "
+                f"{', '.join(known) or 'none'}"
+            )
+
     # -- writing -----------------------------------------------------------------------
 
+    @shielded
     def producer(self, name: str | None = None, **options: Any) -> Producer:
         """An idempotent producer; a later one of the same name fences this one.
 

@@ -5,12 +5,17 @@ it may not stay in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from txnkv.context_parts import ContextPart
 from txnkv.coordinator.states import TxnState
-from txnkv.errors import AckConflictError, NotSupportedError
+from txnkv.errors import (
+    AckConflictError,
+    NotSupportedError,
+    StorageFullError,
+    UnavailableError,
+)
 from txnkv.small_parts import Parts, SmallParts
 from txnkv.tables.manifest import Scope
 from txnkv.topics.catalog import TopicInfo
@@ -27,8 +32,10 @@ class TopicWrites(ContextPart):
 
     scope: Scope | None
     transactional: bool
+    _storing: bool
     _own: SmallParts | None
     _staged_sends: StagedSends | None = None
+    _unsure_acks: set[tuple[int, tuple[MessageId, ...], bool]]
 
     def send(self, topic: TopicInfo, parts: Parts, *, more: bool = False) -> None:
         """Take messages for partitions of a topic; all or, after an error, none of them.
@@ -41,8 +48,8 @@ class TopicWrites(ContextPart):
             InvalidTxnStateError: the transaction is not open, or the attempt's job has ended.
             StorageFullError: no room to stage them.
         """
-        self.require_open("send")
         with self.lock:
+            self.require_open("send")
             if self.scope is not None:
                 self._sends_of(self.scope).send(topic, [(n, as_arrow(some)) for n, some in parts])
                 self.settle(more=more)
@@ -72,15 +79,24 @@ class TopicWrites(ContextPart):
             InvalidTxnStateError: the transaction is not open.
             NotSupportedError: in an attempt of a job.
         """
-        self.require_open("acknowledge")
         self.refuse_attempt("acknowledge")
         with self.lock:
+            self.require_open("acknowledge")
+            if self.unsettled:
+                self.settle()
+            self.has_written = True
+            call = info.id, tuple(ids), cumulative
+            again = call in self._unsure_acks
+            outbox = self._parts().outbox
             try:
-                self._parts().outbox.acknowledge(info, ids, cumulative=cumulative)
+                outbox.acknowledge(info, ids, cumulative=cumulative, again=again)
             except AckConflictError as error:
                 self._abort_on_conflict(error)
                 raise
-            self.has_written = True
+            except (StorageFullError, UnavailableError):
+                self._unsure_acks.add(call)
+                raise
+            self._unsure_acks.discard(call)
 
     @contextmanager
     def taking_back(self) -> Iterator[None]:
@@ -103,12 +119,29 @@ class TopicWrites(ContextPart):
         with self.lock:
             if self._staged_sends is not None and not more:
                 self._staged_sends.settle()
-            if self._own is not None and (not self._may_be_small or self._own.too_large):
+            if self.unsettled:
                 self.ensure_large()
+
+    def settle_if_possible(self) -> None:
+        """Stage what has become too large. It is taken already: what fails here, the next
+        operation or the commit tries again, and tells of.
+        """
+        if self.unsettled:
+            with suppress(StorageFullError, UnavailableError):
+                self.settle()
+
+    @property
+    def unsettled(self) -> bool:
+        """Something is in memory that may not stay there, or the OPEN row may not be stored."""
+        own = self._own
+        if own is None:
+            return self._storing and not self.stored
+        return not self._may_be_small or own.too_large
 
     def _abort_on_conflict(self, error: AckConflictError) -> None:
         """Another transaction has the message: this one, which came later, ends here."""
         if self.transactional:
+            self.instance.coordinator.metrics.ack_conflicts.add()
             if self.stored:
                 orchestrator = self.instance.coordinator.orchestrator
                 orchestrator.start_abort(self.row.txn_id, str(error), AckConflictError)

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txnkv import small_commit
+from txnkv import large_commit, small_commit
 from txnkv import token as tokens
 from txnkv.closing import Closing
 from txnkv.context import TxnContext
 from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.orchestration import Orchestrator, ending_error
+from txnkv.coordinator.metadata_store import late_by
+from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
+    RowErrors,
+    TableNotFoundError,
+    TopicNotFoundError,
     TxnkvError,
+    TxnNotFoundError,
 )
 from txnkv.heart import Heart
-from txnkv.large_commit import finish
+from txnkv.local_state import Local
 from txnkv.marking import Marking
+from txnkv.options import FlushMode
 from txnkv.own_session import OwnSession
 from txnkv.scan import Scan
 from txnkv.session import Session
+from txnkv.session_buffer import BUFFER_BYTES
+from txnkv.storage.locks import new_rlock
+from txnkv.storage.seam import clock
+from txnkv.storage.shield import shielded
 from txnkv.tables import lookup
 from txnkv.token import TxnToken
 
@@ -46,6 +56,8 @@ class Transaction(OwnSession, Marking, Closing):
     aborted when its keepalive time has passed.
     """
 
+    _elsewhere = "hand on txn.serialize(), and join by Transaction.deserialize(client, token)"
+
     def __init__(
         self, client: Client, context: TxnContext, *, joined: bool, keepalive: bool
     ) -> None:
@@ -54,7 +66,7 @@ class Transaction(OwnSession, Marking, Closing):
         self._joined = joined
         self._keepalive = keepalive
         self._heart: Heart | None = None
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
@@ -79,11 +91,13 @@ class Transaction(OwnSession, Marking, Closing):
         return self.context.row.age_ts or self.context.row.begin_ts
 
     @property
+    @shielded
     def state(self) -> TxnState:
         """The state in the status table.
 
         Raises:
             TxnNotFoundError: it ended so long ago that it was forgotten.
+            CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
         self.client.require_open()
         return small_commit.current(self.context).state
@@ -93,6 +107,7 @@ class Transaction(OwnSession, Marking, Closing):
 
     # -- commit ------------------------------------------------------------------------
 
+    @shielded
     def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it.
 
@@ -111,20 +126,11 @@ class Transaction(OwnSession, Marking, Closing):
             StorageFullError: no room; it is not committed.
             CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
         """
-        with self._lock:
-            self._begin_ending(flush=True)
-            context = self.context
-            if not context.stored:
-                return small_commit.commit_small(context)
-            context.offer_reads()
-            try:
-                context.ensure_large()
-                self._orchestrator.start_commit(context.row.txn_id)
-                context.committing = True
-                return self._finish_commit()
-            finally:
-                context.withdraw_reads()
+        self._begin_ending(flush=True)
+        stamp = small_commit.commit_small(self.context)
+        return self._commit_large() if stamp is None else stamp
 
+    @shielded
     def start_commit(self) -> None:
         """Begin to commit and return at once; `is_commit_complete` tells when it is done.
 
@@ -132,24 +138,16 @@ class Transaction(OwnSession, Marking, Closing):
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
         self.client.require_open()
-        with self._lock:
-            if any(session.has_pending for session in self.context.sessions):
-                raise InvalidTxnStateError(
-                    "cannot start committing: a session of the transaction has rows that were not "
-                    "flushed. Flush it first, or call commit()"
-                )
-            self._begin_ending(flush=False)
-            context = self.context
-            if not context.stored:
-                small_commit.submit_small(context)
-                return
-            context.offer_reads()
-            context.ensure_large()
-            row = self._orchestrator.start_commit(context.row.txn_id)
-            context.committing = True
-            if not row.state.ended:
-                context.instance.pool.submit(self._finish_in_background)
+        if any(session.has_pending for session in self.context.sessions):
+            raise InvalidTxnStateError(
+                "cannot start committing: a session of the transaction has rows that were not "
+                "flushed. Flush it first, or call commit()"
+            )
+        self._begin_ending(flush=False)
+        if small_commit.submit_small(self.context) is None:
+            large_commit.start(self.context)
 
+    @shielded
     def is_commit_complete(self) -> bool:
         """True when the commit is done and finalized, False while it goes on.
 
@@ -166,10 +164,12 @@ class Transaction(OwnSession, Marking, Closing):
         if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
             raise ending_error(row, "commit")
         if row.state is TxnState.COMMITTED:
-            self._end_here(TxnState.COMMITTED)
+            self.context.end(TxnState.COMMITTED)
+            self.close()
             return True
         return False
 
+    @shielded
     def commit_async(self) -> Future[Timestamp]:
         """`commit()` without waiting: one thread may have thousands of commits on their way.
 
@@ -177,20 +177,19 @@ class Transaction(OwnSession, Marking, Closing):
         and cannot be cancelled; a small transaction joins the next group of the commit log, a
         large one is committed on a thread of the library.
         """
-        with self._lock:
-            try:
-                self._begin_ending(flush=True)
-                if self.context.stored:
-                    return self.context.instance.pool.submit(self.commit)
-                return small_commit.submit_small(self.context)
-            except TxnkvError as error:
-                future: Future[Timestamp] = Future()
-                future.set_running_or_notify_cancel()
-                future.set_exception(error)
-                return future
+        try:
+            self._begin_ending(flush=True)
+            found = small_commit.submit_small(self.context)
+            return found or self.context.instance.pool.submit(self._commit_large)
+        except TxnkvError as error:
+            future: Future[Timestamp] = Future()
+            future.set_running_or_notify_cancel()
+            future.set_exception(error)
+            return future
 
     # -- rollback ----------------------------------------------------------------------
 
+    @shielded
     def rollback(self) -> None:
         """Abort, and return when every participant has dropped what was staged. Twice is fine.
 
@@ -198,17 +197,13 @@ class Transaction(OwnSession, Marking, Closing):
             InvalidTxnStateError: it is committed.
         """
         self.client.require_open()
-        with self._lock:
-            context = self.context
-            context.require_process()
-            for session in context.sessions:
+        self.context.require_process()
+        with self._lock:  # not from under a commit that flushes: it would commit the rest
+            for session in self.context.sessions:
                 session.discard()
-            if not context.stored:
-                small_commit.abort_small(context, "rolled back")
-            else:
-                context.instance.coordinator.abort(context.row.txn_id, "rolled back")
-            self._end_here(TxnState.ABORTED)
+        self._abort("rolled back")
 
+    @shielded
     def close(self) -> None:
         """Stop heartbeats from this handle. Ends nothing; twice is fine."""
         heart, self._heart = self._heart, None
@@ -218,6 +213,7 @@ class Transaction(OwnSession, Marking, Closing):
 
     # -- tokens ------------------------------------------------------------------------
 
+    @shielded
     def serialize(self, keepalive: bool = False) -> TxnToken:
         """A token by which other processes join.
 
@@ -226,12 +222,14 @@ class Transaction(OwnSession, Marking, Closing):
 
         Raises:
             NotSupportedError: it is serializable.
+            InvalidTxnStateError: it was committed or rolled back, or is being committed, and no
+                other process has ever known of it.
         """
         self.client.require_open()
         self.context.require_process()
         self.require_shareable("serialize")
-        if self.context.ended is None:
-            self.context.ensure_large()
+        if not self.context.stored:
+            self.context.ensure_large("serialize")
         row = self.context.row
         expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
         content = tokens.TokenContent(
@@ -254,6 +252,7 @@ class Transaction(OwnSession, Marking, Closing):
             )
 
     @classmethod
+    @shielded
     def deserialize(cls, client: Client, token: TxnToken | bytes | str) -> Transaction:
         """Join a transaction by its token, in any process.
 
@@ -261,22 +260,33 @@ class Transaction(OwnSession, Marking, Closing):
             InvalidTokenError: altered, forged, of another store, or expired.
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
+        client.require_open()
         instance = client.instance
         content = tokens.unseal(token, instance.store.store_id, instance.coordinator.token_key)
-        row = instance.coordinator.get(content.txn_id)
+        try:
+            row = instance.coordinator.get(content.txn_id)
+            late = late_by(row)
+        except TxnNotFoundError:
+            late = -1 if content.expires is None else clock.now_micros() - content.expires
+            if late <= 0:
+                raise
+        if late > 0:
+            raise tokens.expired(content.txn_id, late)
         context = TxnContext(instance, row, stored=True)
         return cls(client, context, joined=True, keepalive=content.keepalive)
 
     # -- sessions ----------------------------------------------------------------------
 
-    def new_session(self, flush_mode: str = "manual") -> Session:
-        """A session of this transaction.
+    def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> Session:
+        """A session of this transaction; `Session` tells of the options.
 
         Raises:
             InvalidTxnStateError: commit was called already, or it is not open.
         """
         self.client.require_open()
-        session = self._new_session(flush_mode)
+        session = self._new_session(flush_mode, buffer_bytes)
         self.context.require_open("make a session")
         return session
 
@@ -288,6 +298,7 @@ class Transaction(OwnSession, Marking, Closing):
         self._before_read()
         return self.context.get(writer, key)
 
+    @shielded
     def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         info = self.client.table_info(table)
@@ -319,17 +330,18 @@ class Transaction(OwnSession, Marking, Closing):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _new_session(self, flush_mode: str) -> Session:
-        if self.context.commit_called:
+    def _new_session(self, flush_mode: FlushMode, buffer_bytes: int | None) -> Session:
+        if self.context.local.commit_called:
             raise InvalidTxnStateError(
                 f"transaction commit has already started: transaction {self.context.row.txn_id} "
                 "takes no new sessions"
             )
-        session = Session(self.client, self.context, flush_mode)
+        session = Session(self.client, self.context, flush_mode, buffer_bytes)
         self.context.sessions.append(session)
         return session
 
     def _before_read(self) -> None:
+        self.client.require_open()
         self.context.require_open("read")
         for session in self.context.sessions:
             if session.has_pending:
@@ -337,7 +349,7 @@ class Transaction(OwnSession, Marking, Closing):
 
     def start_heart(self) -> None:
         """The transaction is stored: from now on it needs heartbeats."""
-        if self._keepalive and self._heart is None and self.context.ended is None:
+        if self._keepalive and self._heart is None and not self.context.local.ended:
             self._heart = Heart(self.context.row)
             self.context.instance.coordinator.heartbeats.add(self._heart)
 
@@ -345,40 +357,32 @@ class Transaction(OwnSession, Marking, Closing):
         self.client.require_open()
         context = self.context
         context.require_process()
-        if context.unsure:
-            small_commit.make_sure(context)
-        if context.ended is TxnState.ABORTED:
-            why = f" ({context.reason})" if context.reason else ""
-            raise InvalidTxnStateError(
-                f"cannot commit: transaction {context.row.txn_id} is not open: ABORTED{why}. "
-                "Begin a new transaction"
-            )
-        context.commit_called = True
-        if flush and context.ended is None:
-            for session in context.sessions:
-                session.flush_for_commit()
+        with self._lock:  # who comes second finds nothing to flush, and all of it flushed
+            context.local.commit_called = True
+            if not context.local.open:
+                return
+            try:
+                for session in context.sessions if flush else ():
+                    session.flush_for_commit()
+                context.settle()
+            except (TableNotFoundError, TopicNotFoundError) as error:
+                with suppress(InvalidTxnStateError):  # the rest is not committed without them
+                    self._abort(str(error))
+                raise
 
-    def _finish_commit(self) -> Timestamp:
-        try:
-            return finish(self.context)
-        finally:
-            if self.context.ended is not None:
-                self.close()
-
-    def _finish_in_background(self) -> None:
-        try:
-            self._orchestrator.finish(self.context.row.txn_id)
-        finally:
-            self.context.withdraw_reads()
-
-    @property
-    def _orchestrator(self) -> Orchestrator:
-        return self.context.instance.coordinator.orchestrator
-
-    def _end_here(self, state: TxnState) -> None:
-        if self.context.ended is None:
-            self.context.end(state)
+    def _abort(self, reason: str) -> None:
+        context = self.context
+        if not small_commit.abort_small(context, reason):
+            context.instance.coordinator.abort(context.row.txn_id, reason)
+        context.end(TxnState.ABORTED, reason)
         self.close()
+
+    def _commit_large(self) -> Timestamp:
+        try:
+            return large_commit.commit(self.context)
+        finally:
+            if self.context.local.ended:
+                self.close()
 
     # -- as a context manager ----------------------------------------------------------
 
@@ -388,23 +392,29 @@ class Transaction(OwnSession, Marking, Closing):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        local = self.context.local
         if self._joined:
             for session in self.context.sessions:
-                if kind is None and self.context.ended is None:
+                if kind is None and local.open:
                     session.flush_for_commit()
             self.close()
-            return
-        if self.context.ended is not None:
-            return
-        if kind is not None:
+        elif error is not None:
+            self._leave(error)
+        elif not local.ended:
+            try:
+                self.commit()
+            except BaseException as failed:
+                self._leave(failed)
+                raise
+
+    def _leave(self, error: BaseException) -> None:
+        """Roll back on the way out of an exception, but not a commit that is on its way."""
+        with self._lock:  # a commit of which the wait alone has ended may still be flushing
+            on_its_way = self.context.local.at in (Local.COMMITTING, Local.FINISHING)
+        if not on_its_way and not self.context.local.ended:
             self._rollback_quietly()
-            return
-        try:
-            self.commit()
-        except BaseException:
-            if self.context.ended is None:
-                self._rollback_quietly()
-            raise
+            if isinstance(error, RowErrors):
+                error.note_rollback(self.id)
 
     def _rollback_quietly(self) -> None:
         """Roll back on the way out; the exception that is under way says more."""

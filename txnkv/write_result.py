@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 from txnkv.errors import RowError, RowErrors
+from txnkv.storage.locks import new_lock
 from txnkv.tables.incoming import Outcome
 
 
@@ -24,10 +24,14 @@ class WriteResult:
 class ErrorBuffer:
     """The refused rows of a session, the last `RowErrors.KEPT` of them, and how many nobody
     was told of yet. Shared by threads.
+
+    Args:
+        txn_id: the session's transaction.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, txn_id: int | None) -> None:
+        self._txn_id = txn_id
+        self._lock = new_lock()
         self._errors: list[RowError] = []
         self._untold = 0
 
@@ -76,4 +80,4 @@ class ErrorBuffer:
                 count, self._untold = self._untold, 0
                 errors = self._errors[-count:]
             if count:
-                raise RowErrors(errors, count)
+                raise RowErrors(errors, count, self._txn_id)

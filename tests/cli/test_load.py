@@ -222,7 +222,8 @@ def test_text_longer_than_a_block_is_read_whole(store, file, run, monkeypatch):
 BAD = {
     "type.csv": ("id,v\n1,2\n2,x\n", "type.csv: line 3: column 'v': 'x' is no int64"),
     "short.csv": ("id,v\n1,2\n2\n", "short.csv: line 3: Expected 2 columns, got 1"),
-    "unknown.csv": ("id,w\n1,2\n", "columns that the table does not have: w"),
+    "unknown.csv": ("id,w\n1,2\n", "unknown.csv: there is no column 'w'; the columns are id, v"),
+    "unknown_no_rows.csv": ("id,w\n", "there is no column 'w'"),
     "missing.csv": ("v\n1\n", "no column 'id'"),
     "twice.csv": ("id,id\n1,2\n", "a column twice"),
     "utf8.csv": (b"id,v\n1,2\n\xff,3\n", "utf8.csv: "),
@@ -283,18 +284,28 @@ def test_keys_that_are_there_are_refused_or_left_out(store, file, run, fail):
     [
         ([], "to make it name its key, as --key id"),
         (["--key", "nope"], "the primary key names 'nope'"),
+        (["--key", "id", "--partition-hash", "name:4"], "not of the primary key"),
+    ],
+)
+def test_options_that_do_not_fit(options, wanted, store, file, fail):
+    assert wanted in fail("load", store, "t", file("a.csv", CSV), *options)
+    assert tables_of(store) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
         (["--key", "id,"], "separated by single commas"),
         (["--key", "id", "--schema", "id"], "'id' is no column"),
         (["--key", "id", "--schema", "id:int64,id:int64"], "twice"),
         (["--key", "id", "--schema", "id:text"], "'text' is not a column type"),
         (["--key", "id", "--schema", "id:int64?"], "cannot be nullable"),
         (["--key", "id", "--partition-hash", "id"], "is not column:buckets"),
-        (["--key", "id", "--partition-hash", "name:4"], "not of the primary key"),
         (["--key", "id", "--partition-hash", "id:0"], "1 to 1024 buckets"),
     ],
 )
-def test_options_that_do_not_fit(options, wanted, store, file, fail):
-    assert wanted in fail("load", store, "t", file("a.csv", CSV), *options)
+def test_options_that_make_no_sense(options, wanted, store, file, misuse):
+    assert wanted in misuse("load", store, "t", file("a.csv", CSV), *options)
     assert tables_of(store) == []
 
 
@@ -318,3 +329,39 @@ def test_files_that_cannot_be_read(store, file, fail, misuse, tmp_path):
     assert "no rows to infer" in fail("load", store, "t", file("d.json", "\n"), "--key", "id")
     assert "one character" in misuse("load", store, "t", "a.csv", "--delimiter", "--")
     assert "Missing argument" in misuse("load", store, "t")
+
+
+# -- time zones ------------------------------------------------------------------------
+
+ZONED, PLAIN = "timestamp[us, tz=UTC]", "timestamp[us]"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("kind", "text"), [(ZONED, "2026-01-31T12:00:00"), (PLAIN, "2026-01-31T12:00:00+02:00")]
+)
+def test_a_time_zone_is_neither_added_nor_dropped(invoke, store, tmp_path, ending, kind, text):
+    """JSON lines took a time without a zone for UTC, and dropped the zone of one with it."""
+    file = tmp_path / f"times.{ending}"
+    file.write_text(f"id,at\n1,{text}\n" if ending == "csv" else f'{{"id": 1, "at": "{text}"}}\n')
+    ran = invoke("load", store, "t", file, "--key", "id", "--schema", f"id:int64,at:{kind}")
+    assert ran.status == 1
+    assert "zone offset" in ran.err
+    assert tables_of(store) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["2026-01-31T12:00:00", None], [dt.datetime(2026, 1, 31, 12), None]),
+        (["2026-01-31T12:00:00+02:00"], [dt.datetime(2026, 1, 31, 10, tzinfo=dt.UTC)]),
+        (["2026-01-31T12:00:00", "2026-01-31T12:00:00Z"], None),
+        ([["2026-01-31T12:00:00Z"]], [[dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)]]),
+    ],
+)
+def test_zones_of_json_are_inferred(run, store, tmp_path, texts, found):
+    file = tmp_path / "times.jsonl"
+    rows = ({"id": i, "at": text} for i, text in enumerate(texts))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("load", store, "t", file, "--key", "id")
+    assert [row["at"] for row in rows_of(store, "t")] == (texts if found is None else found)

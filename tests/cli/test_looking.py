@@ -9,6 +9,12 @@ import txnkv
 from txnkv.storage.directory import FORMAT_NAME
 
 
+def test_a_file_is_no_store(file, fail):
+    path = file("a.csv", "id\n")
+    for command in ("init", "tables"):
+        assert fail(command, path) == f"{path} is a file; a store is a directory"
+
+
 def test_init_makes_a_store_once(tmp_path, run):
     path = tmp_path / "a" / "shop"
     assert run("init", path, "--json").json == {"path": str(path), "made": True, "tables": 0}

@@ -201,7 +201,8 @@ class Script:
 
     def do_shortwait(self) -> None:
         """Who may wait for a lock gives up at once."""
-        self._patch.setattr("txnkv.coordinator.coordinator._LOCK_WAIT", 0.05)
+        for txn in self.txns.values():
+            txn.context.lock_timeout = 0.05
 
     def do_large(self) -> None:
         """From now on every write is staged at once."""
@@ -261,12 +262,12 @@ def script(
 def make(request: pytest.FixtureRequest, client: txnkv.Client) -> Any:
     """A call with a flush mode gives a session and what ends it."""
 
-    def made(mode: str = "manual") -> tuple[txnkv.Session, Any]:
+    def made(mode: str = "manual", **options: Any) -> tuple[txnkv.Session, Any]:
         if not request.param:
-            session = client.new_session(mode)
+            session = client.new_session(mode, **options)
             return session, session.flush
         txn = client.new_transaction()
-        return txn.new_session(mode), txn.commit
+        return txn.new_session(mode, **options), txn.commit
 
     return made
 

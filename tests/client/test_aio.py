@@ -77,6 +77,21 @@ def test_it_does_what_the_blocking_client_does(store_path: Path) -> None:
     run(store_path, work)
 
 
+def test_sessions_have_limits(store_path: Path) -> None:
+    async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> None:
+        txn = await client.new_transaction()
+        for session in (
+            await client.new_session(buffer_bytes=1),
+            await txn.new_session("manual", buffer_bytes=1),
+        ):
+            await session.insert(table, (1, "a"))
+            with pytest.raises(txnkv.InvalidTxnStateError, match="flush the session"):
+                await session.insert(table, (2, "b"))
+        await txn.rollback()
+
+    run(store_path, work)
+
+
 def test_tasks_commit_side_by_side(store_path: Path) -> None:
     async def work(client: txnkv.aio.AsyncClient, table: txnkv.aio.AsyncTable) -> int:
         async def one(id: int) -> txnkv.Timestamp:

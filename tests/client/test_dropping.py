@@ -41,7 +41,7 @@ def _scan(client: txnkv.Client) -> Any:
 LOCKS = {
     "of the ids": lambda client: client.instance.coordinator.ids._lock,
     "of the pins": lambda client: client.instance.store.runtime._lock,
-    "of the gate": lambda client: GATE._gate._changed,
+    "of the gate": lambda client: GATE._gate._joining,
     "of the heartbeats": lambda client: client.instance.coordinator.heartbeats._lock,
     "to write status.db": lambda client: client.instance.store.status.write(),
 }

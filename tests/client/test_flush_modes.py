@@ -83,15 +83,15 @@ def test_who_adds_faster_than_the_disk_takes_waits(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the buffers of auto_background full, the call blocks; no row is lost."""
-    monkeypatch.setattr("txnkv.session._BACKGROUND_ROWS", 5)
+    monkeypatch.setattr("txnkv.session_background._BACKGROUND_ROWS", 5)
     go_on, inside = threading.Event(), threading.Event()
     instance = client.instance
     commit = instance.coordinator.log.commit
 
-    def slow(what: Any) -> Any:
+    def slow(*what: Any) -> Any:
         inside.set()
         assert go_on.wait(30)
-        return commit(what)
+        return commit(*what)
 
     monkeypatch.setattr(instance.coordinator.log, "commit", slow)
     session = client.new_session("auto_background")
@@ -152,7 +152,7 @@ def test_rows_wait_on_while_the_disk_is_away(
     session.insert(table, (1, None))
     session.delete_ignore(table, 3)
 
-    def away(what: Any) -> Any:
+    def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
     monkeypatch.setattr(client.instance.coordinator.log, "commit", away)
@@ -161,3 +161,184 @@ def test_rows_wait_on_while_the_disk_is_away(
     assert session.has_pending
     monkeypatch.undo()
     assert session.flush() == txnkv.WriteResult(inserted=1, ignored=1)
+
+
+# -- limits ------------------------------------------------------------------------------
+
+
+def _insert(session: txnkv.Session, id: int) -> None:
+    session.insert("t", (id, "v" * 84))  # 8 for each column, and the text: 100 bytes
+
+
+def _insert_dict(session: txnkv.Session, id: int) -> None:
+    session.insert("t", {"id": id, "v": "v" * 84})
+
+
+def _upsert(session: txnkv.Session, id: int) -> None:
+    session.upsert("t", (id, "v" * 84))
+
+
+def _send(session: txnkv.Session, id: int) -> None:
+    session.send("o", b"v" * 92)
+
+
+def _send_with_key(session: txnkv.Session, id: int) -> None:
+    session.send("o", b"v" * 80, key=b"kkkk")
+
+
+def _send_to_a_place(session: txnkv.Session, id: int) -> None:
+    session.send("o", "v" * 60, partition=0)
+
+
+ADDS = [_insert, _insert_dict, _upsert, _send, _send_with_key, _send_to_a_place]
+
+
+@pytest.mark.parametrize("add", ADDS)
+def test_a_full_buffer_refuses_more_and_loses_nothing(
+    client: txnkv.Client, make: Any, table: txnkv.Table, add: Any
+) -> None:
+    """TestCheckMutationBufferSpaceLimitInEffect, TestApplyTooMuchWithoutFlushing."""
+    topic = client.create_topic("o")
+    session, end = make("manual", buffer_bytes=1000)
+    for turn in range(3):
+        for id in range(10):
+            add(session, 10 * turn + id)
+        for _ in range(2):
+            with pytest.raises(txnkv.InvalidTxnStateError, match=r"1000 bytes.*flush the session"):
+                add(session, 10 * turn + 10)
+        result = session.flush()
+        assert result.inserted + result.updated + result.sent == 10
+    end()
+    assert table.count() + len(topic.consumer().poll()) == 30
+
+
+def test_rows_and_messages_share_the_buffer(client: txnkv.Client, table: txnkv.Table) -> None:
+    client.create_topic("o")
+    session = client.new_session(buffer_bytes=1000)
+    for id in range(5):
+        _insert(session, id)
+        _send(session, id)
+    for add in ADDS:
+        with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):
+            add(session, 9)
+    assert session.flush() == txnkv.WriteResult(inserted=5, sent=5)
+
+
+def test_a_row_larger_than_the_buffer_is_taken_alone(make: Any, table: txnkv.Table) -> None:
+    """The peer refuses it: here nothing that a table takes is beyond every session."""
+    session, end = make("manual", buffer_bytes=1)
+    for id in range(3):
+        _insert(session, id)
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            _insert(session, 9)
+        session.flush()
+    end()
+    assert table.count() == 3
+
+
+def test_what_could_not_be_flushed_fills_the_buffer_again(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = client.new_session(buffer_bytes=1000)
+    for id in range(10):
+        _insert(session, id)
+
+    def away(*what: Any) -> Any:
+        raise txnkv.UnavailableError("the disk is away")
+
+    monkeypatch.setattr(client.instance.coordinator.log, "commit", away)
+    with pytest.raises(txnkv.UnavailableError):
+        session.flush()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):
+        _insert(session, 10)
+    monkeypatch.undo()
+    assert session.flush().inserted == 10
+    _insert(session, 10)
+    session.close()
+    assert table.count() == 11
+
+
+@pytest.mark.parametrize("add", ADDS)
+def test_a_thread_flushes_a_buffer_that_fills(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, add: Any
+) -> None:
+    """TestAutoFlushBackgroundApplyBlocks: nothing is refused, and who adds waits."""
+    monkeypatch.setattr("txnkv.session_background._BACKGROUND_SECONDS", 600.0)
+    topic = client.create_topic("o")
+    session = client.new_session("auto_background", buffer_bytes=1000)
+    for id in range(60):
+        add(session, id)
+        assert session.waiting() <= 10
+    session.close()
+    assert table.count() + len(topic.consumer().poll()) == 60
+
+
+def test_a_session_that_is_switched_keeps_its_limit(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    session = client.new_session("auto_background", buffer_bytes=1000)
+    for id in range(30):
+        _insert(session, id)
+    session.flush()
+    session.flush_mode = "manual"
+    for id in range(30, 40):
+        _insert(session, id)
+    with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):
+        _insert(session, 40)
+    session.flush()
+    session.flush_mode = "auto_sync"
+    for id in range(40, 60):
+        _insert(session, id)
+    assert table.count() == 60
+
+
+def test_a_session_without_a_limit(client: txnkv.Client, table: txnkv.Table) -> None:
+    """So is that of a transaction itself: its rows are the caller's to bound."""
+    session, txn = client.new_session(buffer_bytes=None), client.new_transaction()
+    for id in range(100):
+        _upsert(session, id)
+        txn.upsert(table, (id, "v" * 84))
+    session.discard()
+    txn.rollback()
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_buffer_of_nothing_is_refused(client: txnkv.Client, wrong: int) -> None:
+    with pytest.raises(ValueError, match="buffer_bytes is bytes above 0, or None"):
+        client.new_session(buffer_bytes=wrong)
+
+
+# -- switching ---------------------------------------------------------------------------
+
+
+def test_the_mode_is_switched_when_nothing_waits(make: Any, table: txnkv.Table) -> None:
+    """TestSwitchFlushModes."""
+    session, end = make("manual")
+    session.insert(table, (1, None))
+    with pytest.raises(txnkv.InvalidTxnStateError, match="from manual to auto_sync"):
+        session.flush_mode = "auto_sync"
+    assert session.flush_mode == "manual"
+    session.flush()
+    session.flush_mode = "auto_sync"
+    session.insert(table, (2, None))
+    assert not session.has_pending
+    session.flush_mode = "auto_background"
+    session.insert(table, (3, None))
+    session.flush()
+    session.flush_mode = "manual"
+    session.insert(table, (4, None))
+    assert session.has_pending
+    with pytest.raises(ValueError, match="flush_mode is one of"):
+        session.flush_mode = "never"
+    end()
+    assert table.count() == 4
+    session.close()
+    with pytest.raises(txnkv.ClosedError):
+        session.flush_mode = "manual"
+
+
+def test_a_session_knows_its_transaction(client: txnkv.Client) -> None:
+    """TxnIdOfTransactionalSession."""
+    txn = client.new_transaction()
+    assert txn.new_session().txn_id == txn.id
+    assert client.new_session().txn_id is None

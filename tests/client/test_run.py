@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -67,9 +69,47 @@ def test_run_does_not_repeat_what_is_not_retriable(
     assert table.count() == 0
 
 
-def test_run_wants_an_attempt(client: txnkv.Client) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        client.run(lambda txn: None, attempts=0)
+@pytest.mark.parametrize("options", [{"attempts": 0}, {"deadline": -1.0}])
+def test_run_wants_an_attempt(client: txnkv.Client, options: Any) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        client.run(lambda txn: None, **options)
+
+
+def test_run_goes_on_until_its_deadline(client: txnkv.Client, table: txnkv.Table, now: Any) -> None:
+    """Ten attempts were not enough for 8 threads on 3 hot keys; time is what a caller has."""
+    tried: list[int] = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        tried.append(len(tried))
+        txn.insert(table, (len(tried), None))
+        with client.new_session() as session:
+            session.insert(table, (len(tried), None))
+        if len(tried) == 15:
+            now.forward(31)
+
+    with pytest.raises(txnkv.TransactionConflictError) as caught:
+        client.run(work)
+    assert len(tried) == 15
+    assert any("gave up after 15 attempts" in note for note in caught.value.__notes__)
+
+
+def test_threads_on_hot_keys_all_get_through(client: txnkv.Client, table: txnkv.Table) -> None:
+    with client.new_session() as session:
+        for key in range(3):
+            session.insert(table, (key, "0"))
+
+    def work(txn: txnkv.Transaction, key: int) -> None:
+        row = txn.get(table, key)
+        assert row is not None
+        txn.update(table, {"id": key, "v": str(int(row["v"]) + 1)})
+
+    def add(first: int) -> None:
+        for i in range(25):
+            client.run(partial(work, key=(first + i) % 3), deadline=300.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(8)))
+    assert sum(int(row["v"]) for row in table.scan()) == 200
 
 
 def test_run_grows_old_enough_for_its_lock(client: txnkv.Client, table: txnkv.Table) -> None:

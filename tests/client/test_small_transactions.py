@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 
 import txnkv
 from txnkv.storage.seam import arm, disarm
+from txnkv.tables import history
 
 OPEN, ABORTED, COMMITTED = (txnkv.TxnState[name] for name in ("OPEN", "ABORTED", "COMMITTED"))
 
@@ -204,11 +206,11 @@ def test_a_write_outside_of_transactions_looks_again(
     log = client.instance.coordinator.log
     commit = log.commit
 
-    def late(what: Any) -> Any:
+    def late(*what: Any) -> Any:
         monkeypatch.undo()
         with client.new_session() as other:
             other.insert(table, (1, "other"))
-        return commit(what)
+        return commit(*what)
 
     monkeypatch.setattr(log, "commit", late)
     assert session.flush() == txnkv.WriteResult(inserted=1, updated=1)
@@ -332,6 +334,22 @@ def test_a_dropped_table_aborts_it(client: txnkv.Client, table: txnkv.Table) -> 
     assert txn.state is ABORTED
 
 
+@pytest.mark.usefixtures("size")
+def test_rows_of_a_dropped_table_abort_it(client: txnkv.Client, table: txnkv.Table) -> None:
+    """The commit flushes them, and cannot: what else there is does not commit without them."""
+    doomed = client.create_table("doomed", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    txn = client.new_transaction()
+    txn.insert(table, (1, "a"))
+    txn.insert(doomed, (1,))
+    client.drop_table(doomed)
+    with pytest.raises(txnkv.TableNotFoundError, match="'doomed' was dropped"):
+        txn.commit()
+    assert txn.state is ABORTED
+    with pytest.raises(txnkv.InvalidTxnStateError, match=r"ABORTED .*'doomed' was dropped"):
+        txn.commit()
+    assert table.count() == 0
+
+
 def test_it_times_out(client: txnkv.Client, table: txnkv.Table, now: Any) -> None:
     txn = client.new_transaction(timeout=5)
     txn.insert(table, (1, "a"))
@@ -341,6 +359,49 @@ def test_it_times_out(client: txnkv.Client, table: txnkv.Table, now: Any) -> Non
         txn.commit()
     assert txn.state is client.transaction_state(txn.id) is ABORTED
     assert table.count() == 0
+
+
+def test_it_times_out_behind_a_writer_that_is_stopped(
+    client: txnkv.Client, table: txnkv.Table, process: Any
+) -> None:
+    """It waited for as long as the writer stood still, 8 s where it had asked for 3."""
+    client.new_transaction().rollback()  # the range of ids
+    other = process(
+        """
+        with client.instance.store.status.write():
+            say("writing")
+            wait()
+        """
+    )
+    assert other.hear() == "writing"
+    txns = [client.new_transaction(timeout=0.5) for _ in range(3)]
+    for id, txn in enumerate(txns):
+        txn.insert(table, (id, "late"))
+
+    def commit(txn: txnkv.Transaction) -> None:
+        with pytest.raises(txnkv.TransactionTimedOutError, match="not written"):
+            txn.commit()
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(commit, txns))
+    assert [txn.state for txn in txns] == [ABORTED] * 3
+    patient = client.new_transaction(timeout=None)
+    patient.insert(table, (9, "patient"))
+    future = patient.commit_async()
+    other.tell()
+    other.finish()
+    future.result(60)
+    assert [row["id"] for row in table.scan()] == [9]
+
+
+def test_what_is_being_written_at_the_deadline_is_told(
+    client: txnkv.Client, table: txnkv.Table, now: Any
+) -> None:
+    txn = client.new_transaction(timeout=5)
+    txn.insert(table, (1, "a"))
+    arm("log.written", lambda: now.forward(10))
+    assert txn.commit() > txn.snapshot
+    assert txn.state is COMMITTED
 
 
 def test_a_disk_that_fails_before_the_commit(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -371,6 +432,30 @@ def test_a_disk_that_fails_after_the_commit(client: txnkv.Client, table: txnkv.T
     assert client.transaction_state(caught.value.txn_id) is COMMITTED
     assert txn.state is COMMITTED
     assert txn.commit() > txn.snapshot
+    assert table.get(1) == {"id": 1, "v": "a"}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_was_forgotten_is_not_known(
+    client: txnkv.Client, table: txnkv.Table, now: Any, by_hand: Any, flushed: bool
+) -> None:
+    """A minute after its commit broke off it said ABORTED, and its row was there."""
+    txn = client.new_transaction(timeout=None)
+    txn.insert(table, (1, "a"))
+    arm("status.after_commit", "error@1")
+    with pytest.raises(txnkv.CommitOutcomeUnknownError):
+        txn.commit()
+    disarm()
+    now.forward(120)
+    if flushed:
+        client.instance.engine.flush()
+        by_hand(client)
+        history.trim(client.instance.engine)
+        for ask in (lambda: txn.state, lambda: client.transaction_state(txn.id), txn.rollback):
+            with pytest.raises(txnkv.CommitOutcomeUnknownError, match="look for what it wrote"):
+                ask()
+    else:
+        assert txn.state is COMMITTED
     assert table.get(1) == {"id": 1, "v": "a"}
 
 
@@ -454,11 +539,8 @@ def test_an_older_one_waits_for_the_lock_of_a_younger(
     assert table.count() == 2
 
 
-def test_an_older_one_gives_up_and_stays_open(
-    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txnkv.small_commit._LOCK_WAIT", 0.02)
-    small = client.new_transaction()
+def test_an_older_one_gives_up_and_stays_open(client: txnkv.Client, table: txnkv.Table) -> None:
+    small = client.new_transaction(lock_timeout=0.02)
     small.insert(table, (2, "b"))
     holder = client.new_transaction(locking="partition")
     holder.insert(table, (1, "a"))
@@ -485,6 +567,7 @@ def test_a_dropped_handle_leaves_no_pin(
     del txn
     gc.collect()
     until(lambda: client.instance.store.runtime.least_pin() is None)
+    client.new_transaction()
     assert id not in client.instance.contexts
     with pytest.raises(txnkv.TxnNotFoundError):
         client.transaction_state(id)

@@ -167,6 +167,28 @@ def test_expired_token(client: txnkv.Client, table: txnkv.Table, now: Any) -> No
         deserialize(client, token)
 
 
+def test_a_token_expires_with_its_transaction_whatever_the_wall_clock_does(
+    client: txnkv.Client, now: Any
+) -> None:
+    txn = client.new_transaction(timeout=60)
+    token = txn.serialize()
+    with clock.replaced(wall=lambda: txn.age.micros + 3_600_000_000):
+        assert deserialize(client, token).state is txnkv.TxnState.OPEN
+    now.forward(61)
+    with clock.replaced(wall=lambda: txn.age.micros), pytest.raises(txnkv.InvalidTokenError):
+        deserialize(client, token)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_ended_small_has_no_token(client: txnkv.Client, table: txnkv.Table, end: str) -> None:
+    """No other process has ever known of it, nor ever will."""
+    txn = client.new_transaction()
+    txn.insert(table, (1, None))
+    getattr(txn, end)()
+    with pytest.raises(txnkv.InvalidTxnStateError, match="cannot serialize"):
+        txn.serialize()
+
+
 def test_token_without_timeout_does_not_expire(
     client: txnkv.Client, now: Any, by_hand: Any
 ) -> None:

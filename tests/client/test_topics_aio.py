@@ -139,6 +139,49 @@ def test_a_cancelled_poll_loses_nothing(run: Any) -> None:
     run(work)
 
 
+def test_what_a_cancelled_call_had_goes_to_the_next_of_either_kind(run: Any) -> None:
+    """It was for the next call of the same kind, and `position` was ahead of what was given."""
+
+    async def cancelled(call: Any) -> None:
+        task = asyncio.ensure_future(call)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events")
+        async with client.transaction() as txn:
+            for n in range(6):
+                await txn.send(topic, b"%d" % n)
+        async with await topic.consumer() as consumer:
+            await cancelled(consumer.poll(max_messages=4))
+            assert await consumer.position(0) == 0
+            await cancelled(consumer.poll_batch(max_messages=4))
+            assert [m.value for m in await consumer.poll(max_messages=1)] == [b"0"]
+            assert await consumer.position(0) == 1
+            found = await consumer.poll_batch(max_messages=9)
+            while await consumer.position(0) < 6:
+                assert found.num_rows
+                found = await consumer.poll_batch(max_messages=9)
+            assert found.column("value")[-1].as_py() == b"5"
+            await cancelled(consumer.poll())
+            await consumer.seek(0, 3)
+            assert [m.value for m in await consumer.poll()] == [b"3", b"4", b"5"]
+        kinds: list[Any] = ["exclusive", "shared"]
+        for type in kinds:
+            async with await topic.subscribe(type, type) as subscription:
+                await cancelled(subscription.receive_many(4))
+                first = await subscription.receive(timeout=5)
+                assert first is not None
+                await cancelled(subscription.receive())
+                rest: list[txnkv.Message] = []
+                while len(rest) < 5:
+                    rest += await subscription.receive_many(9, timeout=5)
+                assert [m.value for m in [first, *rest]] == [b"%d" % n for n in range(6)]
+
+    run(work)
+
+
 def test_waiting_ends_when_something_comes_or_the_time_is_over(run: Any) -> None:
     async def work(client: AsyncClient) -> None:
         topic = await client.create_topic("events")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -101,3 +104,21 @@ def test_with_of_a_joined_handle_tells_of_row_errors(
 def _token(txn: txnkv.Transaction) -> txnkv.TxnToken:
     txn.flush()
     return txn.serialize()
+
+
+def test_an_interrupt_ends_a_load_without_end(client: txnkv.Client, table: txnkv.Table) -> None:
+    """It went on behind the back of who had interrupted it, and the rollback waited for it."""
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        for n in count():
+            ids = pa.array(range(n * 1000, n * 1000 + 1000), pa.int64())
+            yield pa.record_batch({"id": ids})
+            if n == 10:
+                signal.raise_signal(signal.SIGINT)
+
+    schema = pa.schema([("id", pa.int64())])
+    with pytest.raises(KeyboardInterrupt), client.transaction() as txn:
+        txn.write(table, pa.RecordBatchReader.from_batches(schema, endless()))
+    assert txn.state is ABORTED
+    assert table.count() == 0
+    assert client.stats()["staged_row_sets"] == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator.clock import MAX_BEHIND, latest_snapshot, next_timestamp
+from txnkv.coordinator.clock import MAX_JUMP, latest_snapshot, next_timestamp
 from txnkv.coordinator.ids import EPOCH, Timestamp
 from txnkv.storage.seam import clock
 
@@ -29,18 +29,40 @@ def test_timestamps_follow_the_wall_clock(world: Any) -> None:
     assert abs(stamp.micros - clock.now_micros()) < 60e6
 
 
-def test_a_clock_far_behind_is_refused(world: Any, now: Any) -> None:
-    with world.store.status.write() as cur:
-        before = next_timestamp(cur)
-    now.ahead = -MAX_BEHIND / 1e6 - 10
-    with (
-        pytest.raises(txnkv.UnavailableError, match=r"clock is 36\d\d s behind"),
-        world.store.status.write() as cur,
-    ):
-        next_timestamp(cur)
+def test_a_clock_that_was_ahead_blocks_nothing(client: Any, table: Any, now: Any) -> None:
+    """One commit two hours ahead blocked commits and rollbacks for an hour, years for years."""
+    now.forward(300 * 86_400)
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    ahead = txn.commit()
     now.ahead = 0
-    with world.store.status.write() as cur:
-        assert next_timestamp(cur) > before
+    with client.transaction() as txn:
+        txn.insert(table, (2, None))
+    assert txn.commit() > ahead
+    assert table.count() == 2
+    client.new_transaction().rollback()
+
+
+def test_a_jump_is_refused_when_it_is_made(client: Any, table: Any, now: Any) -> None:
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    before = txn.commit()
+    now.ahead = MAX_JUMP / 1e6 + 60
+    late = client.new_transaction(timeout=None)
+    late.insert(table, (2, None))
+    with pytest.raises(txnkv.UnavailableError, match=r"3653 days ahead .*txnkv repair"):
+        late.commit()
+    with pytest.raises(txnkv.UnavailableError, match="days ahead"):
+        client.snapshot(at=datetime.now(UTC) + timedelta(seconds=now.ahead - 1))
+    now.ahead = 0
+    with client.transaction() as txn:
+        txn.insert(table, (3, None))
+    assert 0 < txn.commit().micros - before.micros < MAX_JUMP
+    now.ahead = MAX_JUMP / 1e6 + 60
+    assert client.repair_clock().micros == pytest.approx(clock.now_micros(), abs=60e6)
+    with client.transaction() as txn:
+        txn.insert(table, (4, None))
+    assert table.count() == 3
 
 
 def test_a_snapshot_ahead_of_the_last_commit_stays_as_it_is(client: Any, table: Any) -> None:

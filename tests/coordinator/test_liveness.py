@@ -11,6 +11,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import liveness
+from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.states import TxnState
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.seam import clock
@@ -130,14 +131,82 @@ def test_after_a_boot_only_the_timeout_counts(world: Any, now: Any) -> None:
     assert "timeout" in str(liveness.expired(elsewhere, world.store))
 
 
-def test_slots_of_ended_transactions_are_used_again(world: Any) -> None:
+def test_slots_of_ended_transactions_are_used_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runtime, "HEARTBEATS", 6)
     ids = [world.begin(1) for _ in range(5)]
     slots = [world.coordinator.get(id).heartbeat_slot for id in ids]
     assert slots == list(range(5))
-    for gone in (1, 3):
+    for gone in (0, 3):
         world.coordinator.abort(ids[gone], "test")
     fresh = [world.coordinator.get(world.begin(1)).heartbeat_slot for _ in range(3)]
-    assert fresh == [1, 3, 5]
+    assert fresh == [5, 0, 3]
+
+
+def test_a_free_slot_is_found_without_looking_at_all(world: Any) -> None:
+    """It was linear in the open transactions: a thousand of them cost a second."""
+    ids = [world.begin(1) for _ in range(50)]
+    with world.store.status.write() as cur:
+        cur.execute("DELETE FROM transactions WHERE txn_id = ?", (ids[7],))
+        steps = []
+        cur.connection.set_progress_handler(lambda: bool(steps.append(1)), 1)
+        try:
+            assert liveness.free_slot(cur, world.store) == 50
+        finally:
+            cur.connection.set_progress_handler(None)
+    assert len(steps) < 50
+
+
+def test_silence_counts_only_while_somebody_listens(world: Any, now: Any) -> None:
+    """A store that was closed for longer than the keepalive time aborted what was open in it."""
+    txn_id = world.begin(1)
+    world.round()
+    now.forward(10)
+    world.close()
+    now.forward(1000)
+    world.open()
+    world.coordinator.recover()
+    world.round()
+    assert world.state(txn_id) is OPEN
+    now.forward(29)
+    world.round()
+    assert world.state(txn_id) is OPEN
+    now.forward(2)
+    world.round()
+    assert world.state(txn_id) is ABORTED
+
+
+def test_a_round_that_finds_nothing_new_writes_nothing(world: Any, now: Any) -> None:
+    """It took the write lock each second, and other processes had to look again."""
+    world.begin(1)
+    maintenance = world.coordinator.maintenance
+    maintenance.round()
+    number = world.store.status.change_number()
+    for _ in range(10):
+        now.forward(2)
+        world.coordinator.keep_alive(1)
+        assert maintenance.round()
+    assert world.store.status.change_number() == number
+
+
+def test_a_live_serializable_commit_is_left_to_its_process(
+    world: Any, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 5 s another process drove it, did not know what it had read, and aborted it."""
+    txn_id = world.begin(1, isolation="serializable")
+    world.put_into(txn_id, TxnState.COMMIT_IN_PROGRESS)
+    maintenance = world.coordinator.maintenance
+    row = world.coordinator.get(txn_id)
+    now.forward(10)
+    assert maintenance._abandoned(row)  # by its own process, which knows
+    other = Maintenance(world.store, world.coordinator.orchestrator, 900.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Runtime, "slot", 7)
+        assert not other._abandoned(row)
+    with world.store.status.write() as cur:
+        cur.execute("UPDATE transactions SET owner_start = owner_start - 1")
+    assert maintenance._abandoned(world.coordinator.get(txn_id))  # that one is dead
 
 
 def test_a_beat_for_another_transaction_in_the_slot_counts_for_nothing(

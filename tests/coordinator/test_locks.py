@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator import locks
 from txnkv.coordinator.locks import Verdict
 from txnkv.coordinator.states import TxnState
@@ -151,13 +150,12 @@ def test_the_older_waits_until_the_younger_ends(world: Any, until: Any) -> None:
         assert locks.holder_of(cur, "page", 1) == older.txn_id
 
 
-def test_the_older_gives_up_and_stays_open(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_older_gives_up_and_stays_open(world: Any) -> None:
     """BeginTxnLockRetry: row error TimedOut; the transaction goes on."""
-    monkeypatch.setattr(coordination, "_LOCK_WAIT", 0.05)
     older, younger = _locker(world), _locker(world)
     world.coordinator.admit(younger, "page", [1], transactional=True)
     with pytest.raises(txnkv.TransactionLockedError, match="younger, and did not end") as caught:
-        world.coordinator.admit(older, "page", [1], transactional=True)
+        world.coordinator.admit(older, "page", [1], transactional=True, lock_timeout=0.05)
     assert f"Transaction {older.txn_id} is still open" in str(caught.value)
     assert world.state(older.txn_id) is TxnState.OPEN
     world.coordinator.admit(older, "page", [2], transactional=True)
@@ -167,8 +165,9 @@ def test_the_wait_ends_with_the_transactions_deadline(world: Any) -> None:
     older = world.coordinator.write_open(world.row(locking="partition", timeout=0.1))
     younger = _locker(world)
     world.coordinator.admit(younger, "page", [1], transactional=True)
-    with pytest.raises(txnkv.TransactionLockedError):
-        world.coordinator.admit(older, "page", [1], transactional=True)
+    with pytest.raises(txnkv.TransactionTimedOutError, match=r"timed out: page \[1\] is locked"):
+        world.coordinator.admit(older, "page", [1], transactional=True, lock_timeout=60)
+    assert world.state(older.txn_id) is TxnState.ABORTED
 
 
 def test_optimistic_writers_meet_locks_but_take_none(world: Any) -> None:

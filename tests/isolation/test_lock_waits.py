@@ -60,12 +60,9 @@ def test_no_increment_is_lost_between_lockers_and_small_ones(
     assert found["value"].to_pylist() == [32] * 4
 
 
-def test_wait_for_a_lock_ends_with_the_patience(
-    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_for_a_lock_ends_with_the_patience(client: txnkv.Client, table: txnkv.Table) -> None:
     """BeginTxnLockRetry: the older small one is told, stays open, and may commit later."""
-    monkeypatch.setattr("txnkv.small_commit._LOCK_WAIT", 0.05)
-    older = client.new_transaction()
+    older = client.new_transaction(lock_timeout=0.05)
     older.insert(table, (1, "older"))
     younger = client.new_transaction(locking="partition")
     younger.insert(table, (2, "younger"))

@@ -227,3 +227,79 @@ say(client.table("left").count())
 
 def test_subprocess_opens_the_store_beside_its_parent(children: Children, store: Path) -> None:
     assert children.start(EXEC, store).finish() == [str(BEFORE + 1), str(BEFORE + 11)]
+
+
+BUSY = """
+client = txnkv.connect(args[0], create=False)
+left = client.table("left")
+client.create_topic("events", partitions=2)
+stopping = threading.Event()
+failed = []
+
+def busy(work, number):
+    turn = 0
+    while not stopping.is_set():
+        try:
+            work(100_000 * (number + 1) + turn)
+        except txnkv.TransactionConflictError:
+            pass
+        except BaseException as error:
+            failed.append(repr(error))
+            return
+        turn += 1
+
+def commit(id):
+    with client.transaction() as txn:
+        txn.upsert("left", {"id": id % 1000, "text": "x"})
+        txn.send("events", b"x")
+
+def look(id):
+    left.get(id % BEFORE)
+    client.table("right").scan(columns=["id"]).to_arrow()
+
+def stage(id):
+    with client.transaction() as txn:
+        txn.write("right", rows(10 * id, 10))
+
+works = [commit, commit, look, stage, lambda id: client.compact()]
+threads = [threading.Thread(target=busy, args=each) for each in zip(works, range(5))]
+for thread in threads:
+    thread.start()
+codes = []
+for number in range(int(args[1])):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(100)  # one that hangs is killed
+        code = 1
+        try:
+            assert left.get(0) is not None
+            with client.transaction() as txn:
+                txn.insert("left", {"id": 10_000_000 + number, "text": None})
+            client.table("right").scan(columns=["id"], limit=1).to_arrow()
+            code = 0
+        except BaseException as error:
+            say("child:", repr(error))
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stopping.set()
+for thread in threads:
+    thread.join()
+say(sum(code != 0 for code in codes), failed)
+with client.snapshot() as snapshot:
+    ids = snapshot.scan("left", columns=["id"]).to_arrow()["id"].to_pylist()
+say(sum(id >= 10_000_000 for id in ids))
+client.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forks", [40, 3000])
+def test_forks_beside_busy_threads(
+    children: Children, store: Path, connect: Connect, forks: int
+) -> None:
+    """A committer was inside of the gate and waited for a lock whose holder waited at the gate:
+    the fork stood for 30 s, and its child was refused. Others inherited a lock that was held.
+    """
+    program = children.start(BUSY, store, forks)
+    assert [program.line(), *program.finish()] == ["0 []", str(forks)]
+    assert connect().check().problems == []

@@ -94,7 +94,7 @@ def run(children: Children, store: Path, seconds: float, mode: str, seed: int) -
     end = time.monotonic() + seconds
     acknowledged = BEFORE
     lives = commits = 0
-    while time.monotonic() < end or commits < 4:
+    while time.monotonic() < end or commits < 4 or lives < 2:
         said = kill_at_random(children, store, chance)
         lives += 1
         commits += len(said)

@@ -181,6 +181,7 @@ class ChangesMachine(RuleBasedStateMachine):
             tasks = self.query.plan_again(log.done - 1)
         except txnkv.HistoryExpiredError:
             assert self.history == 0, "the history is kept for long"
+            self.query.stop()  # as Spark does with a query that failed
             return
         assert by_key(self.read(tasks, in_other)) == by_key(self.ran[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,20 @@ def test_options_of_sinks_are_taken() -> None:
     assert (topic.table, topic.topic, topic.app_id) == (None, "e", None)
     batch = TopicWrite.of_batch(TOPIC_AT | {"token": "x"})
     assert (batch.topic, batch.token, batch.timeout) == ("e", "x", None)
+
+
+def test_a_checkpoint_names_one_place_wherever_it_is_given_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(given: str) -> str | None:
+        return StreamWrite.of_stream(TABLE_AT | {"checkpointLocation": given}).checkpoint
+
+    monkeypatch.chdir(tmp_path)
+    assert found("c") == found("./d/../c") == found(str(tmp_path / "c")) == str(tmp_path / "c")
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    assert found("c") == str(tmp_path / "deep" / "c")
+    assert found("hdfs://host/c") == "hdfs://host/c"
 
 
 @pytest.mark.parametrize(

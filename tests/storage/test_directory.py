@@ -57,10 +57,17 @@ def test_empty_directory_is_taken_and_made_private(tmp_path: Path) -> None:
     assert mode(StoreDirectory.open(tmp_path / "s").path) == 0o700
 
 
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
-def test_missing_store_is_not_found_without_create(tmp_path: Path, make) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: None, "no store at"),
+        (lambda p: p.mkdir(), "no store at"),
+        (lambda p: p.write_text(""), "is a file; a store is a directory"),
+    ],
+)
+def test_missing_store_is_not_found_without_create(tmp_path: Path, make, said: str) -> None:
     make(tmp_path / "s")
-    with pytest.raises(StoreNotFoundError, match="no store at"):
+    with pytest.raises(StoreNotFoundError, match=said):
         StoreDirectory.open(tmp_path / "s", create=False)
     with pytest.raises(StoreNotFoundError):
         StoreDirectory.open(tmp_path / "s", create=True, read_only=True)

@@ -125,8 +125,8 @@ def test_growth_waits_for_readers_of_this_process(environment: Environment) -> N
             value = txn.get(b"a", db=environment.db(b"blocks"))
             reading.set()
             growing.wait(60)
-            while not environment._gate._draining:
-                pass
+            while environment._gate._joining.acquire(blocking=False):
+                environment._gate._joining.release()
             assert environment._lmdb is not None
             assert environment._lmdb.map_size == size
             checked.set()

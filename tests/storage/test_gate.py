@@ -58,8 +58,8 @@ def test_user_enters_again_while_another_waits_to_drain() -> None:
         with gate.use():
             drainer = pool.submit(drain)
             draining.wait(60)
-            while not gate._draining:
-                pass
+            while gate._joining.acquire(blocking=False):
+                gate._joining.release()
             with gate.use():
                 assert not drainer.done()
         drainer.result(60)
@@ -88,6 +88,29 @@ def test_failed_drain_leaves_the_gate_open() -> None:
             pass
         leave.set()
         user.result()
+
+
+def test_user_may_wait_for_what_a_newcomer_has() -> None:
+    # The user waits for the lock, its holder at the gate, and the drain for the user.
+    gate, lock, inside = SharedGate(), threading.Lock(), threading.Event()
+
+    def use() -> None:
+        with gate.use():
+            inside.set()
+            with lock:
+                pass
+
+    with ThreadPoolExecutor(2) as pool:
+        with lock:
+            user = pool.submit(use)
+            inside.wait(60)
+            drainer = pool.submit(gate.drain)
+            while gate._joining.acquire(blocking=False):
+                gate._joining.release()
+            with gate.use():
+                assert not user.done()
+        user.result(60)
+        assert drainer.result(60)
 
 
 def test_reset_forgets_users() -> None:

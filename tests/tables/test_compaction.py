@@ -357,6 +357,26 @@ def test_the_floor_follows_the_history(connect: Callable[..., txnkv.Client], now
     model.check()
 
 
+def test_a_snapshot_of_an_empty_store_lives_as_long_as_others(
+    client: txnkv.Client, table: txnkv.Table, now: Any
+) -> None:
+    """It had timestamp 0, which the first flush found to be older than any history."""
+    with client.snapshot() as snapshot:
+        empty = snapshot.timestamp
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+    client.instance.engine.flush()
+    assert history.floor(client.instance.engine) > 0
+    assert table.count(snapshot=empty) == 0
+    now.forward(901)
+    with client.transaction() as txn:
+        txn.insert(table, (2, None))
+    client.instance.engine.flush()
+    history.floor(client.instance.engine)
+    with pytest.raises(txnkv.HistoryExpiredError):
+        table.count(snapshot=empty)
+
+
 def test_open_snapshots_and_transactions_hold_the_floor(
     connect: Callable[..., txnkv.Client],
 ) -> None:

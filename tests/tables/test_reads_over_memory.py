@@ -17,7 +17,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage import dropped
+from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.seam import InjectedFault, arm, disarm
 from txnkv.tables import history, small
 
@@ -249,7 +249,7 @@ def test_old_row_sets_go_when_the_last_scan_of_them_has_ended(
     assert merged > 0
     assert history.collect(engine) == 0  # the scan reads them
     assert scan.to_arrow().num_rows == 40
-    dropped.later(time.sleep, 0.2)  # who tidies up is busy
+    WhenDropped(type("Owner", (), {})(), time.sleep, 0.2)  # who tidies up is busy
     scan.close()
     assert history.collect(engine) == merged
     assert table.count() == 40

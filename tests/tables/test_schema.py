@@ -362,7 +362,7 @@ BAD_PARTITIONINGS = [
     ("range column not of the key", lambda: RANGE("v", [1]), "not of the primary key"),
     ("bounds descend", lambda: RANGE("a", [2, 1]), "not ascending"),
     ("bounds twice", lambda: RANGE("a", [1, 1]), "not ascending"),
-    ("bound of another type", lambda: RANGE("a", ["x"]), "does not fit column 'a'"),
+    ("bound of another type", lambda: RANGE("a", ["x"]), "does not fit: column 'a'"),
     ("bound is null", lambda: RANGE("a", [None]), "is null"),
     ("two ranges", lambda: [RANGE("a", [1]), RANGE("b", ["x"])], "one range_partition"),
     ("too many tablets", lambda: [HASH("a", 1024), HASH("b", 2)], "2048 tablets"),

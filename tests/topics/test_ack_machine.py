@@ -1,11 +1,12 @@
 """Acknowledgements against a plain model: a set of what is deleted, and what each transaction has.
 
 The model knows nothing of ranges, leases, versions or memory. After each step the consumer is
-given what the model says is to be delivered, neither more nor less.
+given what the model says is to be delivered, neither more nor less, and every finalizer has run.
 """
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from hypothesis.stateful import (
 )
 
 import txnkv
+from txnkv.storage import dropped
+from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.message import MessageId
 
 PARTITIONS = 2
@@ -108,7 +111,8 @@ class AckMachine(RuleBasedStateMachine):
     @initialize()
     def begin_store(self) -> None:
         self.client = txnkv.connect(self.folder / "store")
-        self.client.create_topic("events", partitions=PARTITIONS)
+        options = TopicOptions(max_message_bytes=100)
+        self.client.instance.topics.create("events", PARTITIONS, "marker", options)
         self.subscribe()
         self.send(3, 0)
         self.send(3, 1)
@@ -141,6 +145,18 @@ class AckMachine(RuleBasedStateMachine):
                 txn.send("events", b"x", partition=partition)
         last = self.client.topic("events").end_offsets()[partition]
         new = {MessageId(partition, offset) for offset in range(last - count, last)}
+        self.model.sent |= new
+        self.model.waiting |= new
+
+    @rule(partition=st.integers(0, PARTITIONS - 1))
+    def send_a_large_one(self, partition: int) -> None:
+        """In pieces, behind a small one of the same transaction."""
+        begin = self.client.topic("events").end_offsets()[partition]
+        with self.client.transaction() as txn:
+            txn.send("events", b"x", partition=partition)
+            txn.send("events", b"x" * 250, partition=partition)
+        end = self.client.topic("events").end_offsets()[partition]
+        new = {MessageId(partition, begin), MessageId(partition, end - 1)}
         self.model.sent |= new
         self.model.waiting |= new
 
@@ -185,6 +201,37 @@ class AckMachine(RuleBasedStateMachine):
         else:
             txn.ack_cumulative(self.sub, id)
             self.model.held[name].positions[id.partition] = id.offset + 1
+
+    @rule(name=NAMES, stored=st.booleans(), data=st.data())
+    def ack_of_nothing(self, name: str, stored: bool, data: st.DataObject) -> None:
+        """It is refused with what stands beside it, and the transaction goes on."""
+        txn, id = self.transaction(name, stored=stored), self.some(data)
+        with pytest.raises(txnkv.OffsetOutOfRangeError):
+            txn.ack(self.sub, [id, MessageId(id.partition, 1 << 40)])
+
+    @rule(data=st.data())
+    def ack_of_two(self, data: st.DataObject) -> None:
+        """In one call, of two partitions perhaps; a conflict takes neither."""
+        ids = {self.some(data), self.some(data)}
+        txn = self.client.new_transaction()
+        self.model.held["D"] = Held()
+        refused = any(self.model.refuses("D", id, cumulative=False) for id in ids)
+        del self.model.held["D"]
+        if not refused:
+            txn.ack(self.sub, sorted(ids))
+            txn.commit()
+            self.model.delete(ids)
+            return
+        with pytest.raises(txnkv.AckConflictError) as self.error:  # looked at from now on
+            txn.ack(self.sub, sorted(ids))
+        assert txn.state is txnkv.TxnState.ABORTED
+        self.taken_by_the_refused(ids)
+
+    def taken_by_the_refused(self, ids: set[MessageId]) -> None:
+        """Neither is pending: whoever had it before may acknowledge it."""
+        free = {id for id in ids - self.model.deleted if not self.model.pending(id)}
+        self.sub.nack(sorted(free))
+        self.model.waiting |= free
 
     def refused(self, name: str, ack: Any) -> None:
         with pytest.raises(txnkv.AckConflictError):
@@ -254,6 +301,8 @@ class AckMachine(RuleBasedStateMachine):
     @invariant()
     def check_delivered(self) -> None:
         if hasattr(self, "sub"):
+            gc.collect(1)
+            dropped.settle()
             found = [m.id for m in self.sub.receive_many(1000, timeout=0)]
             assert len(found) == len(set(found))
             assert set(found) == self.model.deliver()

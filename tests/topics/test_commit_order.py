@@ -10,6 +10,8 @@ import txnkv
 from tests.topics.log_tools import COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import begin, commit, send, small
+from txnkv.core import walk
+from txnkv.topics import batch_places
 from txnkv.topics.commit_reader import CommitReader
 
 
@@ -153,3 +155,37 @@ def test_commits_at_or_below_a_timestamp_are_passed_over(client: txnkv.Client, t
     assert not reader.load(stamps[3])
     assert reader.load(stamps[4])
     assert reader.take(10)["value"].to_pylist() == [b"4"]
+
+
+def test_interleaved_transactions_are_looked_through_once(
+    client: txnkv.Client, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the log once more for each of them; also when they are more than are remembered."""
+    count, turns = 50, 20
+    walked = 0
+
+    def counting(chunk: Any) -> Any:
+        nonlocal walked
+        found = walk(chunk)
+        walked += len(found)
+        return found
+
+    monkeypatch.setattr(batch_places, "walk", counting)
+    ids = range(1, count + 1)
+    batches = [data(id, values=[b"%d-%d" % (id, turn)]) for turn in range(turns) for id in ids]
+    ends = [marker(COMMIT, id) for id in reversed(ids)]
+    put(client, topic, *batches, *ends)
+    expected = [b"%d-%d" % (id, turn) for id in reversed(ids) for turn in range(turns)]
+    assert [value for _, value in given(by_commit(topic))] == expected
+    assert walked <= 2 * (len(batches) + len(ends))
+    assert [value for _, value in given(with_little_memory(by_commit(topic)))] == expected
+    monkeypatch.setattr(batch_places, "_MOST", 100)
+    assert [value for _, value in given(by_commit(topic))] == expected
+
+
+def test_gaps_of_what_was_looked_through(client: txnkv.Client, topic: Any) -> None:
+    """Short transactions far apart, and long ones over all of them."""
+    put(client, topic, *script("P1 P2 D9 P3 C3 D9 P2 P1 D9 P4 C4 P5 P1 A5 P2 D9 C2 C1 P6 C6"))
+    found = given(by_commit(topic), 1)
+    assert sorted(o for o, _ in found) == sorted(offsets(topic.consumer()))
+    assert found == given(with_little_memory(by_commit(topic)), 2)

@@ -482,9 +482,30 @@ def test_a_position_is_never_in_the_middle_of_a_large_message(
     assert places == [0, 2, 4, 5]
 
 
-def test_a_reader_that_begins_in_the_middle_leaves_it_out(client: txnkv.Client, topic: Any) -> None:
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_positions_go_up_and_lose_nothing(client: txnkv.Client, topic: Any, most: int) -> None:
+    put(
+        client, topic, piece(b"a", 0, 3), data(n=1), piece(b"b", 1, 3), data(n=2),
+        piece(b"A", 0, 2, txn=2, id=6), piece(b"c", 2, 3), data(n=1),
+        piece(b"B", 1, 2, txn=2, id=6),
+        marker(COMMIT, 1), marker(COMMIT, 2),
+    )  # fmt: skip
+    every = offsets(topic.consumer())
+    assert every == [1, 3, 4, 6, 7, 8]
+    consumer = topic.consumer()
+    consumer._readers[0]._max_bytes = 1  # a batch at a time
+    last = 0
+    got: list[int] = []
+    while messages := consumer.poll(max_messages=most, timeout=0):
+        got += [m.offset for m in messages]
+        assert consumer.position(0) > got[-1] >= last
+        last = consumer.position(0)
+        assert got + offsets(topic.consumer(start={0: last})) == every
+
+
+def test_who_begins_in_the_middle_gets_it_whole(client: txnkv.Client, topic: Any) -> None:
     put(client, topic, piece(b"a", 0, 2), piece(b"b", 1, 2), marker(COMMIT, 1), data(n=1))
-    assert offsets(topic.consumer(start={0: 1})) == [3]
+    assert offsets(topic.consumer(start={0: 1})) == [1, 3]
     assert offsets(topic.consumer()) == [1, 3]
 
 

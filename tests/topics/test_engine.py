@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -568,3 +569,36 @@ def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) 
     commit(client, row)
     assert values(client, "events") == [b"a", b"c"]
     assert is_dense(client)
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: str) -> None:
+    """Several fillers, which every reader passes; and one that nobody can have made is damage."""
+    topic = client.create_topic("far", buffer=buffer)
+    (partition,) = client.instance.topics.partitions(topic.info)
+    hole = (1 << 32) + 5
+
+    def skip(offsets: int) -> None:
+        with client.instance.store.status.write() as cur:
+            cur.execute(
+                "UPDATE partitions SET next_offset = next_offset + ? WHERE id = ?",
+                (offsets, partition.id),
+            )
+
+    small(client, [partition], [b"a"])
+    skip(hole)
+    client.instance.topics.complete(partition)
+    small(client, [partition], [b"b"])
+    for make in (
+        topic.consumer,
+        partial(topic.consumer, isolation="read_uncommitted"),
+        partial(topic.consumer, order="commit"),
+    ):
+        with make() as consumer:
+            found = [(m.offset, m.value) for _ in range(9) for m in consumer.poll(timeout=0)]
+        assert found == [(0, b"a"), (hole + 1, b"b")]
+    assert topic.end_offsets()[0] == hole + 2
+    skip(1 << 45)
+    with pytest.raises(txnkv.CorruptionError, match="given to nobody"):
+        client.instance.topics.complete(partition)
+    skip(-(1 << 45))

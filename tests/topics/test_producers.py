@@ -197,6 +197,30 @@ def test_threads_share_a_producer(make: Make, client: txnkv.Client) -> None:
         assert own == list(range(200))
 
 
+def test_a_callback_may_send_and_flush(client: txnkv.Client) -> None:
+    """`flush` in the callback of a future waited for the turn that its own thread had."""
+    topic = client.create_topic("two", partitions=2)
+    producer = topic.producer(linger=30.0)
+    answers: list[Any] = []
+
+    def answered(future: Any) -> None:
+        answers.append(future.result())
+        if len(answers) <= 4:
+            producer.send(f"again {len(answers)}", partition=0)
+            producer.flush()
+
+    for at in range(2):
+        producer.send(f"m{at}", partition=at).add_done_callback(answered)
+    done = threading.Thread(target=producer.flush, daemon=True)
+    done.start()
+    done.join(60)
+    assert not done.is_alive()
+    assert answers == [MessageId(0, 0), MessageId(1, 0)]
+    found = [m.value for m in topic.consumer(partitions=[0]).poll(timeout=0)]
+    assert found == [b"m0", b"again 1", b"again 2"]
+    producer.close()
+
+
 def test_a_cancelled_message_is_not_sent(make: Make, client: txnkv.Client) -> None:
     producer = make(linger=30.0)
     first, second = producer.send("a"), producer.send("b")
@@ -422,13 +446,13 @@ def test_a_stopped_process_goes_on_and_is_fenced(
     """SIGSTOP just before the commit is queued, a successor, SIGCONT: not a message of it."""
     zombie = process(
         """
-        import signal
+        import signal, threading
         from txnkv.producer import Producer
         producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
         commit = producer._sender._engine.log.commit
         def stopping(asked):
             say("stops")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread at once
             return commit(asked)
         producer._sender._engine.log.commit = stopping
         future = producer.send("zombie")

@@ -283,6 +283,41 @@ def test_a_side_log_topic_is_copied_in_commit_order(
     assert raw(dest, TOPIC) == raw(client, TOPIC)
 
 
+def test_a_side_log_topic_is_truncated_with_the_source(
+    dest: txnkv.Client, client: txnkv.Client
+) -> None:
+    """What the source has at the same offsets since is another commit."""
+    source = Writer(client, TOPIC, buffer="sidecar")
+    for i in range(6):
+        source.small(f"old {i}")
+    copy(source, dest)
+    source.truncate(3)
+    for i in range(5):
+        source.small(f"new {i}")
+    copy(source, dest)
+    assert values(dest, TOPIC) == values(client, TOPIC)
+    assert raw(dest, TOPIC) == raw(client, TOPIC)
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_a_copy_of_a_topic_that_was_made_anew_is_refused(
+    buffer: str, dest: txnkv.Client, client: txnkv.Client
+) -> None:
+    Writer(client, TOPIC, buffer=buffer).small("old")
+    replicate(client, dest)
+    consumer = dest.topic(TOPIC).consumer()
+    client.drop_topic(TOPIC)
+    Writer(client, TOPIC, buffer=buffer).small("new")
+    with pytest.raises(TopicExistsError, match="made anew"):
+        replicate(client, dest)
+    assert values(dest, TOPIC) == [b"old"]
+    dest.drop_topic(TOPIC)
+    replicate(client, dest)
+    with pytest.raises(TopicNotFoundError):
+        consumer.poll(timeout=0)
+    assert values(dest, TOPIC) == [b"new"]
+
+
 # -- deaths ------------------------------------------------------------------------------
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +23,7 @@ from txnkv.topics import retention
 from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.fetch import fetch
 from txnkv.topics.messages import now_micros
+from txnkv.topics.partition_log import PartitionLog
 from txnkv.topics.retention import Surplus, surplus
 from txnkv.topics.segments import Segment
 from txnkv.topics.sending import Sender
@@ -130,19 +135,19 @@ def test_old_messages_go(client: txnkv.Client) -> None:
     to = writer(client, retention_seconds=3600)
     fill(to, 30, ago=4000)
     fill(to, 30, first=30)
-    assert retention.enforce(to.partitions[0]) > 0
+    assert retention.enforce(to.engine, to.partitions[0]) > 0
     start, end, _ = bounds(to)
     assert 20 < start <= 30 < end == 60
     left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
     assert left == list(range(left[0], 60))
     assert left[0] <= start
-    assert retention.enforce(to.partitions[0]) == 0
+    assert retention.enforce(to.engine, to.partitions[0]) == 0
 
 
 def test_an_idle_log_becomes_empty_and_goes_on(client: txnkv.Client) -> None:
     to = writer(client, retention_seconds=3600)
     fill(to, 30, ago=4000)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to) == (30, 30, 0)
     fill(to, 1, first=30)
     assert bounds(to)[:2] == (30, 31)
@@ -152,7 +157,7 @@ def test_an_idle_log_becomes_empty_and_goes_on(client: txnkv.Client) -> None:
 def test_a_large_log_is_cut_to_size(client: txnkv.Client) -> None:
     to = writer(client, retention_bytes=5000)
     fill(to, 100)
-    assert retention.enforce(to.partitions[0]) > 0
+    assert retention.enforce(to.engine, to.partitions[0]) > 0
     _, end, size = bounds(to)
     assert end == 100
     assert 5000 <= size < 6200
@@ -161,7 +166,7 @@ def test_a_large_log_is_cut_to_size(client: txnkv.Client) -> None:
 def test_without_options_nothing_goes(client: txnkv.Client) -> None:
     to = writer(client)
     fill(to, 50, ago=1e9)
-    assert retention.enforce(to.partitions[0]) == 0
+    assert retention.enforce(to.engine, to.partitions[0]) == 0
     assert bounds(to)[0] == 0
 
 
@@ -171,17 +176,17 @@ def test_an_open_transaction_keeps_its_messages(client: txnkv.Client) -> None:
     txn = to.begin()
     (first,) = to.append(txn, "open")
     fill(to, 20, first=20)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to)[0] <= first
     to.commit(txn)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to)[0] > first
 
 
 def test_readers_behind_are_told(client: txnkv.Client) -> None:
     to = writer(client, retention_bytes=0)
     fill(to, 30)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     start, end, _ = bounds(to)
     log, environment = to.partitions[0].log, to.partitions[0].environment
     with environment.read() as txn:
@@ -195,7 +200,7 @@ def test_a_consumer_behind_is_told(client: txnkv.Client) -> None:
     fill(to, 30)
     with client.topic(TOPIC).consumer() as consumer:
         assert consumer.poll(max_messages=1)[0].offset == 0
-        retention.enforce(to.partitions[0])
+        retention.enforce(to.engine, to.partitions[0])
         start, _, _ = bounds(to)
         with pytest.raises(OffsetOutOfRangeError, match="earliest"):
             fetch(to.engine, to.partitions[0], 0)
@@ -214,7 +219,7 @@ def test_aborted_entries_and_commits_go_with_their_segments(client: txnkv.Client
         to.append(txn, f"{i}".ljust(100, "."))
         (to.abort if i % 2 else to.commit)(txn)
     to.engine.complete(to.partitions[0])
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     log = to.partitions[0].log
     with to.partitions[0].environment.read() as txn:
         start = log.start(txn)
@@ -243,7 +248,7 @@ def test_what_a_producer_sent_is_known_after_its_segments_went(client: txnkv.Cli
     assert by.deliver([(0, messages)])[0].base == 0
     numbers = dict(by._next)
     fill(to, 30, first=1)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to)[0] > 1
     by._next = {}
     assert by.deliver([(0, messages)])[0].base == 0  # a duplicate of what is gone
@@ -266,7 +271,7 @@ def test_the_side_log_follows(client: txnkv.Client) -> None:
     to.engine.complete(to.partitions[0])
     side = to.partitions[0].side
     assert side is not None
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to)[0] > 0
     side.sweep(to.partitions[0].log)
     left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
@@ -289,7 +294,7 @@ def test_killed_it_goes_on(
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         arm(point, f"kill@{hit}")
-        retention.enforce(partition)
+        retention.enforce(engine, partition)
         """,
         point=point, hit=hit,
     )  # fmt: skip
@@ -298,7 +303,7 @@ def test_killed_it_goes_on(
     assert end == 50
     left = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
     assert left == list(range(left[0], 50))
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to)[0] > start
     fill(to, 1, first=50)
     assert bounds(to)[1] == 51
@@ -311,12 +316,12 @@ def test_killed_after_the_roll(client: txnkv.Client, process: Callable[..., Any]
         """
         from txnkv.topics import retention
         engine = client.instance.topics
-        retention.enforce(engine.partitions(engine.get("events"))[0])
+        retention.enforce(engine, engine.partitions(engine.get("events"))[0])
         """,
         fault="retention.rolled=kill",
     ).finish(-signal.SIGKILL)
     assert bounds(to)[:2] == (0, 30)
-    retention.enforce(to.partitions[0])
+    retention.enforce(to.engine, to.partitions[0])
     assert bounds(to) == (30, 30, 0)
 
 
@@ -331,5 +336,229 @@ def test_a_leader_that_lost_its_lease_stops(client: txnkv.Client) -> None:
         raise Lost
 
     with pytest.raises(Lost):
-        retention.enforce(to.partitions[0], check)
+        retention.enforce(to.engine, to.partitions[0], check)
     assert bounds(to)[0] == 0
+
+
+# -- subscriptions -------------------------------------------------------------------------
+
+BY_TIME, BY_SIZE = {"retention_seconds": 3600}, {"retention_bytes": 0}
+KEPT = pytest.mark.parametrize("kept", [BY_TIME, BY_SIZE], ids=["time", "size"])
+TYPE = pytest.mark.parametrize("type", ["exclusive", "shared", "failover"])
+COUNT = 40
+
+
+def filled(client: txnkv.Client, type: Any, **kept: Any) -> tuple[Writer, Any, list[Any]]:
+    """A topic of old messages, its subscription, and what that was given: all of them."""
+    to = writer(client, **kept)
+    sub = client.topic(TOPIC).subscribe("s", type=type)
+    fill(to, COUNT, ago=4000)
+    return to, sub, sub.receive_many(COUNT, timeout=0)
+
+
+def offsets(sub: Any) -> list[int]:
+    """Offsets of all that a subscription gives."""
+    return [m.offset for m in sub.receive_many(100, timeout=0)]
+
+
+@KEPT
+@TYPE
+@pytest.mark.parametrize(
+    ("acked", "least", "most"),
+    [
+        ([], 0, 0),
+        (range(20), 11, 20),  # whole segments below
+        (range(1, COUNT), 0, 0),  # one message that is missing keeps all behind it
+        ([*range(20), *range(30, 35)], 11, 20),
+        (range(COUNT), 31, 40),
+    ],
+)
+def test_what_is_not_acknowledged_stays(
+    client: txnkv.Client, kept: Any, type: Any, acked: Any, least: int, most: int
+) -> None:
+    to, sub, got = filled(client, type, retain_unacknowledged=True, **kept)
+    assert len(got) == COUNT
+    if acked:
+        sub.ack([got[i] for i in acked])
+    retention.enforce(to.engine, to.partitions[0])
+    assert least <= bounds(to)[0] <= most
+    sub.close()
+    left = sorted(set(range(COUNT)) - set(acked))
+    assert offsets(client.topic(TOPIC).subscribe("s", type=type)) == left
+    assert client.metrics()["messages_lost_to_retention"] == 0
+
+
+@KEPT
+@TYPE
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_what_an_open_transaction_acknowledged_stays(
+    client: txnkv.Client, kept: Any, type: Any, stored: bool, end: str
+) -> None:
+    to, sub, got = filled(client, type, retain_unacknowledged=True, **kept)
+    txn = client.new_transaction()
+    txn.ack(sub, got[:20])
+    if stored:
+        txn.serialize()
+    retention.enforce(to.engine, to.partitions[0])
+    assert bounds(to)[0] == 0
+    getattr(txn, end)()
+    retention.enforce(to.engine, to.partitions[0])
+    if end == "commit":
+        assert 10 < bounds(to)[0] <= 20
+    else:
+        assert bounds(to)[0] == 0
+        assert offsets(sub) == list(range(20))
+
+
+@KEPT
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_slowest_subscription_decides_until_it_is_moved_or_dropped(
+    client: txnkv.Client, kept: Any, moved: bool
+) -> None:
+    to, fast, got = filled(client, "exclusive", retain_unacknowledged=True, **kept)
+    slow = client.topic(TOPIC).subscribe("slow", type="shared")
+    fast.ack(got)
+    slow.ack(slow.receive_many(10, timeout=0))
+    slow.close()
+    retention.enforce(to.engine, to.partitions[0])
+    assert 0 < bounds(to)[0] <= 10
+    if moved:
+        client.topic(TOPIC).subscribe("slow", type="shared").seek(0, "latest")
+    else:
+        client.topic(TOPIC).drop_subscription("slow")
+    retention.enforce(to.engine, to.partitions[0])
+    assert bounds(to)[0] > 30
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_subscription_that_is_made_or_moved_back_in_the_midst_of_a_cut_waits_for_its_end(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    to = writer(client, retention_bytes=0, retain_unacknowledged=True)
+    fill(to, COUNT)
+    known = client.topic(TOPIC).subscribe("s", start="latest") if there else None
+    inside, go_on = threading.Event(), threading.Event()
+    cut = PartitionLog.advance_start
+
+    def waiting(self: PartitionLog, *args: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        cut(self, *args)
+
+    monkeypatch.setattr(PartitionLog, "advance_start", waiting)
+    found: list[Any] = []
+    cutting = threading.Thread(target=retention.enforce, args=(to.engine, to.partitions[0]))
+    cutting.start()
+    assert inside.wait(60)
+
+    def make() -> None:
+        sub = known or client.topic(TOPIC).subscribe("s")
+        if known:
+            sub.seek(0, "earliest")
+        found.append(sub)
+
+    def is_made() -> bool:
+        subscriptions = to.engine.subscriptions
+        return any(
+            subscriptions.committed(info) == {0: 0} for info in subscriptions.of_topic(to.topic)
+        )
+
+    making = threading.Thread(target=make)
+    making.start()
+    while not is_made():
+        time.sleep(0.001)
+    assert not found
+    go_on.set()
+    for each in (cutting, making):
+        each.join(60)
+    start = bounds(to)[0]
+    assert 0 < start < 20  # what was under way, and nothing more
+    retention.enforce(to.engine, to.partitions[0])
+    assert bounds(to)[0] == start
+    assert offsets(found[0]) == list(range(start, COUNT))
+
+
+@KEPT
+@TYPE
+@pytest.mark.parametrize("acked", [0, 3, COUNT])
+def test_what_goes_unacknowledged_is_told(
+    client: txnkv.Client, kept: Any, type: Any, acked: int, caplog: pytest.LogCaptureFixture,
+    by_hand: Any,
+) -> None:  # fmt: skip
+    to, sub, got = filled(client, type, **kept)
+    if acked:
+        sub.ack(got[:acked])
+    client.topic(TOPIC).subscribe("late", start="latest").close()
+    with caplog.at_level(logging.WARNING, "txnkv"):
+        retention.enforce(to.engine, to.partitions[0])
+    start = bounds(to)[0]
+    assert start > 30
+    lost = max(start - acked, 0)
+    warned = [r.getMessage() for r in caplog.records if "retention took" in r.getMessage()]
+    assert all("subscription 's' " in text for text in warned)
+    assert bool(warned) == (lost > 0)
+    for _ in range(2):  # also when its cursor has followed the log
+        assert sub.lost() == {0: lost}
+        assert client.metrics()["messages_lost_to_retention"] == lost
+        about = client.stats()["topics"][TOPIC]["subscriptions"]
+        assert (about["s"]["lost"], about["late"]["lost"]) == (lost, 0)
+        by_hand(client)
+
+
+def test_end_markers_are_no_messages_to_be_lost(client: txnkv.Client) -> None:
+    to = writer(client, retention_seconds=3600)
+    sub = client.topic(TOPIC).subscribe("s")
+    txn = to.begin()
+    to.append(txn, "one")
+    to.commit(txn)
+    to.engine.complete(to.partitions[0])
+    sub.ack(sub.receive_many(10, timeout=0))
+    retention.give_up(to.engine, to.partitions[0], bounds(to)[1], lambda txn, offset: True)
+    assert bounds(to)[0] == bounds(to)[1] == 2
+    assert sub.lost() == {0: 0}
+
+
+@pytest.mark.parametrize("point", ["retention.dropped", "partition.trimmed", "lmdb.before_commit",
+                                   "lmdb.after_commit"])  # fmt: skip
+@pytest.mark.parametrize("retain", [False, True])
+@TYPE
+def test_killed_it_has_counted_what_went(
+    point: str, retain: bool, type: str, client: txnkv.Client, process: Callable[..., Any]
+) -> None:
+    to, sub, got = filled(client, type, retention_bytes=0, retain_unacknowledged=retain)
+    sub.ack([*got[:12], *got[14:20]])
+    child = process(
+        """
+        from txnkv.storage import arm
+        from txnkv.topics import retention
+        engine = client.instance.topics
+        partition = engine.partitions(engine.get("events"))[0]
+        arm(point, f"kill@2")
+        retention.enforce(engine, partition)
+        """,
+        point=point,
+    )
+    child.finish(-signal.SIGKILL)
+    for _ in range(2):
+        start = bounds(to)[0]
+        assert sub.lost() == {0: len({12, 13, *range(20, COUNT)} & set(range(start)))}
+        retention.enforce(to.engine, to.partitions[0])
+    assert start <= 12 if retain else start > 30
+
+
+def test_a_copy_keeps_for_its_own_subscriptions(client: txnkv.Client, tmp_path: Path) -> None:
+    to = writer(client, retention_bytes=0, retain_unacknowledged=True)
+    fill(to, COUNT)
+    txnkv.replicate(client, tmp_path / "copy")
+    with txnkv.connect(tmp_path / "copy") as copy:
+        sub = copy.topic(TOPIC).subscribe("s")
+        retention.enforce(to.engine, to.partitions[0])
+        assert bounds(to)[0] > 30
+        txnkv.replicate(client, copy)
+        got = sub.receive_many(100, timeout=0)
+        assert [m.offset for m in got] == list(range(COUNT))
+        sub.ack(got)
+        txnkv.replicate(client, copy)
+        assert copy.topic(TOPIC).consumer().position(0) == bounds(to)[0]
+        assert sub.lost() == {0: 0}

@@ -27,7 +27,7 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm
 
 WRITER = """
-import os, signal
+import signal, threading
 from tools.topic_writers import begin, send
 from txnkv.storage import arm
 partition = client.instance.topics.partition(id)
@@ -35,7 +35,7 @@ row = begin(client, timeout=0.05 if timed else 60)
 send(client, row, partition, [b"before"])
 def stop():
     say(("stopped", row.txn_id))
-    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread at once
 """
 
 

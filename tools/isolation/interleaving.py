@@ -28,6 +28,7 @@ import pyarrow as pa
 
 import txnkv
 from tools.children import Children
+from txnkv.options import Operation
 
 __all__ = ["CASTS", "LEVELS", "SCHEMA", "Actor", "Elsewhere", "Player", "play"]
 
@@ -137,7 +138,7 @@ class Player:
     def do_delete(self, *words: str) -> None:
         self._write("delete", *words)
 
-    def _write(self, op: str, key: str, value: str = "0") -> None:
+    def _write(self, op: Operation, key: str, value: str = "0") -> None:
         """A row, or a run of keys `1..9`; in a large transaction as a batch."""
         low, _, high = key.partition("..")
         keys = list(range(int(low), int(high or low) + 1))
@@ -174,7 +175,7 @@ class Player:
             row = int(key) if op == "delete" else {"id": int(key), "value": int(value)}
             getattr(session, op)(self._table, row)
 
-    def do_load(self, op: str, keys: str, value: str = "0") -> None:
+    def do_load(self, op: Operation, keys: str, value: str = "0") -> None:
         """Rows by a batch, outside of a transaction."""
         low, _, high = keys.partition("..")
         found = list(range(int(low), int(high) + 1))

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 import txnkv
 from tools.isolation.histories import Append, Op, Read, ReadList, Recording, Txn, Write, record
+from txnkv.options import Isolation, Locking
 
 __all__ = ["KEYS", "Load", "prepare", "read_all", "work"]
 
@@ -57,7 +58,7 @@ class Load:
 
     session: str
     seed: int
-    isolation: str
+    isolation: Isolation
     transactions: int = 1000
     seconds: float = 2.0
 
@@ -104,7 +105,7 @@ class _Session:
                 running.did(*_read_at(snapshot, self._keys()))
                 running.committed()
             return
-        locking = "partition" if kind == "locking" else "optimistic"
+        locking: Locking = "partition" if kind == "locking" else "optimistic"
         txn = self._client.new_transaction(isolation=self._load.isolation, locking=locking)
         if kind == "large":
             txn.context.ensure_large()  # as if it had outgrown the small path

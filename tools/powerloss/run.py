@@ -33,6 +33,7 @@ from tools.powerloss.workload import (
     to_text,
 )
 from txnkv import compacting
+from txnkv.options import Operation
 
 
 def run(store: Path, workload: Workload) -> None:
@@ -141,7 +142,7 @@ def _land(writer: int, number: int, commit: Future[txnkv.Timestamp]) -> None:
 
 
 def _filling(transaction: Transaction) -> Callable[[txnkv.Transaction], object]:
-    groups: dict[tuple[str, str], list[Write]] = {}
+    groups: dict[tuple[Operation, str], list[Write]] = {}
     for write in transaction.writes:
         groups.setdefault((write.op, write.table), []).append(write)
 

@@ -17,6 +17,7 @@ from random import Random
 from typing import Final
 
 import txnkv
+from txnkv.options import Operation
 
 TABLES: Final = ("left", "right")
 BRIEF: Final = "brief"
@@ -29,7 +30,10 @@ KEYS: Final = 1_000_000
 WINDOW: Final = 4
 """Commits that a pipelining writer has in flight."""
 
-INSERT, UPSERT, UPDATE, DELETE = "insert", "upsert", "update", "delete"
+INSERT: Final = "insert"
+UPSERT: Final = "upsert"
+UPDATE: Final = "update"
+DELETE: Final = "delete"
 SCHEMA: Final = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
 
 Rows = dict[tuple[str, int], str]
@@ -40,7 +44,7 @@ Rows = dict[tuple[str, int], str]
 class Write:
     """One change of one row; `text` is None for a delete."""
 
-    op: str
+    op: Operation
     table: str
     id: int
     text: str | None
@@ -81,7 +85,7 @@ class Workload:
     pipelines: int = 0
     processes: int = 0
     transactions: int = 12
-    operations: tuple[str, ...] = (INSERT, UPSERT, UPDATE, DELETE)
+    operations: tuple[Operation, ...] = (INSERT, UPSERT, UPDATE, DELETE)
     bulk_rows: int = 300
     upkeep: int = 4
     history: float = 0.2

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from txnkv.closing import Handle
 from txnkv.errors import ClosedError
+from txnkv.storage.locks import new_lock
 
 T = TypeVar("T")
 
 _THREADS: Final = min(32, (os.cpu_count() or 1) + 12)
 _END: Final = object()
+
+
+class Wrapper(Handle):
+    """A handle for asyncio: it is called like the blocking one that it wraps."""
+
+    blocking: Any
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.blocking)[1:]}"
 
 
 class Calls:
@@ -79,7 +89,7 @@ class InTurn:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     async def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call on a thread."""

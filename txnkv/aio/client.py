@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from txnkv import client as blocking
-from txnkv.aio.calls import Calls, InTurn
+from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
 from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
@@ -20,7 +20,9 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.inspection import CheckReport
 from txnkv.metrics import MetricsSnapshot
-from txnkv.retrying import DEFAULTS, Retries
+from txnkv.options import FlushMode
+from txnkv.retrying import DEADLINE, DEFAULTS, Retries
+from txnkv.session_buffer import BUFFER_BYTES
 from txnkv.tables.partitioning import PartitionBy
 from txnkv.tables.schema import Schema
 from txnkv.token import TxnToken
@@ -46,6 +48,9 @@ class Connecting:
         self._path = path
         self._options = options
         self._client: AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connecting to {str(self._path)!r}>"
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()
@@ -78,11 +83,11 @@ class Connecting:
             await self._client.close()
 
 
-class AsyncClient:
+class AsyncClient(Wrapper):
     """A connection to a store for asyncio. Shared by tasks; see `txnkv.Client`."""
 
     def __init__(self, client: Client, calls: Calls) -> None:
-        self.blocking = client
+        self.blocking: Client = client
         self._calls = calls
         self._closed = False
 
@@ -125,9 +130,15 @@ class AsyncClient:
         """The names of all tables, sorted."""
         return await self._calls(self.blocking.tables)
 
-    async def drop_table(self, name: str | AsyncTable, missing_ok: bool = False) -> None:
-        """Drop a table at once."""
-        await self._calls(self.blocking.drop_table, plain(name), missing_ok)
+    async def drop_table(
+        self, name: str | AsyncTable, missing_ok: bool = False, keep: float = 0.0
+    ) -> None:
+        """Drop a table at once, to be recalled for `keep` seconds."""
+        await self._calls(self.blocking.drop_table, plain(name), missing_ok, keep)
+
+    async def recall_table(self, name: str) -> AsyncTable:
+        """Bring back a table that was dropped with `keep`."""
+        return AsyncTable(await self._calls(self.blocking.recall_table, name), self._calls)
 
     async def create_topic(self, name: str, partitions: int = 1, **options: Any) -> AsyncTopic:
         """Make a topic; takes the options of `txnkv.Client.create_topic`."""
@@ -168,15 +179,15 @@ class AsyncClient:
     async def run(
         self,
         fn: Callable[[AsyncTransaction], Awaitable[T]],
-        attempts: int = 10,
+        attempts: int | None = None,
+        deadline: float | None = DEADLINE,
         **options: Any,
     ) -> T:
         """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
         hold = Hold(self.blocking.instance.topics)
         try:
-            return await self._run(
-                fn, Retries(self.blocking.instance, attempts), DEFAULTS | options, hold
-            )
+            retries = Retries(self.blocking.instance, attempts, deadline)
+            return await self._run(fn, retries, DEFAULTS | options, hold)
         finally:
             await self._calls.to_the_end(hold.release)
 
@@ -205,9 +216,11 @@ class AsyncClient:
                 pause = retries.pause(error, retriable=error.retriable)
             await asyncio.sleep(pause)
 
-    async def new_session(self, flush_mode: str = "manual") -> AsyncSession:
+    async def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> AsyncSession:
         """A session outside of any transaction: each flush is one of its own."""
-        session = await self._calls(self.blocking.new_session, flush_mode)
+        session = await self._calls(self.blocking.new_session, flush_mode, buffer_bytes)
         return AsyncSession(session, InTurn(self._calls), self._calls)
 
     async def transaction_state(self, id: int) -> TxnState:
@@ -262,6 +275,9 @@ class Beginning:
         self._client = client
         self._options = options
         self._txn: AsyncTransaction | None = None
+
+    def __repr__(self) -> str:
+        return f"<Beginning of {self._txn or 'a transaction'!r} by {self._client!r}>"
 
     async def __aenter__(self) -> AsyncTransaction:
         self._txn = await self._client.new_transaction(**self._options)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls
+from txnkv.aio.calls import Calls, Wrapper
 from txnkv.coordinator.ids import Timestamp
 from txnkv.diff_token import DiffToken
 from txnkv.scan import Scan, ScanToken
@@ -17,33 +17,33 @@ from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 
 
-class AsyncScan:
+class AsyncScan(Wrapper):
     """See `txnkv.Scan`. Belongs to one task at a time."""
 
     def __init__(self, scan: Scan, calls: Calls) -> None:
-        self._scan = scan
+        self.blocking: Scan = scan
         self._calls = calls
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the batches."""
-        return self._scan.schema
+        return self.blocking.schema
 
     async def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
-        return await self._calls(self._scan.to_arrow)
+        return await self._calls(self.blocking.to_arrow)
 
     async def to_pandas(self) -> Any:
         """The rows as a pandas data frame; needs pandas."""
-        return await self._calls(self._scan.to_pandas)
+        return await self._calls(self.blocking.to_pandas)
 
     async def to_polars(self) -> Any:
         """The rows as a polars data frame; needs polars."""
-        return await self._calls(self._scan.to_polars)
+        return await self._calls(self.blocking.to_polars)
 
     async def to_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
-        async for batch in self._calls.each(await self._calls(self._scan.to_batches)):
+        async for batch in self._calls.each(await self._calls(self.blocking.to_batches)):
             yield batch
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
@@ -53,18 +53,18 @@ class AsyncScan:
 
     async def tokens(self) -> list[ScanToken]:
         """Parts that together are this scan, for other processes."""
-        return await self._calls(self._scan.tokens)
+        return await self._calls(self.blocking.tokens)
 
     async def close(self) -> None:
         """Give the snapshot up."""
-        await self._calls(self._scan.close)
+        await self._calls(self.blocking.close)
 
 
-class AsyncTable:
+class AsyncTable(Wrapper):
     """See `txnkv.Table`."""
 
     def __init__(self, table: Table, calls: Calls) -> None:
-        self.blocking = table
+        self.blocking: Table = table
         self._calls = calls
 
     @property
@@ -124,11 +124,11 @@ class AsyncTable:
         return await self._calls(self.blocking.next_id)
 
 
-class AsyncSnapshot:
+class AsyncSnapshot(Wrapper):
     """See `txnkv.Snapshot`; an `async with` block closes it."""
 
     def __init__(self, snapshot: Snapshot, calls: Calls) -> None:
-        self.blocking = snapshot
+        self.blocking: Snapshot = snapshot
         self._calls = calls
 
     @property

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, InTurn
+from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.message_operations import Acknowledged
+from txnkv.options import Start, SubscriptionType
 from txnkv.topic import Topic
 from txnkv.topics.fetch import FetchResult
 from txnkv.topics.message import Message, MessageId
@@ -30,11 +31,11 @@ T = TypeVar("T")
 _SLICE: Final = 0.1
 
 
-class AsyncTopic:
+class AsyncTopic(Wrapper):
     """See `txnkv.Topic`."""
 
     def __init__(self, topic: Topic, calls: Calls) -> None:
-        self.blocking = topic
+        self.blocking: Topic = topic
         self._calls = calls
 
     @property
@@ -71,8 +72,8 @@ class AsyncTopic:
     async def subscribe(
         self,
         name: str,
-        type: str = "exclusive",
-        start: str | Mapping[int, int] = "earliest",
+        type: SubscriptionType = "exclusive",
+        start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
         **options: Any,
     ) -> AsyncSubscription:
@@ -80,42 +81,77 @@ class AsyncTopic:
         made = await self._calls(self.blocking.subscribe, name, type, start, partitions, **options)
         return AsyncSubscription(made, self._calls)
 
+    async def subscriptions(self) -> list[str]:
+        """The names of its subscriptions; see `txnkv.Topic.subscriptions`."""
+        return await self._calls(self.blocking.subscriptions)
+
+    async def drop_subscription(self, name: str, missing_ok: bool = False) -> None:
+        """Forget a subscription; see `txnkv.Topic.drop_subscription`."""
+        await self._calls(self.blocking.drop_subscription, name, missing_ok)
+
     async def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
         """An idempotent producer; see `txnkv.Topic.producer`."""
         made = await self._calls(self.blocking.producer, name, **options)
         return AsyncProducer(made, self._calls)
 
 
+class _Round:
+    """One call on a thread that waits for messages.
+
+    Attributes:
+        found: what it gave.
+        abandoned: its task was cancelled.
+    """
+
+    found: Any = None
+    abandoned = False
+
+
 class _Waiting:
-    """Calls that wait for messages, of one object."""
+    """Calls of one object that wait for messages. What one of them gave whose task was cancelled
+    goes back to the object, before the next call for it, of whatever kind.
 
-    def __init__(self, turn: InTurn) -> None:
+    Args:
+        turn: of the object's calls.
+        undo: as if the last of those calls had not been.
+    """
+
+    def __init__(self, turn: InTurn, undo: Callable[[], None]) -> None:
         self._turn = turn
-        self._under_way: dict[str, asyncio.Future[Any]] = {}
+        self._undo = undo
+        self._last = _Round()
 
-    async def __call__(self, name: str, call: Callable[[float], T], timeout: float | None) -> T:
+    async def __call__(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Call until something comes, or the time is over; what it gave last."""
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
         while True:
             wait = _SLICE if end is None else min(_SLICE, max(0.0, end - loop.time()))
-            inner = self._under_way.get(name)
-            if inner is None:
-                inner = self._under_way[name] = asyncio.ensure_future(self._turn(call, wait))
-                inner.add_done_callback(_looked_at)
+            made = _Round()
+            inner = asyncio.ensure_future(self._turn(self._call, made, call, wait))
+            inner.add_done_callback(_looked_at)
             try:
                 found: T = await asyncio.shield(inner)
             except asyncio.CancelledError:
-                raise  # what is under way is for the next call
-            except BaseException:
-                self.forget()
+                made.abandoned = True
                 raise
-            self._under_way.pop(name, None)
             if _some(found) or (end is not None and loop.time() >= end):
                 return found
 
-    def forget(self) -> None:
-        self._under_way.clear()
+    async def now(self, fn: Callable[..., T], *args: Any) -> T:
+        """Call once, when what was abandoned is back."""
+        return await self._turn(self._settled, fn, *args)
+
+    def _call(self, made: _Round, call: Callable[[float], T], wait: float) -> T:
+        found = self._settled(call, wait)
+        made.found, self._last = found, made
+        return found
+
+    def _settled(self, fn: Callable[..., T], *args: Any) -> T:
+        last, self._last = self._last, _Round()
+        if last.abandoned and _some(last.found):
+            self._undo()
+        return fn(*args)
 
 
 def _looked_at(done: asyncio.Future[Any]) -> None:
@@ -129,7 +165,7 @@ def _some(found: Any) -> bool:
     return found is not None and found != []
 
 
-class _Held:
+class _Held(Wrapper):
     """Something that is closed at the end of an `async with` block."""
 
     def __init__(self, blocking: Any, calls: Calls) -> None:
@@ -157,31 +193,30 @@ class AsyncConsumer(_Held):
 
     def __init__(self, consumer: Consumer, calls: Calls) -> None:
         super().__init__(consumer, calls)
-        self.blocking = consumer
-        self._waiting = _Waiting(self._turn)
+        self.blocking: Consumer = consumer
+        self._waiting = _Waiting(self._turn, consumer.unpoll)
 
     async def poll(self, *, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
         """The next messages; none when the time is over."""
         poll = self.blocking.poll
         return await self._waiting(
-            "poll", lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
+            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
         )
 
     async def poll_batch(self, *, max_messages: int = 500, timeout: float = 1.0) -> pa.RecordBatch:
         """As `poll`, as Arrow."""
         poll = self.blocking.poll_batch
         return await self._waiting(
-            "poll_batch", lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
+            lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
         )
 
     async def seek(self, partition: int, offset: int) -> None:
         """Go on from an offset of a partition."""
-        self._waiting.forget()
-        await self._turn(self.blocking.seek, partition, offset)
+        await self._waiting.now(self.blocking.seek, partition, offset)
 
     async def position(self, partition: int) -> int:
         """The offset of the next message of a partition."""
-        return await self._turn(self.blocking.position, partition)
+        return await self._waiting.now(self.blocking.position, partition)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -194,23 +229,19 @@ class AsyncSubscription(_Held):
 
     def __init__(self, subscription: Subscription, calls: Calls) -> None:
         super().__init__(subscription, calls)
-        self.blocking = subscription
-        self._waiting = _Waiting(self._turn)
+        self.blocking: Subscription = subscription
+        self._waiting = _Waiting(self._turn, subscription.unreceive)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when the time is over."""
-        return await self._waiting(
-            "receive", lambda wait: self.blocking.receive(timeout=wait), timeout
-        )
+        return await self._waiting(lambda wait: self.blocking.receive(timeout=wait), timeout)
 
     async def receive_many(
         self, max_messages: int = 100, timeout: float | None = None
     ) -> list[Message]:
         """The next messages, at least one; none when the time is over."""
         receive = self.blocking.receive_many
-        return await self._waiting(
-            "receive_many", lambda wait: receive(max_messages, timeout=wait), timeout
-        )
+        return await self._waiting(lambda wait: receive(max_messages, timeout=wait), timeout)
 
     async def ack(self, message: Acknowledged, txn: AsyncTransaction | None = None) -> None:
         """Acknowledge a message or its id, at once or with a transaction."""
@@ -232,6 +263,14 @@ class AsyncSubscription(_Held):
         """Let a message be delivered again."""
         await self._turn(self.blocking.nack, message)
 
+    async def seek(self, partition: int, offset: int | Start) -> None:
+        """Move the subscription in a partition; see `txnkv.Subscription.seek`."""
+        await self._waiting.now(self.blocking.seek, partition, offset)
+
+    async def committed(self) -> dict[int, int]:
+        """By partition, the offset below which all is acknowledged."""
+        return await self._turn(self.blocking.committed)
+
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             message = await self.receive()
@@ -244,7 +283,7 @@ class AsyncProducer(_Held):
 
     def __init__(self, producer: Producer, calls: Calls) -> None:
         super().__init__(producer, calls)
-        self.blocking = producer
+        self.blocking: Producer = producer
 
     async def send(self, value: Any, key: Any = None, **options: Any) -> MessageId:
         """Send a message; returns when it is durable. Cancelled, it is sent all the same."""

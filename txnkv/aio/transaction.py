@@ -8,24 +8,26 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, InTurn
+from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.aio.reading import AsyncScan, AsyncTable, plain
 from txnkv.aio.topics import AsyncSubscription, AsyncTopic, plain_subscription, plain_topic
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import RowError
 from txnkv.message_operations import Acknowledged
+from txnkv.options import FlushMode, Operation
 from txnkv.session import Session
+from txnkv.session_buffer import BUFFER_BYTES
 from txnkv.token import TxnToken
 from txnkv.transaction import Transaction
 from txnkv.write_result import WriteResult
 
 
-class AsyncRows:
+class AsyncRows(Wrapper):
     """The seven operations by row, and those on topics; see `txnkv.Session`."""
 
     def __init__(self, blocking: Transaction | Session, turn: InTurn, calls: Calls) -> None:
-        self._rows = blocking
+        self.blocking: Transaction | Session = blocking
         self._turn = turn
         self._calls = calls
 
@@ -57,9 +59,11 @@ class AsyncRows:
         """Delete the row with this key; ignored when there is none."""
         await self._row("delete_ignore", table, key)
 
-    async def write(self, table: str | AsyncTable, data: Any, op: str = "insert") -> WriteResult:
+    async def write(
+        self, table: str | AsyncTable, data: Any, op: Operation = "insert"
+    ) -> WriteResult:
         """Write Arrow data; see `txnkv.Session.write`."""
-        return await self._turn(self._rows.write, plain(table), data, op)
+        return await self._turn(self.blocking.write, plain(table), data, op)
 
     async def send(
         self,
@@ -72,31 +76,31 @@ class AsyncRows:
     ) -> None:
         """Send one message; see `txnkv.Session.send`."""
         await self._quick(
-            self._rows.send, plain_topic(topic), value, key, partition, headers, timestamp
+            self.blocking.send, plain_topic(topic), value, key, partition, headers, timestamp
         )
 
     async def send_batch(self, topic: str | AsyncTopic, data: Any) -> WriteResult:
         """Send Arrow data; see `txnkv.Session.send_batch`."""
-        return await self._turn(self._rows.send_batch, plain_topic(topic), data)
+        return await self._turn(self.blocking.send_batch, plain_topic(topic), data)
 
     async def ack(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
         """Acknowledge a message, its id, or a list of them."""
-        await self._turn(self._rows.ack, plain_subscription(subscription), message)
+        await self._turn(self.blocking.ack, plain_subscription(subscription), message)
 
     async def ack_cumulative(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
         """Acknowledge all messages of a partition up to this one."""
-        await self._turn(self._rows.ack_cumulative, plain_subscription(subscription), message)
+        await self._turn(self.blocking.ack_cumulative, plain_subscription(subscription), message)
 
     async def flush(self) -> WriteResult:
         """Write the rows and send the messages that wait."""
-        return await self._turn(self._rows.flush)
+        return await self._turn(self.blocking.flush)
 
     def pending_errors(self) -> list[RowError]:
         """The rows refused since the last call."""
-        return self._rows.pending_errors()
+        return self.blocking.pending_errors()
 
     async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
-        await self._quick(getattr(self._rows, op), plain(table), row)
+        await self._quick(getattr(self.blocking, op), plain(table), row)
 
     async def _quick(self, fn: Callable[..., None], *args: Any) -> None:
         """Call what may only touch memory."""
@@ -108,21 +112,34 @@ class AsyncSession(AsyncRows):
 
     def __init__(self, session: Session, turn: InTurn, calls: Calls) -> None:
         super().__init__(session, turn, calls)
-        self._session = session
-        self._buffers = session.flush_mode == "manual"
+        self.blocking: Session = session
 
     async def _quick(self, fn: Callable[..., None], *args: Any) -> None:
-        call = self._turn.quick if self._buffers else self._turn
+        call = self._turn.quick if self.blocking.flush_mode == "manual" else self._turn
         await call(fn, *args)
 
     @property
     def has_pending(self) -> bool:
         """Rows or messages wait to be flushed."""
-        return self._session.has_pending
+        return self.blocking.has_pending
+
+    @property
+    def txn_id(self) -> TxnId | None:
+        """The transaction that it belongs to, if any."""
+        return self.blocking.txn_id
+
+    @property
+    def flush_mode(self) -> FlushMode:
+        """One of "manual", "auto_background" and "auto_sync"."""
+        return self.blocking.flush_mode
+
+    async def set_flush_mode(self, mode: FlushMode) -> None:
+        """Change the flush mode; see `txnkv.Session.flush_mode`."""
+        await self._turn(setattr, self.blocking, "flush_mode", mode)
 
     async def close(self) -> None:
         """Flush and close."""
-        await self._turn(self._session.close)
+        await self._turn(self.blocking.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +150,7 @@ class AsyncSession(AsyncRows):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._turn.to_the_end(self._session.__exit__, kind, error, trace)
+        await self._turn.to_the_end(self.blocking.__exit__, kind, error, trace)
 
 
 class AsyncTransaction(AsyncRows):
@@ -143,7 +160,7 @@ class AsyncTransaction(AsyncRows):
 
     def __init__(self, txn: Transaction, calls: Calls) -> None:
         super().__init__(txn, InTurn(calls), calls)
-        self.blocking = txn
+        self.blocking: Transaction = txn
 
     @property
     def id(self) -> TxnId:
@@ -186,9 +203,11 @@ class AsyncTransaction(AsyncRows):
         """A token by which other processes join."""
         return await self._turn(self.blocking.serialize, keepalive)
 
-    async def new_session(self, flush_mode: str = "manual") -> AsyncSession:
+    async def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> AsyncSession:
         """A session of this transaction."""
-        session = await self._turn(self.blocking.new_session, flush_mode)
+        session = await self._turn(self.blocking.new_session, flush_mode, buffer_bytes)
         return AsyncSession(session, self._turn, self._calls)
 
     async def get(self, table: str | AsyncTable, key: Any) -> dict[str, Any] | None:

@@ -1,26 +1,35 @@
 """The command line: `txnkv`, or `python -m txnkv`.
 
-People get tables, programs get JSON (`--json`). What goes wrong is one line on stderr and
-exit status 1; a wrong call is exit status 2.
+People get tables, programs get JSON (`--json`). What goes wrong is one line on stderr; `group` has
+the exit statuses.
 """
 
 from __future__ import annotations
 
 import click
 
-from txnkv import __version__
-from txnkv.cli.consume import consume
-from txnkv.cli.demo import demo
 from txnkv.cli.group import Group
-from txnkv.cli.load import load
-from txnkv.cli.looking import check, compact, init, stats, tables
-from txnkv.cli.produce import produce
-from txnkv.cli.scan import scan
-from txnkv.cli.topics import topics
-from txnkv.cli.txn import txn
+from txnkv.version import __version__
+
+_HOMES = {
+    "init": "txnkv.cli.looking",
+    "load": "txnkv.cli.load",
+    "scan": "txnkv.cli.scan",
+    "tables": "txnkv.cli.looking",
+    "topics": "txnkv.cli.topics",
+    "produce": "txnkv.cli.produce",
+    "consume": "txnkv.cli.consume",
+    "group": "txnkv.cli.subscriptions",
+    "txn": "txnkv.cli.txn",
+    "stats": "txnkv.cli.looking",
+    "check": "txnkv.cli.looking",
+    "compact": "txnkv.cli.looking",
+    "repair": "txnkv.cli.repair",
+    "demo": "txnkv.cli.demo",
+}
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, homes=_HOMES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="txnkv")
 def main() -> None:
     """Tables and topics with transactions, in a directory.
@@ -28,21 +37,5 @@ def main() -> None:
     STORE is the directory of a store, as `shop` or `data/shop`.
     """
 
-
-for command in (
-    init,
-    load,
-    scan,
-    tables,
-    topics,
-    produce,
-    consume,
-    txn,
-    stats,
-    check,
-    compact,
-    demo,
-):
-    main.add_command(command)
 
 __all__ = ["main"]

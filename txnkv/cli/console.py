@@ -17,13 +17,21 @@ from rich.text import Text
 
 _PIPE_WIDTH: Final = 1 << 16
 
+
+class _Out(Console):
+    """Leaves it to the command that nobody reads a pipe any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # It is called while the error is handled.
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 store_argument = click.argument("store", metavar="STORE")
 
 
 def out() -> Console:
     """Stdout; without line breaks of its own when it is a pipe or a file."""
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
+    console = _Out(file=sys.stdout, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console

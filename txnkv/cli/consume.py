@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 
 import txnkv
 from txnkv.cli import message_lines
-from txnkv.cli.console import store_argument
+from txnkv.cli.console import plural, store_argument
+from txnkv.cli.group import given, stopping
+from txnkv.options import Start
 
 _ROUND: Final = 5000
 _PLACES: Final = ("earliest", "latest")
@@ -92,11 +93,12 @@ def consume(
     with txnkv.connect(store, create=False, read_only=read_only) as client:
         found = client.topic(topic)
         reader: Rounds
-        if subscription is None:
-            reader = _Reader(found, start, partitions, isolation, order, follow)
-        else:
-            reader = _Member(found, subscription, shared, start, partitions, follow)
-        with suppress(KeyboardInterrupt):
+        with given():
+            if subscription is None:
+                reader = _Reader(found, start, partitions, isolation, order, follow)
+            else:
+                reader = _Member(found, subscription, shared, start, partitions, follow)
+        with stopping(reader.durable):
             for messages in _limited(reader, limit):
                 sys.stdout.buffer.write(message_lines.lines_of(messages, separator, as_json))
                 sys.stdout.buffer.flush()
@@ -124,6 +126,10 @@ class Rounds:
 
     def written(self, messages: Iterable[txnkv.Message]) -> None:
         """They are on their way to whoever reads."""
+
+    def durable(self) -> str:
+        """What stays of it after Ctrl-C."""
+        raise NotImplementedError
 
 
 class _Reader(Rounds):
@@ -154,6 +160,9 @@ class _Reader(Rounds):
         # A round may have passed over aborted messages alone; there may be more behind them.
         return messages or (None if before == self._positions() else [])
 
+    def durable(self) -> str:
+        return "reading changes nothing"
+
     def _positions(self) -> list[int]:
         return [self._consumer.position(number) for number in self._consumer.partitions]
 
@@ -181,23 +190,29 @@ class _Member(Rounds):
         )
         self._timeout = 1.0 if follow else 0.0
         self._follow = follow
+        self._acknowledged = 0
 
     def next(self, most: int) -> list[txnkv.Message] | None:
         messages = self._subscription.receive_many(max_messages=most, timeout=self._timeout)
         return messages or ([] if self._follow else None)
 
     def written(self, messages: Iterable[txnkv.Message]) -> None:
-        self._subscription.ack(list(messages))
+        done = list(messages)
+        self._subscription.ack(done)
+        self._acknowledged += len(done)
+
+    def durable(self) -> str:
+        return f"at least {plural(self._acknowledged, 'message')} acknowledged; others come again"
 
 
-def _place(text: str, partitions: list[int]) -> tuple[str | dict[int, int], datetime | None]:
+def _place(text: str, partitions: list[int]) -> tuple[Start | dict[int, int], datetime | None]:
     """Where to begin, for a consumer; and a time to seek to.
 
     Raises:
         ValueError: it is none of those.
     """
     if text in _PLACES:
-        return text, None
+        return cast(Start, text), None
     if text.isdecimal():
         return dict.fromkeys(partitions, int(text)), None
     try:

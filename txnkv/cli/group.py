@@ -1,44 +1,121 @@
-"""How a command ends: errors become one line on stderr."""
+"""The end of a command: one line on stderr for an error, and an exit status.
+
+The exit statuses:
+
+    0      done; also when the reader of a pipe went away, as `head` does
+    1      it failed
+    2      it was called wrongly
+    130    Ctrl-C; the line says what of it is durable
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import IO, Any
 
 import click
-import pyarrow as pa
 
-from txnkv.errors import RowErrors, StoreNotFoundError, TxnkvError
+from txnkv.errors import RowErrors, SchemaError, StoreNotFoundError, TxnkvError
 
 
 class Group(click.Group):
-    """A click group that lists commands in the order they were added, and tells errors."""
+    """A click group that loads the command which is called, and tells errors.
+
+    Args:
+        homes: the commands in their order, and the module of each.
+    """
+
+    def __init__(self, *, homes: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(self._homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._homes:
+            return None
+        found: click.Command = getattr(import_module(self._homes[cmd_name]), cmd_name)
+        return found
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except SystemExit as end:
+            if end.code == Stopped.exit_code:
+                # All is closed. A thread of Arrow that still reads its input would not survive the
+                # interpreter's own end, and make a crash of it.
+                with suppress(OSError):
+                    sys.stdout.flush()
+                os._exit(Stopped.exit_code)
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         with told():
             return super().invoke(ctx)
 
 
-@contextmanager
-def told(prefix: str = "") -> Iterator[None]:
-    """Turn what a user can mend into a ClickException of one line.
+class Stopped(click.ClickException):
+    """Ctrl-C."""
 
-    Args:
-        prefix: what was being done, before the error's own words.
-    """
+    exit_code = 128 + signal.SIGINT
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.format_message(), file=file, err=True)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turn what a user can mend into a ClickException of one line."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise Stopped("stopped") from None
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # The reader of a pipe went away; click ends quietly.
-        raise click.ClickException(prefix + words(error)) from error
-    except (TxnkvError, ValueError, pa.ArrowException) as error:
-        raise click.ClickException(prefix + words(error)) from error
+            _leave_stdout()
+            raise click.exceptions.Exit(0) from None
+        raise click.ClickException(words(error)) from error
+    except _mendable() as error:
+        raise click.ClickException(words(error)) from error
+
+
+def _mendable() -> tuple[type[Exception], ...]:
+    import pyarrow as pa  # only when something went wrong: it takes a while
+
+    return (TxnkvError, ValueError, pa.ArrowException)
+
+
+def _leave_stdout() -> None:
+    """Nobody reads it any more: what is still in its buffer is written to nowhere at the exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def stopping(tell: Callable[[], str]) -> Iterator[None]:
+    """Have Ctrl-C tell what of the command is durable."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; {tell()}") from None
+
+
+@contextmanager
+def given() -> Iterator[None]:
+    """Turn what is wrong with a value of the command line into a wrong call of the command."""
+    try:
+        yield
+    except (ValueError, SchemaError) as error:
+        context = click.get_current_context(silent=True)
+        raise click.UsageError(words(error), context) from error
 
 
 def words(error: BaseException) -> str:
@@ -46,7 +123,8 @@ def words(error: BaseException) -> str:
     if isinstance(error, RowErrors):
         return refused(error)
     if isinstance(error, StoreNotFoundError):
-        return f"{str(error).split('. ')[0]}; `txnkv init` makes one"
+        text = str(error).split(". ")[0]
+        return text + ("" if text.endswith("is a directory") else "; `txnkv init` makes one")
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -20,7 +20,7 @@ from rich.progress import Progress, TaskID
 import txnkv
 from txnkv.cli import texts
 from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
-from txnkv.cli.group import words
+from txnkv.cli.group import stopping, words
 from txnkv.cli.sources import FORMATS, Options, Source, named, open_source
 from txnkv.errors import (
     RowErrors,
@@ -28,6 +28,7 @@ from txnkv.errors import (
     TableNotFoundError,
     TxnkvError,
 )
+from txnkv.options import Operation
 from txnkv.tables.operations import DELETES, INSERTS, OPERATIONS, UPDATES
 from txnkv.tables.partitioning import HashPartition
 
@@ -76,7 +77,7 @@ def load(
     key: str | None,
     schema: str | None,
     partitions: tuple[str, ...],
-    operation: str,
+    operation: Operation,
     format: str | None,
     delimiter: str | None,
     no_header: bool,
@@ -99,7 +100,8 @@ def load(
         made = target.make(client)
         done = _Load(client, table, sources, operation)
         try:
-            timestamp, result, seconds = done.run()
+            with stopping(done.stopped):
+                timestamp, result, seconds = done.run()
         except BaseException as error:
             if made:
                 _unmake(client, table)
@@ -239,19 +241,21 @@ class _Load:
     """One load: what it reads, and how far it is."""
 
     def __init__(
-        self, client: txnkv.Client, table: str, sources: list[Source], operation: str
+        self, client: txnkv.Client, table: str, sources: list[Source], operation: Operation
     ) -> None:
         self.rows = 0
         self._client = client
         self._table = table
         self._sources = sources
         self._operation = operation
+        self._txn: txnkv.Transaction | None = None
 
     def run(self) -> tuple[txnkv.Timestamp, txnkv.WriteResult, float]:
         """Read all, write all, commit."""
         begin = time.monotonic()
         total = txnkv.WriteResult()
         with bar() as progress, self._client.transaction(timeout=None) as txn:
+            self._txn = txn
             for source in self._sources:
                 task = progress.add_task(source.name, total=source.total, note="")
                 result = txn.write(
@@ -292,6 +296,13 @@ class _Load:
             yield batch
         if source.total is not None:
             progress.update(task, completed=source.total)
+
+    def stopped(self) -> str:
+        """What is durable after Ctrl-C: all or nothing."""
+        read = plural(self.rows, "row")
+        if self._txn is not None and self._txn.state is txnkv.TxnState.COMMITTED:
+            return f"{read} had been loaded by then, and stay"
+        return f"nothing was loaded ({read} had been read)"
 
     def failure(self, error: BaseException) -> str:
         """What went wrong, and that nothing came of it."""

@@ -19,6 +19,7 @@ from txnkv.cli.console import (
     size,
     store_argument,
 )
+from txnkv.cli.group import stopping
 
 
 @click.command()
@@ -195,7 +196,8 @@ def compact(store: str, as_json: bool) -> None:
         def step(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} rows")
 
-        report = client.compact(step)
+        with stopping(lambda: "what was merged until then stays"):
+            report = client.compact(step)
     if as_json:
         print_json(dataclasses.asdict(report))
         return

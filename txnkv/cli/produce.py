@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import click
 import pyarrow as pa
@@ -15,8 +15,10 @@ import pyarrow as pa
 import txnkv
 from txnkv.cli import message_lines, texts
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument
+from txnkv.cli.group import stopping
 from txnkv.cli.typed_lines import Row, TypedLines
 from txnkv.errors import TopicNotFoundError
+from txnkv.options import Buffer, Compression
 
 Lines: TypeAlias = "pa.RecordBatch | list[Row]"
 Parse = Callable[[Sequence[bytes], int], Lines]
@@ -52,6 +54,19 @@ Parse = Callable[[Sequence[bytes], int], Lines]
     help="Of a topic to be made.",
 )
 @click.option(
+    "--retention-seconds", type=click.FloatRange(min=0), help="Of a topic to be made: older may go."
+)
+@click.option(
+    "--retention-bytes",
+    type=click.IntRange(min=0),
+    help="Of a topic to be made: what a partition has beyond may go.",
+)
+@click.option(
+    "--retain-unacknowledged",
+    is_flag=True,
+    help="Of a topic to be made: what a subscription has not acknowledged stays.",
+)
+@click.option(
     "--value-schema",
     metavar="COLUMNS",
     help='Of a topic to be made: values are rows of columns, as "id:int64,note:string?".',
@@ -65,8 +80,11 @@ def produce(
     partition: int | None,
     transaction: bool,
     partitions: int | None,
-    buffer: str,
-    compression: str,
+    buffer: Buffer,
+    compression: Compression | Literal["none"],
+    retention_seconds: float | None,
+    retention_bytes: int | None,
+    retain_unacknowledged: bool,
     value_schema: str | None,
 ) -> None:
     """Send lines to TOPIC, each a message. Reads stdin, or FILEs.
@@ -85,9 +103,16 @@ def produce(
         raise click.UsageError("--key-separator is empty; leave it out to send values alone")
     started = time.perf_counter()
     with txnkv.connect(store, create=partitions is not None) as client:
-        target = _target(client, topic, partitions, buffer, compression, value_schema)
+        target = _target(
+            client, topic, partitions, value_schema,
+            buffer=buffer,
+            compression=None if compression == "none" else compression,
+            retention_seconds=retention_seconds,
+            retention_bytes=retention_bytes,
+            retain_unacknowledged=retain_unacknowledged,
+        )  # fmt: skip
         if partition is not None and partition >= target.partitions:
-            raise ValueError(
+            raise click.UsageError(
                 f"topic {topic!r} has no partition {partition}: it has {target.partitions}, "
                 f"numbered from 0 to {target.partitions - 1}"
             )
@@ -107,23 +132,20 @@ def _target(
     client: txnkv.Client,
     name: str,
     partitions: int | None,
-    buffer: str,
-    compression: str,
     columns: str | None,
+    **options: Any,
 ) -> txnkv.Topic:
     try:
         return client.topic(name)
     except TopicNotFoundError as error:
         if partitions is None:
             raise ValueError(f"{error}; or give --partitions N to make it") from None
-    codec = None if compression == "none" else compression
     return client.create_topic(
         name,
         partitions=partitions,
-        buffer=buffer,
-        compression=codec,
         exists_ok=True,
         value_schema=None if columns is None else texts.columns(columns, "--value-schema"),
+        **options,
     )
 
 
@@ -184,26 +206,22 @@ def _send_all(
     client: txnkv.Client, topic: txnkv.Topic, messages: Iterator[Lines], together: bool
 ) -> int:
     sent = 0
-    with bar() as progress:
+    # No timeout: it lives as long as this process sends heartbeats.
+    to = client.new_transaction(timeout=None) if together else client.new_session()
+
+    def durable() -> str:
+        undone = isinstance(to, txnkv.Transaction) and to.state is not txnkv.TxnState.COMMITTED
+        return "nothing was sent" if undone else f"at least {plural(sent, 'message')} sent"
+
+    with stopping(durable), bar() as progress, to:
         task = progress.add_task(topic.name, total=None, note="")
-
-        def send(to: txnkv.Transaction | txnkv.Session) -> None:
-            nonlocal sent
-            for some in messages:
-                if isinstance(some, list):
-                    for row in some:
-                        to.send(topic, *row)
-                else:
-                    to.send_batch(topic, some)
-                to.flush()
-                sent += len(some)
-                progress.update(task, note=plural(sent, "message"))
-
-        if together:
-            # No timeout: it lives as long as this process sends heartbeats.
-            with client.transaction(timeout=None) as txn:
-                send(txn)
-        else:
-            with client.new_session() as session:
-                send(session)
+        for some in messages:
+            if isinstance(some, list):
+                for row in some:
+                    to.send(topic, *row)
+            else:
+                to.send_batch(topic, some)
+            to.flush()
+            sent += len(some)
+            progress.update(task, note=plural(sent, "message"))
     return sent

@@ -12,6 +12,7 @@ import pyarrow as pa
 import txnkv
 from txnkv.cli import sinks, texts
 from txnkv.cli.console import bar, plural, store_argument
+from txnkv.cli.group import given
 from txnkv.cli.sources.opening import format_of
 
 SHOWN: Final = 100
@@ -62,13 +63,14 @@ def scan(
         asked = limit
         if kind == "table" and limit is None:
             asked = SHOWN + 1
-        rows = found.scan(
-            columns=None if columns is None else texts.names(columns),
-            where=[texts.where(text, found.schema) for text in conditions] or None,
-            snapshot=None if at is None else client.timestamp_of(texts.snapshot(at)),
-            ordered=ordered,
-            limit=asked,
-        )
+        with given():
+            rows = found.scan(
+                columns=None if columns is None else texts.names(columns),
+                where=[texts.where(text, found.schema) for text in conditions] or None,
+                snapshot=None if at is None else client.timestamp_of(texts.snapshot(at)),
+                ordered=ordered,
+                limit=asked,
+            )
         if kind == "table":
             _print(rows, limit)
         elif output is None:

@@ -1,4 +1,7 @@
-"""What users type: schemas, predicates, partitions, snapshots, ids of transactions."""
+"""What users type: schemas, predicates, partitions, snapshots.
+
+What is not written as it should be is a click.UsageError.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from txnkv.cli.group import given
 from txnkv.coordinator.ids import Timestamp
 from txnkv.tables.partitioning import HashPartition, hash_partition
 from txnkv.tables.schema import Schema
@@ -24,11 +28,12 @@ _WHERE: Final = re.compile(
 _SAME: Final = {"==": "=", "<>": "!="}
 
 
+@given()
 def names(text: str) -> list[str]:
     """`id,region` as names.
 
     Raises:
-        ValueError: one is empty.
+        click.UsageError: one is empty.
     """
     found = [name.strip() for name in text.split(",")]
     if not all(found):
@@ -36,21 +41,23 @@ def names(text: str) -> list[str]:
     return found
 
 
+@given()
 def schema(text: str, key: Sequence[str]) -> Schema:
     """`id:int64,name:string?` as a schema.
 
     Raises:
-        ValueError: it is not written like that, or names a column twice.
-        SchemaError: a type is unknown, or the key does not fit.
+        click.UsageError: it is not written like that, names a column twice, a type is unknown, or
+            the key does not fit.
     """
     return Schema(columns(text, "--schema"), primary_key=key)
 
 
+@given()
 def columns(text: str, option: str) -> dict[str, str]:
     """`id:int64,name:string?` as names and types.
 
     Raises:
-        ValueError: it is not written like that, or names a column twice.
+        click.UsageError: it is not written like that, or names a column twice.
     """
     columns: dict[str, str] = {}
     for part in _split_outside(text):
@@ -77,11 +84,12 @@ def _split_outside(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
+@given()
 def partition(text: str) -> HashPartition:
     """`id:4` or `id,region:4` as a hash partition.
 
     Raises:
-        ValueError: it is not written like that.
+        click.UsageError: it is not written like that.
     """
     columns, colon, buckets = text.rpartition(":")
     if not colon or not buckets.strip().isdecimal():
@@ -89,12 +97,13 @@ def partition(text: str) -> HashPartition:
     return hash_partition(names(columns), int(buckets))
 
 
+@given()
 def where(text: str, table: Schema) -> tuple[Any, ...]:
     """`total > 5`, `region in eu,us` or `total is null` as a predicate of `scan`.
 
     Raises:
-        ValueError: it is not written like that, or the value does not fit the column.
-        SchemaError: there is no such column.
+        click.UsageError: it is not written like that, there is no such column, or the value does
+            not fit the column.
     """
     found = _WHERE.fullmatch(text)
     if found is None:
@@ -134,11 +143,12 @@ def _value(name: str, text: str, kind: pa.DataType) -> Any:
         ) from error
 
 
+@given()
 def snapshot(text: str) -> Timestamp | datetime:
     """A timestamp's number, or an ISO date and time with its zone.
 
     Raises:
-        ValueError: it is neither.
+        click.UsageError: it is neither.
     """
     if text.isdecimal():
         return Timestamp(text)

@@ -78,10 +78,11 @@ def _print_topic(store: str, found: TopicOverview) -> None:
         f"{duration(options.retention_seconds)}" if options.retention_seconds else "",
         size(options.retention_bytes) if options.retention_bytes else "",
     ]
+    unacknowledged = ", and what is not acknowledged" if options.retain_unacknowledged else ""
     click.echo(
         f"{found.topic.name}: {found.topic.buffer} buffer, "
         f"compression {options.compression or 'none'}, "
-        f"keeps {' and '.join(filter(None, kept)) or 'everything'}"
+        f"keeps {' and '.join(filter(None, kept)) or 'everything'}{unacknowledged}"
     )
     if options.codec is not None:
         click.echo(f"values: {options.codec.described}")
@@ -94,17 +95,18 @@ def _print_topic(store: str, found: TopicOverview) -> None:
     if found.subscriptions:
         click.echo()
         print_grid(
-            ["subscription", "type", "lag", "by partition"],
+            ["subscription", "type", "lag", "by partition", "lost"],
             [
                 [
                     each.name,
                     each.type,
                     f"{sum(each.lag.values()):,}",
                     ", ".join(f"{number}: {lag:,}" for number, lag in each.lag.items()),
+                    f"{sum(each.lost.values()):,}",
                 ]
                 for each in found.subscriptions
             ],
-            right=["lag"],
+            right=["lag", "lost"],
         )
     _print_holders(store, [found])
 
@@ -151,6 +153,7 @@ def _document(found: TopicOverview) -> dict[str, Any]:
         "compression": options.compression,
         "retention_seconds": options.retention_seconds,
         "retention_bytes": options.retention_bytes,
+        "retain_unacknowledged": options.retain_unacknowledged,
         "value_schema": _columns(options.value_schema),
         "partitions": [_partition_document(each) for each in found.partitions],
         "subscriptions": [
@@ -159,6 +162,7 @@ def _document(found: TopicOverview) -> dict[str, Any]:
                 "type": each.type,
                 "lag": sum(each.lag.values()),
                 "lag_by_partition": list(each.lag.values()),
+                "lost": sum(each.lost.values()),
             }
             for each in found.subscriptions
         ],

@@ -5,11 +5,17 @@ they grow in commit order, and a reader that sees `last_commit` = T in status.db
 commit at or below T there too. A snapshot above `last_commit` first raises the stored clock
 past itself: no later commit can then appear inside it.
 
-A wall clock that stands behind the stored one is carried as logical time, up to
-`MAX_BEHIND`; past that a commit is refused, for the machine's clock is wrong.
+Timestamps go on from the last one, however far ahead of the wall clock it is: a clock that went
+ahead and came back costs nothing but the names of snapshots by time, and versions that are kept
+until the wall clock has passed them. A wall clock more than `MAX_JUMP` ahead of the last timestamp
+is refused before it leaves any: then the clock is wrong, or the store was not used for long, and
+`repair` says that it is so. The stored clock never goes back: a snapshot that was given out, in a
+token too, would change.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import apsw
 
@@ -18,30 +24,52 @@ from txnkv.coordinator.query import one
 from txnkv.errors import UnavailableError
 from txnkv.storage.seam import clock
 
-MAX_BEHIND = 3600 * 1_000_000
+MAX_JUMP: Final = 3_653 * 86_400 * 1_000_000
+"""Ten years: what a clock shows that was never set, or runs over; few stores sleep for longer."""
 
 
 def following(last: int) -> Timestamp:
     """The timestamp to give after `last`: the wall clock's, or one more.
 
     Raises:
-        UnavailableError: the wall clock is more than an hour behind the store's.
+        UnavailableError: the wall clock is more than ten years ahead of the store's.
     """
-    now = clock.now_micros()
-    behind = Timestamp(last).micros - now
-    if behind > MAX_BEHIND:
-        raise UnavailableError(
-            f"this machine's clock is {behind / 1e6:.0f} s behind the store's last timestamp "
-            f"({Timestamp(last).datetime.isoformat()}): set the clock right, then try again"
-        )
+    now = max(clock.now_micros(), 0)
+    refuse_jump(last, now)
     return Timestamp(max(last + 1, Timestamp.from_micros(now)))
+
+
+def refuse_jump(last: int, micros: int) -> None:
+    """Refuse a time too far ahead of the last timestamp of a store.
+
+    Raises:
+        UnavailableError: it is more than ten years ahead.
+    """
+    ahead = micros - Timestamp(last).micros
+    if last and ahead > MAX_JUMP:
+        raise UnavailableError(
+            f"this machine's clock is {ahead / 86_400e6:.0f} days ahead of the store's last "
+            f"timestamp ({Timestamp(last).datetime.isoformat()}): set it right; if it is right, "
+            "and the store was not used for so long, run `txnkv repair STORE --clock` once"
+        )
+
+
+def repair(cur: apsw.Cursor) -> Timestamp:
+    """Set the stored clock to the wall clock, where that is ahead. Inside a write transaction.
+
+    Returns:
+        The last timestamp as it is stored then.
+    """
+    raise_clock(cur, Timestamp.from_micros(max(clock.now_micros(), 0)))
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
+    return Timestamp(last)
 
 
 def next_timestamp(cur: apsw.Cursor) -> Timestamp:
     """A timestamp above every one given before. Inside a write transaction.
 
     Raises:
-        UnavailableError: the wall clock is more than an hour behind the store's.
+        UnavailableError: the wall clock is more than ten years ahead of the store's.
     """
     (last,) = one(cur, "SELECT last_timestamp FROM clock")
     stamp = following(last)

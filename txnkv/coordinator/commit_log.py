@@ -21,12 +21,12 @@ Other processes tail the log: `latest` reads what came since the last look, when
 number says that there may be something. A commit stays in the log until a flush has put it into
 row sets, and for a while longer, for those who ask what became of it.
 
-Lock order: the write lock of status.db, then `lock`; a reader takes `lock` alone.
+Lock order: the fork gate, the write lock of status.db, then `lock`; a reader takes the first and
+the last.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
@@ -46,7 +46,10 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
+from txnkv.storage.fork import GATE
+from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
@@ -99,10 +102,10 @@ class CommitLog:
         self._metrics = metrics
         self._on_commit = on_commit
         self._members: dict[int, LogMember] = {}
+        self.lock = new_rlock()
         self._start()
 
     def _start(self) -> None:
-        self.lock = threading.RLock()
         self.version = 0
         self.catalog_version = 0
         self.history_floor = Timestamp(0)
@@ -161,8 +164,9 @@ class CommitLog:
             self._catch_up(cur)
             return self._applied
 
+    @shielded
     def _look(self) -> Timestamp:
-        with self.lock:
+        with GATE.use(), self.lock:
             number = self._status.change_number()
             first = self._visible == 0
             with self._status.read(durable=first) as cur:
@@ -259,16 +263,22 @@ class CommitLog:
 
     # -- committing --------------------------------------------------------------------
 
-    def commit(self, commit: SmallCommit) -> Timestamp:
+    @shielded
+    def commit(self, commit: SmallCommit, deadline: int | None = None) -> Timestamp:
         """Make a small transaction durable and visible.
 
+        Args:
+            commit: what it changes.
+            deadline: monotonic microseconds until which it may wait for its turn.
+
         Raises:
+            TransactionTimedOutError: it was not written by then, and is not any more.
             What `validate` raises; nothing was committed.
             StorageFullError: no room; nothing was committed.
             CommitOutcomeUnknownError: the disk failed at the commit point.
         """
         began = clock.monotonic_micros()
-        stamp = self._queue.run(commit)
+        stamp = self._queue.run(commit, deadline)
         self._metrics.commit_seconds.observe((clock.monotonic_micros() - began) / 1e6)
         return stamp
 
@@ -276,8 +286,8 @@ class CommitLog:
         """As `commit`, on the library's thread: any number may be on their way at once."""
         return self._queue.submit(commit)
 
-    def _commit_group(self, group: list[Waiting]) -> None:
-        number, last = self._commit_unsynced(group)
+    def _commit_group(self, group: list[Waiting], wait: bool) -> None:
+        number, last = self._commit_unsynced(group, wait)
         if last is None:
             return
         try:
@@ -297,7 +307,9 @@ class CommitLog:
         self._metrics.commit_groups.add()
         self._on_commit()
 
-    def _commit_unsynced(self, group: list[Waiting]) -> tuple[int | None, Timestamp | None]:
+    def _commit_unsynced(
+        self, group: list[Waiting], wait: bool
+    ) -> tuple[int | None, Timestamp | None]:
         """Commit all who wait. Answers the change number before, and the last stamp given."""
         touched: dict[int, set[int]] = {}
         applied: Timestamp | None = None
@@ -317,7 +329,7 @@ class CommitLog:
                     self._applied = min(self._applied, applied)
 
         try:
-            with self._status.write(sync=False, undo=undo) as cur:
+            with self._status.write(sync=False, undo=undo, wait=wait) as cur:
                 self._queue.take(group)
                 with self.lock:
                     number = self._status.change_number()

@@ -4,11 +4,16 @@ The first to come leads: it commits one group, all who wait when it has the writ
 passes the lead on to the first of those who came meanwhile. Each thread sleeps on a lock of its
 own and is woken once, to lead or to go on with its answer. Futures are led by a thread of the
 library.
+
+Whoever has a deadline does not wait for the write lock itself: when it is not free, that thread
+leads instead. What is still in the queue at its deadline is taken out and never written; what was
+taken into a group by then is waited for.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +24,15 @@ import apsw
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
-from txnkv.errors import CommitOutcomeUnknownError, TxnkvError, UnavailableError
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    TransactionTimedOutError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.storage.locks import new_baton, new_lock
+from txnkv.storage.seam import clock
+from txnkv.storage.write_queue import BusyError
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
@@ -61,8 +74,7 @@ class Waiting:
         self.leads = False
         self.wake: threading.Lock | None = None
         if future is None:
-            self.wake = threading.Lock()
-            self.wake.acquire()
+            self.wake = new_baton()
 
     @property
     def ended(self) -> bool:
@@ -84,23 +96,27 @@ class CommitQueue:
 
     Args:
         commit_group: takes a group with `take` once it has the write lock, and commits it:
-            each member has a stamp or an error then. What it raises is everybody's error.
+            each member has a stamp or an error then. What it raises is everybody's error, but
+            for BusyError, when it is told not to wait for the lock.
     """
 
-    def __init__(self, commit_group: Callable[[list[Waiting]], None]) -> None:
+    def __init__(self, commit_group: Callable[[list[Waiting], bool], None]) -> None:
         self._commit_group = commit_group
         self._queue: deque[Waiting] = deque()
-        self._mutex = threading.Lock()
+        self._mutex = new_lock()
         self._leading = False
         self._committer: ThreadPoolExecutor | None = None
 
-    def run(self, commit: SmallCommit) -> Timestamp:
-        """Commit with whoever else does now; raises what refused it."""
+    def run(self, commit: SmallCommit, deadline: int | None = None) -> Timestamp:
+        """Commit with whoever else does now; raises what refused it.
+
+        Raises:
+            TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
+        """
         waiting = Waiting(commit, None)
-        if not self._join(waiting):
-            self._wait(waiting)
-        if not waiting.ended:
-            self._lead()
+        leads = self._join(waiting) or self._wait(waiting, deadline)
+        while leads and not self._lead(wait=deadline is None):
+            leads = self._wait(waiting, deadline)
         if waiting.error is not None:
             raise waiting.error
         assert waiting.stamp is not None
@@ -125,6 +141,8 @@ class CommitQueue:
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
+        while self._leading:
+            time.sleep(0.001)
         if self._committer is not None:
             self._committer.shutdown(wait=True)
 
@@ -135,20 +153,26 @@ class CommitQueue:
             waiting.leads, self._leading = not self._leading, True
             return waiting.leads
 
-    def _wait(self, waiting: Waiting) -> None:
-        """Until it has ended, or is to lead."""
+    def _wait(self, waiting: Waiting, deadline: int | None) -> bool:
+        """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
-        try:
-            waiting.wake.acquire()
-        except BaseException:  # an interrupt of the waiting thread
-            with self._mutex:
-                if not waiting.leads and waiting in self._queue:
-                    self._queue.remove(waiting)
-                    raise
-            waiting.wake.acquire()
-            if not waiting.ended:
-                self._lead()
-            raise
+        if deadline is not None:
+            seconds = max(deadline - clock.monotonic_micros(), 0) / 1e6
+            if waiting.wake.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+                return not waiting.ended
+            self._withdraw(waiting)
+        waiting.wake.acquire()
+        return not waiting.ended
+
+    def _withdraw(self, waiting: Waiting) -> None:
+        with self._mutex:
+            if waiting.leads or waiting not in self._queue:
+                return  # it is being written, or its turn has come
+            self._queue.remove(waiting)
+        raise TransactionTimedOutError(
+            f"transaction {waiting.commit.txn_id} timed out while it waited for others that write "
+            "to the store, and was not written. Begin a new transaction, with a longer timeout"
+        )
 
     def _hand_over(self) -> None:
         if self._committer is None:
@@ -157,11 +181,18 @@ class CommitQueue:
                     self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
         self._committer.submit(self._lead)
 
-    def _lead(self) -> None:
-        """Commit one group, then pass the lead on to who came meanwhile."""
+    def _lead(self, *, wait: bool = True) -> bool:
+        """Commit one group, then pass the lead on to who came meanwhile.
+
+        Returns:
+            False when it was not to wait, and handed the lead over to the library's thread.
+        """
         group: list[Waiting] = []
+        busy = False
         try:
-            self._commit_group(group)
+            self._commit_group(group, wait)
+        except BusyError:
+            busy = True
         except BaseException as error:
             if not group:  # it broke before the write lock was had: nobody else is concerned
                 self.take(group)
@@ -172,9 +203,15 @@ class CommitQueue:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._pass_on()
-            for waiting in group:
-                waiting.tell()
+            if busy:
+                with self._mutex:
+                    self._queue[0].leads = False  # it stands in front, and may be withdrawn now
+                self._hand_over()
+            else:
+                self._pass_on()
+                for waiting in group:
+                    waiting.tell()
+        return not busy
 
     def _pass_on(self) -> None:
         with self._mutex:

@@ -13,14 +13,14 @@ import apsw
 
 from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, named, status_table
 from txnkv.coordinator.applications import ApplicationParticipants
-from txnkv.coordinator.clock import raise_clock
+from txnkv.coordinator.clock import raise_clock, refuse_jump
 from txnkv.coordinator.commit_log import CommitLog
-from txnkv.coordinator.id_ranges import IdRanges
+from txnkv.coordinator.id_ranges import Held, IdRanges
 from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore
-from txnkv.coordinator.orchestration import Orchestrator
+from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
+from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
@@ -28,22 +28,27 @@ from txnkv.errors import (
     InvalidTxnStateError,
     TransactionLockedError,
     TransactionTimedOutError,
+    TxnkvError,
 )
 from txnkv.metrics import Metrics
 from txnkv.storage.seam import boot_id, clock
+from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 
 KEEPALIVE_TIME: Final = 30.0
-_LOCK_WAIT: Final = 5.0
 
 
 def initialise(cur: apsw.Cursor) -> None:
     """The first rows of a new status.db."""
     tcid = int.from_bytes(os.urandom(2), "big") | 1
     cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32)))
+    # Snapshots before the first commit are of the store's beginning: one of time 0 would be older
+    # than any history.
+    begun = Timestamp.from_micros(clock.now_micros())
     cur.execute(
         "INSERT INTO clock (id, last_timestamp, last_commit, next_txn_id, stage_sequence) "
-        "VALUES (1, 0, 0, 1, 0)"
+        "VALUES (1, ?, ?, 1, 0)",
+        (begun, begun),
     )
 
 
@@ -77,6 +82,7 @@ class Coordinator:
         """The latest snapshot: every commit at or below it is visible, none will be added."""
         return self.log.latest()
 
+    @shielded
     def snapshot_at(self, when: Timestamp) -> Timestamp:
         """A snapshot at `when`, which no later commit can change.
 
@@ -92,6 +98,8 @@ class Coordinator:
                 f"{Timestamp.from_micros(now).datetime.isoformat()}: name a time that has passed"
             )
         with self.store.status.write() as cur:
+            (last,) = one(cur, "SELECT last_timestamp FROM clock")
+            refuse_jump(last, when.micros)
             raise_clock(cur, when)
         return when
 
@@ -106,6 +114,7 @@ class Coordinator:
         keepalive: float,
         age_ts: Timestamp | None = None,
         snapshot: Timestamp | None = None,
+        held: Held | None = None,
     ) -> TxnRow:
         """A new transaction. No I/O beyond a range of ids now and then.
 
@@ -116,6 +125,7 @@ class Coordinator:
             keepalive: seconds without heartbeat until it is aborted.
             age_ts: when the first attempt began, for a retry.
             snapshot: a recent one, that is pinned; the latest for None.
+            held: is told of the id.
 
         Returns:
             The row as `write_open` will store it when somebody else needs it.
@@ -126,7 +136,7 @@ class Coordinator:
         micros = None if timeout is None else int(timeout * 1e6)
         runtime = self.store.runtime
         return status_table.opened(
-            txn_id=self.ids.begin(),
+            txn_id=self.ids.begin(held),
             state=TxnState.OPEN,
             begin_ts=now,
             snapshot_ts=snapshot,
@@ -147,7 +157,7 @@ class Coordinator:
         )
 
     def write_open(self, row: TxnRow, *, fixed: bool = False, name: str | None = None) -> TxnRow:
-        """Store the OPEN row, with an entry in the heartbeat table.
+        """Store the OPEN row, with an entry in the heartbeat table. Again after a failure is fine.
 
         Args:
             row: of a transaction that `begin` gave.
@@ -157,17 +167,20 @@ class Coordinator:
         Raises:
             TransactionTimedOutError: its timeout passed before it wrote anything.
         """
-        now = clock.monotonic_micros()
-        if row.deadline is not None and now > row.deadline:
+        if past_timeout(row):
             self.ids.ended(row.txn_id)
             raise TransactionTimedOutError(
                 f"transaction {row.txn_id} passed its timeout of {(row.timeout or 0) / 1e6:g} s "
                 "before it wrote anything: begin a new one, with a longer timeout"
             )
         with self.store.status.write() as cur:
-            row = replace(row, heartbeat_slot=liveness.free_slot(cur, self.store))
-            assert row.heartbeat_slot is not None
-            self.store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, now)
+            there = status_table.find(cur, row.txn_id)
+            slot = None if there is None else there.heartbeat_slot
+            if slot is None:
+                slot = liveness.free_slot(cur, self.store)
+            row = replace(row, heartbeat_slot=slot)
+            now = clock.monotonic_micros()
+            self.store.runtime.heartbeat_register(slot, row.txn_id, now)
             self.metadata.within(cur).new_transaction(row)
             if fixed:
                 locks.fix_snapshot(cur, row)
@@ -181,6 +194,7 @@ class Coordinator:
 
     # -- look up and keep alive --------------------------------------------------------
 
+    @shielded
     def get(self, txn_id: int) -> TxnRow:
         """The status row; of a small transaction, what the commit log says.
 
@@ -228,21 +242,28 @@ class Coordinator:
 
     # -- locks -------------------------------------------------------------------------
 
-    def admit(self, row: TxnRow, kind: str, ids: Iterable[int], *, transactional: bool) -> None:
+    def admit(
+        self,
+        row: TxnRow,
+        kind: str,
+        ids: Iterable[int],
+        *,
+        transactional: bool,
+        lock_timeout: float = locks.LOCK_TIMEOUT,
+    ) -> None:
         """Before a write to participants: take their locks, or meet those of others.
 
-        Waits while an older transaction may wait (wait-die), up to its deadline.
+        Waits while an older transaction may wait (wait-die), up to its timeout.
 
         Raises:
             TransactionLockedError: a lock stood in the way. With `transactional`, a younger
-                transaction was aborted; an older one that ran out of time stays OPEN.
+                transaction was aborted; an older one that waited for `lock_timeout` stays OPEN.
+            TransactionTimedOutError: its timeout passed while it waited; it is aborted.
             InvalidTxnStateError: the transaction is not OPEN.
         """
         wanted = list(ids)
         pause = 0.002
-        give_up = time.monotonic() + _LOCK_WAIT
-        if row.deadline is not None:
-            give_up = min(give_up, row.deadline / 1e6)
+        give_up = time.monotonic() + lock_timeout
         while True:
             answer = self._ask(row, kind, wanted, transactional)
             if answer.verdict is Verdict.GRANTED:
@@ -258,14 +279,18 @@ class Coordinator:
                 raise TransactionLockedError(
                     f"{holder}; a write outside of a transaction does not wait. Try it again later"
                 )
+            if past_timeout(row):
+                aborted = self.abort(row.txn_id, f"timed out: {holder}", TransactionTimedOutError)
+                raise ending_error(aborted, "write")
             if time.monotonic() > give_up:
                 raise TransactionLockedError(
-                    f"{holder}, which is younger, and did not end within {_LOCK_WAIT:g} s. "
+                    f"{holder}, which is younger, and did not end within {lock_timeout:g} s. "
                     f"Transaction {row.txn_id} is still open: try the write again"
                 )
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
 
+    @shielded
     def fix_snapshot(self, txn_id: int) -> Timestamp:
         """The snapshot of a transaction with partition locks, that no lock moves from now on.
 
@@ -275,6 +300,7 @@ class Coordinator:
         with self.store.status.write() as cur:
             return locks.fix_snapshot(cur, status_table.get_open(cur, txn_id, "read"))
 
+    @shielded
     def snapshot_of(self, row: TxnRow) -> Timestamp:
         """What a transaction whose row is stored would read now."""
         with self.store.status.read() as cur:
@@ -293,9 +319,7 @@ class Coordinator:
 
     # -- end ---------------------------------------------------------------------------
 
-    def abort(
-        self, txn_id: int, reason: str, error: type[TransactionLockedError] | None = None
-    ) -> TxnRow:
+    def abort(self, txn_id: int, reason: str, error: type[TxnkvError] | None = None) -> TxnRow:
         """Abort a transaction and wait until every participant has done so. Twice is fine.
 
         Raises:
@@ -326,13 +350,12 @@ class Coordinator:
         """At open: resume what dead processes left, when nobody else leads."""
         with self.store.status.read() as cur:
             rows = status_table.live(cur)
-        if not rows:
-            return
         for row in rows:
             if row.state is TxnState.OPEN:
                 liveness.refresh_missing(self.store, row)
                 self.maintenance.set_pace(row.keepalive / 4e6)
-        self.maintenance.round()
+        if rows:
+            self.maintenance.round()
         self.maintenance.start()
 
     def close(self) -> None:

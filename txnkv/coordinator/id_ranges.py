@@ -11,15 +11,30 @@ transactions that have not ended. Whatever is staged under a lower id is garbage
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Iterable
 from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator.query import one
+from txnkv.storage.locks import new_lock
+from txnkv.storage.pin import Pin
+from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 
 RANGE: Final = 1024
+
+
+class Held(Pin):
+    """What a transaction has that is not stored: its id, and the pin of its snapshot.
+
+    Attributes:
+        txn_id: live until it is given back; None for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.txn_id: int | None = None
 
 
 class IdRanges:
@@ -28,25 +43,25 @@ class IdRanges:
     def __init__(self, store: Store) -> None:
         self._store = store
         # Order: _reserving, the write lock of status.db, _lock. `record` comes with the second.
-        self._reserving = threading.Lock()
-        self._lock = threading.Lock()
+        self._reserving = new_lock()
+        self._lock = new_lock()
         self._next = 0
         self._end = 0
         self._live: set[int] = set()
         self._firsts: dict[int, int] = {}
 
-    def begin(self) -> int:
-        """An id never given before, live until `ended` is called."""
+    def begin(self, held: Held | None = None) -> int:
+        """An id never given before, live until `ended`; `held` is told before it lives."""
         while True:
             with self._lock:
                 if self._next < self._end:
                     txn_id = self._next
-                    self._next += 1
+                    self._next = txn_id + 1
+                    if held is not None:
+                        held.txn_id = txn_id
                     self._live.add(txn_id)
                     return txn_id
-            with self._reserving:
-                if self._next == self._end:
-                    self._reserve()
+            self._reserve()
 
     def ended(self, txn_id: int) -> None:
         with self._lock:
@@ -78,11 +93,15 @@ class IdRanges:
             self._next = self._end = 0
         if firsts:
             with self._store.status.write() as cur:
-                cur.executemany(
-                    "DELETE FROM id_ranges WHERE first = ?", [(first,) for first in firsts]
-                )
+                drop(cur, firsts)
 
+    @shielded
     def _reserve(self) -> None:
+        with self._reserving:
+            if self._next == self._end:
+                self._take_range()
+
+    def _take_range(self) -> None:
         runtime = self._store.runtime
         with self._store.status.write() as cur:
             self.record(cur)
@@ -109,9 +128,12 @@ def low_water_mark(cur: apsw.Cursor) -> int:
     return int(mark)
 
 
-def drop_dead(cur: apsw.Cursor, store: Store) -> None:
-    """Forget the ranges of processes that are gone."""
+def dead(cur: apsw.Cursor, store: Store) -> list[int]:
+    """The ranges of processes that are gone, by their first ids."""
     rows: list[Any] = cur.execute("SELECT first, owner_slot, owner_start FROM id_ranges").fetchall()
-    for first, slot, start in rows:
-        if not store.runtime.slot_alive(slot, start):
-            cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))
+    return [first for first, slot, start in rows if not store.runtime.slot_alive(slot, start)]
+
+
+def drop(cur: apsw.Cursor, firsts: Iterable[int]) -> None:
+    """Forget these ranges."""
+    cur.executemany("DELETE FROM id_ranges WHERE first = ?", [(first,) for first in firsts])

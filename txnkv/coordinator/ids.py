@@ -43,7 +43,7 @@ class Timestamp(int):
         """The last timestamp within the microsecond `when`.
 
         Raises:
-            ValueError: `when` is naive, or before 2020.
+            ValueError: `when` is naive, before 2020 or beyond 2091.
         """
         if when.tzinfo is None:
             raise ValueError(
@@ -53,6 +53,8 @@ class Timestamp(int):
         micros = (when - EPOCH) // _MICROSECOND
         if micros < 0:
             raise ValueError(f"{when.isoformat()} is before 2020-01-01 UTC, where time begins here")
+        if micros > MAX_TIMESTAMP >> LOGICAL_BITS:
+            raise ValueError(f"{when.isoformat()} is in the future, beyond where time ends here")
         return cls.from_micros(micros, (1 << LOGICAL_BITS) - 1)
 
     @property

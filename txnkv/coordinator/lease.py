@@ -2,9 +2,10 @@
 
 Any process may lead. The lease goes to whoever finds its holder dead (its slot of the
 runtime file is no longer locked) or silent for `LEASE_TIME`; each change of hands raises
-the term. Every background write calls `confirm` in its own SQLite transaction, so a leader
-that was stopped and goes on later is refused, and LMDB environments store the term for the
-same reason.
+the term. The holder is heard in the runtime file, by a heartbeat under its term: to go on
+leading costs no write. Every background write calls `confirm` in its own SQLite transaction,
+so a leader that was stopped and goes on later is refused, and LMDB environments store the term
+for the same reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 
 LEASE_TIME: Final = 10 * 1_000_000
-_RENEW_AFTER: Final = LEASE_TIME // 4
 
 
 class LeaseLostError(Exception):
@@ -25,11 +25,23 @@ class LeaseLostError(Exception):
 
 
 class Lease:
-    """This process's view of the lease of one store."""
+    """This process's view of the lease of one store.
+
+    Attributes:
+        term: under which this process leads, if it does.
+        unwatched: microseconds for which nobody led before it took the lease; to be set to 0 by
+            whoever has taken that into account.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.term: int | None = None
+        self.unwatched = 0
+
+    def beat(self) -> bool:
+        """Say that this process leads still; False when it does not, or nobody would hear."""
+        runtime = self._store.runtime
+        return self.term is not None and runtime.heartbeat(runtime.LEADER, self.term)
 
     def acquire(self) -> bool:
         """Take the lease, or renew it when it is ours already.
@@ -42,11 +54,15 @@ class Lease:
         with self._store.status.read() as cur:
             held = self._held(cur)
         if held is not None:
-            term, slot, start, renewed = held
-            mine = term == self.term
-            if mine and now - renewed < _RENEW_AFTER:
-                return True
-            if not mine and not self._free(slot, start, renewed, now):
+            term, slot, start, taken = held
+            heard_of, heard = runtime.heartbeat_read(runtime.LEADER)
+            renewed = max(taken, heard) if heard_of == term else taken
+            if term == self.term:
+                if self.beat():
+                    return True
+            elif self._free(slot, start, renewed, now):
+                self.unwatched = max(now - renewed, 0)
+            else:
                 self.term = None
                 return False
         with self._store.status.write() as cur:
@@ -59,6 +75,7 @@ class Lease:
                 "VALUES (1, ?, ?, ?, ?)",
                 (term, runtime.slot, runtime.slot_start, now),
             )
+            runtime.heartbeat_register(runtime.LEADER, term, now)
         self.term = term
         return True
 

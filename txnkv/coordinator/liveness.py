@@ -2,8 +2,8 @@
 
 A heartbeat is a store into the runtime file, no I/O. An OPEN transaction is aborted when
 it had none for its keepalive time, or is past its own timeout; no other transaction is.
-Heartbeats do not outlive the runtime file: after a restart of the machine, or when nobody
-had the store open, each OPEN transaction gets a fresh heartbeat from who opens the store.
+Silence counts only while somebody listens: after a restart of the machine, or when nobody had
+the store open, each OPEN transaction gets a fresh heartbeat from who leads next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from typing import Protocol
+from typing import Final, Protocol
 
 import apsw
 
@@ -28,10 +28,18 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
+from txnkv.storage.locks import new_condition, new_lock
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 
 _log = logging.getLogger("txnkv")
+
+MIN_KEEPALIVE: Final = 0.5
+"""Seconds. A heartbeat waits until its thread has Python's lock, for 5 ms behind each thread
+that computes, and for as long as C code keeps it: that must not be taken for silence."""
+
+_CHANGE_OF_LEADERS: Final = 2 * 1_000_000
+"""Microseconds without a leader that are no reason to listen anew."""
 
 
 def free_slot(cur: apsw.Cursor, store: Store) -> int:
@@ -40,12 +48,20 @@ def free_slot(cur: apsw.Cursor, store: Store) -> int:
     Raises:
         UnavailableError: as many transactions are open as the table has entries.
     """
+    highest = cur.execute(
+        "SELECT heartbeat_slot FROM transactions WHERE heartbeat_slot IS NOT NULL "
+        "ORDER BY heartbeat_slot DESC LIMIT 1"
+    ).fetchone()
+    slot = 0 if highest is None else int(highest[0]) + 1
+    if slot < store.runtime.HEARTBEATS:
+        return slot
+    # Seldom: the table is full, or an old transaction has its last entry.
     (slot,) = one(
         cur,
         "SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM transactions WHERE heartbeat_slot = 0) THEN 0 "
-        "ELSE (SELECT min(t.heartbeat_slot) + 1 FROM transactions t WHERE t.heartbeat_slot "
+        "ELSE (SELECT t.heartbeat_slot + 1 FROM transactions t WHERE t.heartbeat_slot "
         "IS NOT NULL AND NOT EXISTS (SELECT 1 FROM transactions n "
-        "WHERE n.heartbeat_slot = t.heartbeat_slot + 1)) END",
+        "WHERE n.heartbeat_slot = t.heartbeat_slot + 1) ORDER BY t.heartbeat_slot LIMIT 1) END",
     )
     if slot >= store.runtime.HEARTBEATS:
         raise UnavailableError(
@@ -68,12 +84,14 @@ def expired(row: TxnRow, store: Store) -> str | None:
     return None
 
 
-def refresh_missing(store: Store, row: TxnRow) -> None:
-    """Give a fresh heartbeat to an OPEN transaction that the runtime file does not know."""
+def refresh_missing(store: Store, row: TxnRow, unwatched: int = 0) -> None:
+    """Give a fresh heartbeat to an OPEN transaction that the runtime file does not know, or that
+    nobody listened to for a while.
+    """
     if row.heartbeat_slot is None:
         return
     txn_id, _ = store.runtime.heartbeat_read(row.heartbeat_slot)
-    if txn_id != row.txn_id:
+    if txn_id != row.txn_id or unwatched > min(row.keepalive, _CHANGE_OF_LEADERS):
         store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, clock.monotonic_micros())
 
 
@@ -86,8 +104,9 @@ def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> int
     with store.status.read() as cur:
         rows = status_table.select(cur, [TxnState.OPEN])
     count = 0
+    unwatched, lease.unwatched = lease.unwatched, 0
     for row in rows:
-        refresh_missing(store, row)
+        refresh_missing(store, row, unwatched)
         reason = expired(row, store)
         if reason is None:
             continue
@@ -120,8 +139,8 @@ class Heartbeater:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
+        self._lock = new_lock()
+        self._wake = new_condition(self._lock)
         self._beating: weakref.WeakSet[Beating] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -150,8 +169,6 @@ class Heartbeater:
 
     def forget_thread(self) -> None:
         """In a forked child: the thread and what it beat for belong to the parent."""
-        self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
         self._thread = None
         self._beating = weakref.WeakSet()
 

@@ -40,6 +40,9 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.coordinator.status_table import TxnRow
 
+LOCK_TIMEOUT: Final = 5.0
+"""Seconds for which an older transaction waits for a younger one's lock, if none are given."""
+
 _SNAPSHOT: Final = "snapshot"
 """The kind of a row that is no lock: since when others' changes count; its id is the owner's."""
 

@@ -1,8 +1,8 @@
 """The background work of a store, done by whichever process holds the lease.
 
 Resuming what dead processes left, aborting what nobody keeps alive, forgetting what ended
-long ago, checkpoints. One thread a process and store; it starts with the first write, stops
-with close, and a forked child begins without it.
+long ago, checkpoints. One thread in each process that has the store open to write, whether it
+writes or not; it stops with close, and a forked child begins without it until it opens or writes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from txnkv.coordinator import id_ranges, liveness, status_table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease, LeaseLostError
 from txnkv.coordinator.orchestration import Orchestrator
-from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import ClosedError, TxnkvError
+from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
+from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 
@@ -51,8 +51,8 @@ class Maintenance:
         self._history = history
         self._poll = poll
         self._sweeps: list[Sweep] = []
-        self._stop = threading.Event()
-        self._start_lock = threading.Lock()
+        self._stop = new_event()
+        self._start_lock = new_lock()
         self._thread: threading.Thread | None = None
         self._checkpointed = 0
         self._quiet: int | None = None
@@ -86,8 +86,7 @@ class Maintenance:
     def forget_thread(self) -> None:
         """In a forked child: the thread and the lease belong to the parent."""
         self._thread = None
-        self._start_lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = new_event()
         self.lease = Lease(self._store)
 
     def round(self, *, resume_all: bool = False) -> bool:
@@ -99,8 +98,12 @@ class Maintenance:
 
         Returns:
             False when another process leads.
+
+        Raises:
+            StoreNotFoundError: the store was removed or replaced; nothing is written any more.
         """
-        if self._nothing_to_do() and not resume_all:
+        self._store.require_there()
+        if self._nothing_to_do() and not resume_all and self.lease.beat():
             return True
         number = self._store.status.change_number()
         if not self.lease.acquire():
@@ -140,6 +143,9 @@ class Maintenance:
                 self.round()
             except ClosedError:
                 return
+            except StoreNotFoundError as error:
+                _log.error("background work ends: %s", error)
+                stop.set()
             except TxnkvError as error:
                 _log.warning("background work failed, it will be tried again: %s", error)
             except Exception:
@@ -157,8 +163,12 @@ class Maintenance:
             _log.info("resumed transaction %d: %s", row.txn_id, ended.describe_state())
 
     def _abandoned(self, row: TxnRow) -> bool:
-        if not self._store.runtime.slot_alive(row.owner_slot, row.owner_start):
+        runtime = self._store.runtime
+        if not runtime.slot_alive(row.owner_slot, row.owner_start):
             return True
+        if row.isolation == "serializable" and row.state is TxnState.COMMIT_IN_PROGRESS:
+            # What it has read its own process alone knows: any other would have to abort it.
+            return (row.owner_slot, row.owner_start) == (runtime.slot, runtime.slot_start)
         return clock.now_micros() - row.last_update_ts.micros > TAKE_OVER_AFTER
 
     def _forget(self) -> None:
@@ -173,12 +183,12 @@ class Maintenance:
                 "SELECT 1 FROM transactions WHERE state IN (2, 4) AND last_update_ts < ? LIMIT 1",
                 (before,),
             ).fetchone()
-            (ranges,) = one(cur, "SELECT count(*) FROM id_ranges")
-        if found is None and ranges == 0:
+            dead = id_ranges.dead(cur, self._store)
+        if found is None and not dead:
             return
         with self._store.status.write() as cur:
             self.lease.confirm(cur)
             cur.execute(
                 "DELETE FROM transactions WHERE state IN (2, 4) AND last_update_ts < ?", (before,)
             )
-            id_ranges.drop_dead(cur, self._store)
+            id_ranges.drop(cur, dead)

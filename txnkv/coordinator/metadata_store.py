@@ -87,10 +87,17 @@ class TransactionMetadataStore(Protocol):
 
 def past_timeout(row: TxnRow) -> bool:
     """Whether the time that a transaction asked for is over."""
-    if row.deadline is not None and row.boot == boot_id():
-        return clock.monotonic_micros() > row.deadline
+    return row.deadline is not None and late_by(row) > 0
+
+
+def late_by(row: TxnRow) -> int:
+    """Microseconds since the time is over that a transaction asked for; negative before that."""
+    if row.deadline is None or row.timeout is None:
+        return -1
+    if row.boot == boot_id():
+        return clock.monotonic_micros() - row.deadline
     # The monotonic clock began anew.
-    return row.timeout is not None and clock.now_micros() > row.begin_ts.micros + row.timeout
+    return clock.now_micros() - row.begin_ts.micros - row.timeout
 
 
 class SqliteTransactionMetadataStore:

@@ -29,7 +29,7 @@ import apsw
 from txnkv.coordinator import jobs, locks, status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore
+from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
 from txnkv.coordinator.participant import AloneHandler, ParticipantHandler
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
@@ -45,7 +45,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.store import Store
 
 declare_fault_point("commit.started", "the state is COMMIT_IN_PROGRESS")
@@ -73,10 +73,7 @@ _ERRORS: Mapping[str, type[TxnkvError]] = {
 def ending_error(row: TxnRow, what: str) -> TxnkvError:
     """The error for who wanted to commit a transaction that was aborted."""
     kind = _ERRORS.get(row.error or "", InvalidTxnStateError)
-    return kind(
-        f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
-        "Begin a new transaction"
-    )
+    return kind(str(status_table.not_open(row, what)))
 
 
 class Orchestrator:
@@ -112,7 +109,7 @@ class Orchestrator:
                 return row
             if row.state is not TxnState.OPEN:
                 raise ending_error(row, "commit")
-            if self._past_deadline(row):
+            if past_timeout(row):
                 row = self.start_abort(txn_id, "timed out", TransactionTimedOutError)
                 raise ending_error(self.finish(row.txn_id), "commit")
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
@@ -325,10 +322,6 @@ class Orchestrator:
                 self._metadata.within(cur).update_status(
                     row.txn_id, row.state, state, commit_ts=row.commit_ts
                 )
-
-    @staticmethod
-    def _past_deadline(row: TxnRow) -> bool:
-        return row.deadline is not None and clock.monotonic_micros() > row.deadline
 
 
 def _note_commit(cur: apsw.Cursor, commit_ts: Timestamp) -> None:

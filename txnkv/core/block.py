@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
 

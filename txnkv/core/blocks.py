@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.core.block import block_layout, decode_block
 from txnkv.core.keys import Keys
 from txnkv.core.native import allocate, check, ffi, lib, pointer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {
@@ -39,6 +41,17 @@ NAMES: Final = (
     "timestamp[us], timestamp[us, tz=UTC], decimal128(p, s), list<...>"
 )
 
+_MEANT: Final[dict[object, str]] = {
+    bool: ": write 'bool'",
+    int: ": write 'int64'",
+    float: ": write 'float64'",
+    str: ": write 'string'",
+    bytes: ": write 'binary'",
+    date: ": write 'date32'",
+    datetime: ": write 'timestamp[us, tz=UTC]', or 'timestamp[us]' for times without a zone",
+    Decimal: ": write 'decimal128(18, 2)' or other digits",
+}
+
 
 def parse_type(text: str) -> pa.DataType:
     """The Arrow type of a name, as Arrow prints it.
@@ -64,6 +77,11 @@ def column_type(given: pa.DataType) -> pa.DataType:
     Raises:
         SchemaError: no column can hold it.
     """
+    if not isinstance(given, pa.DataType):
+        hint = _MEANT.get(given, "") if isinstance(given, type) else ""
+        raise SchemaError(
+            f"{given!r} is no column type{hint}; there are {NAMES}, as text or pyarrow's"
+        )
     if pa.types.is_dictionary(given):
         return column_type(given.value_type)
     if pa.types.is_large_string(given) or given == pa.string_view():
@@ -105,6 +123,21 @@ def _family(given: pa.DataType) -> str:
 _WIDENINGS: Final = {("integer", "float"), ("integer", "decimal"), ("date", "timestamp")}
 
 
+_REMEDIES: Final = {
+    ("timestamp", "instant"): "say whose time it is, as pyarrow.compute.assume_timezone(column, "
+    "'UTC') or pandas' tz_localize('UTC')",
+    ("instant", "timestamp"): "say whose clock is meant, as pyarrow.compute.local_timestamp("
+    "column) or pandas' tz_convert('UTC').dt.tz_localize(None)",
+}
+
+
+def element_type(given: pa.DataType) -> pa.DataType:
+    """What a list holds, and lists in it; any other type itself."""
+    while pa.types.is_list(given) or pa.types.is_large_list(given):
+        given = given.value_type
+    return given
+
+
 def _castable(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_null(source):
         return True
@@ -125,9 +158,9 @@ def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedA
     if column.type == target:
         return column
     if not _castable(column.type, target):
-        raise SchemaError(
-            f"column {name!r} is {target}, the data has {column.type}: convert it first"
-        )
+        pair = _family(element_type(column.type)), _family(element_type(target))
+        remedy = _REMEDIES.get(pair, "convert it first")
+        raise SchemaError(f"column {name!r} is {target}, the data has {column.type}: {remedy}")
     try:
         if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
             # Arrow asks for digits enough for every int of the type; the values may have fewer.

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.core.native import allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Bitmap, Rows
 from txnkv.core.visible import STAMP_NEVER
@@ -49,7 +49,7 @@ class Delta:
     @classmethod
     def none(cls) -> Delta:
         """No rows."""
-        return cls(pa.array([], _U32), pa.array([], _U64))
+        return cls(pa.nulls(0, _U32), pa.nulls(0, _U64))
 
     def check(self, limit: int) -> None:
         """Refuses rows that are not strictly ascending or not below `limit`.

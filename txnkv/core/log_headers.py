@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 
 _U16 = struct.Struct("<H")

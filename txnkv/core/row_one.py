@@ -84,7 +84,7 @@ def from_messages(array: pa.BinaryArray, type_: pa.DataType) -> pa.Array:
         CoreError: a value is no such message.
     """
     parts = [_value(message.as_buffer(), type_) for message in array]
-    return pa.concat_arrays(parts) if parts else pa.array([], type_)
+    return pa.concat_arrays(parts) if parts else pa.nulls(0, type_)
 
 
 def _message(part: pa.Array) -> bytes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txnkv.core import compute as pc
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 from txnkv.core.row_layout import SLICE_BYTES, RowLayout, fill_column
 
@@ -57,7 +57,7 @@ class ListCodec:
         """
         n = len(lists)
         if n == 0:
-            return pa.array([], _BINARY)
+            return pa.nulls(0, _BINARY)
         bounds = lists.offsets
         first, last = bounds[0].as_py(), bounds[n].as_py()
         elements = lists.values.slice(first, last - first)

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
 LARGEST: Final = 64 << 20
 _HEAD: Final = 4096
 _SKIPPED: Final = ("__pycache__", "site-packages", "dist-packages", "node_modules")
-_BATCH_BYTES: Final = 4 << 20
-_DOCUMENT: Final = pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("text", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -111,11 +107,10 @@ def documents(spark: Any, given: Input, parts: int) -> Any:
 def _documents_of_files(spark: Any, given: Input, parts: int) -> Any:
     # Dealt out like cards, so that a folder of large files does not end up in one part.
     root = str(given.root)
-    dealt = [(name,) for part in range(parts) for name in given.files[part::parts]]
-    names = spark.sparkContext.parallelize(dealt, parts)
-    return spark.createDataFrame(names, "path string").mapInArrow(
-        _Reading(root), "path string, bytes long, text string"
-    )
+    dealt = [name for part in range(parts) for name in given.files[part::parts]]
+    # Not by mapInArrow, for which pyspark wants pandas.
+    rows = spark.sparkContext.parallelize(dealt, parts).map(_Reading(root))
+    return spark.createDataFrame(rows, "path string, bytes long, text string", verifySchema=False)
 
 
 @dataclass(frozen=True)
@@ -124,24 +119,6 @@ class _Reading:
 
     root: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows: list[tuple[str, int, str]] = []
-        size = 0
-        for batch in batches:
-            for name in batch.column(0).to_pylist():
-                raw = Path(self.root, name).read_bytes()
-                rows.append((name, len(raw), raw.decode(errors="replace")))
-                size += len(raw)
-                if size > _BATCH_BYTES:
-                    yield _batch(rows)
-                    rows, size = [], 0
-        if rows:
-            yield _batch(rows)
-
-
-def _batch(rows: list[tuple[str, int, str]]) -> pa.RecordBatch:
-    columns = [
-        pa.array(values, field.type)
-        for values, field in zip(zip(*rows, strict=True), _DOCUMENT, strict=True)
-    ]
-    return pa.record_batch(columns, schema=_DOCUMENT)
+    def __call__(self, name: str) -> tuple[str, int, str]:
+        raw = Path(self.root, name).read_bytes()
+        return name, len(raw), raw.decode(errors="replace")

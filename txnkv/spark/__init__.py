@@ -11,6 +11,9 @@
 Each column is another process, and a task may run twice; see `writing`. A read is planned
 once: `reading` cuts one snapshot into scan tokens, and each task opens one of them.
 
+Imported before the session is made, this has Spark's workers run by the driver's Python, unless
+PYSPARK_PYTHON says otherwise.
+
 Format "txnkv" needs no registration where `pyspark_txnkv` can be imported by Spark's Python,
 which it can be wherever txnkv is installed; `register` is for all other cases.
 """
@@ -18,6 +21,8 @@ which it can be wherever txnkv is installed; `register` is for all other cases.
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +34,11 @@ if importlib.util.find_spec("pyspark") is None:
     raise ModuleNotFoundError(
         "txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'", name="pyspark"
     )
+
+if sys.executable:
+    # Spark would start the first python3 of PATH, which need not have txnkv: the virtual
+    # environment that this runs in may not be activated.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 if TYPE_CHECKING:
     from txnkv.spark.source import TxnkvDataSource

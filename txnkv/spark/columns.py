@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.tables.ingest import Normaliser
 from txnkv.tables.schema import Schema

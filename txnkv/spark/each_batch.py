@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from txnkv.client import Client
 from txnkv.coordinator.applications import Mark
-from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
+from txnkv.local_state import Local
 from txnkv.spark import running
 from txnkv.spark.micro_batches import is_committed
 from txnkv.spark.settings import Place
@@ -78,7 +78,7 @@ class ForeachBatch:
                 if read is not None:
                     read.acknowledge(txn)
                 self.fn(frame, batch_id, txn)
-                if txn.context.ended is TxnState.ABORTED:  # or the batch would pass for done
+                if txn.context.local.at is Local.ABORTED:  # or the batch would pass for done
                     raise InvalidTxnStateError(
                         f"fn rolled back the transaction of batch {batch_id}: raise an error "
                         "instead, so that the query does not go on without the batch"

@@ -9,17 +9,17 @@ A worker may also outlive a store that was removed and made anew at its path.
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final
 
 from txnkv.client import Client
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.spark.settings import Place
+from txnkv.storage.locks import new_lock
 from txnkv.transaction import Transaction
 
 Identity = tuple[int, ...]
-_lock: Final = threading.Lock()
+_lock: Final = new_lock()
 _clients: Final[dict[tuple[str, float, float | None], tuple[Identity, Client]]] = {}
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from txnkv.client import Client, connect
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import Timestamp
+from txnkv.options import Operation
 from txnkv.spark import settings_options as options_
 from txnkv.tables.operations import DELETES, UPDATES, require_operation
 
@@ -65,7 +66,7 @@ class Settings(Place):
     columns: tuple[str, ...] | None = None
     snapshot: Timestamp | datetime | None = None
     push_filters: bool = False
-    operation: str = "insert"
+    operation: Operation = "insert"
     overwrite: bool = False
     timeout: float | None = None
 
@@ -104,8 +105,7 @@ class Settings(Place):
         """
         given = options_.named(options, options_.WRITE_TABLE, "a write into a table")
         path, table = options_.place(given, "table")
-        operation = given.get("operation", "insert")
-        require_operation(operation)
+        operation = require_operation(given.get("operation", "insert"))
         require_rows_left(operation, overwrite)
         refuse_times_of_others(given)
         return cls(

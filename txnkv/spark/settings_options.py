@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final
@@ -57,6 +58,7 @@ KNOWN: Final = tuple(
         + WRITE_TABLE + WRITE_TOPIC + SINK_TABLE + SINK_TOPIC + OF_SPARK
     )
 )  # fmt: skip
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NAMES: Final = {name.lower(): name for name in KNOWN}
 
 
@@ -99,6 +101,16 @@ def place(found: Mapping[str, str], kind: str) -> tuple[str, str]:
             f"path {path!r}: this version opens stores on this machine alone; give a directory"
         )
     return os.path.abspath(path), found[kind]
+
+
+def location(checkpoint: str | None) -> str | None:
+    """A checkpoint's place: absolute, as two programs may mean two places by one relative path.
+
+    That of a URI, as hdfs:///queries/7, is as it was given.
+    """
+    if checkpoint is None or _URI.match(checkpoint):
+        return checkpoint
+    return os.path.abspath(checkpoint)
 
 
 def columns(found: Mapping[str, str]) -> tuple[str, ...] | None:

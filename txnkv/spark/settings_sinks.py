@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
+from txnkv.options import Operation
 from txnkv.spark import settings_options as options_
 from txnkv.spark.settings import Place, refuse_times_of_others, require_rows_left
 from txnkv.tables.operations import require_operation
@@ -67,14 +68,14 @@ class StreamWrite(Place):
         operation: of a table: what is done with the rows.
         operation_column: of a table: the column that says it for each row; or None.
         app_id: the application that the batches count for; None for the query's id.
-        checkpoint: option checkpointLocation, where it was given as one.
+        checkpoint: option checkpointLocation, where it was given as one; absolute.
         overwrite: each batch replaces the rows (output mode complete).
         timeout: seconds for the transaction of a micro batch, or None.
     """
 
     table: str | None = None
     topic: str | None = None
-    operation: str = "insert"
+    operation: Operation = "insert"
     operation_column: str | None = None
     app_id: str | None = None
     checkpoint: str | None = None
@@ -97,10 +98,9 @@ class StreamWrite(Place):
         of_spark = {name: found.pop(name, None) for name in options_.OF_SPARK}
         given = options_.named(found, known, f"a stream into a {kind}")
         path, name = options_.place(given, kind)
-        operation = given.get("operation", "insert")
+        operation = require_operation(given.get("operation", "insert"))
         if kind == "topic":
             _refuse_overwrite(name, overwrite)
-        require_operation(operation)
         require_rows_left(operation, overwrite)
         column = given.get("operationColumn")
         if column is not None and "operation" in given:
@@ -114,7 +114,7 @@ class StreamWrite(Place):
             operation=operation,
             operation_column=column,
             app_id=given.get("appId"),
-            checkpoint=of_spark["checkpointLocation"],
+            checkpoint=options_.location(of_spark["checkpointLocation"]),
             overwrite=overwrite,
             timeout=options_.seconds(given, "timeout"),
             keepalive_time=options_.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,

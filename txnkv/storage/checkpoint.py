@@ -22,6 +22,7 @@ import apsw
 
 from txnkv.errors import ClosedError, TxnkvError
 from txnkv.storage.fork import GATE
+from txnkv.storage.locks import new_lock
 from txnkv.storage.reader_pool import ReaderPool
 from txnkv.storage.sqlite_connection import BUSY_MILLISECONDS, PAGE_BYTES, translate
 from txnkv.storage.write_queue import WriteQueue
@@ -50,7 +51,7 @@ class Checkpointer:
         self._path = path
         self._readers = readers
         self._queue = queue
-        self._one = threading.Lock()
+        self._one = new_lock()
         self._thread: threading.Thread | None = None
 
     def note_wal(self, _connection: object, _name: str, pages: int) -> int:
@@ -105,7 +106,6 @@ class Checkpointer:
 
     def after_fork_in_child(self) -> None:
         """The thread is the parent's."""
-        self._one = threading.Lock()
         self._thread = None
 
     def _checkpoint(self, connection: apsw.Connection, cut: bool) -> None:

@@ -250,7 +250,9 @@ def _write_format(path: Path, store_id: str) -> None:
 
 
 def _not_found(path: Path) -> str:
-    found = "there is nothing" if not path.exists() else "there is no FORMAT file"
+    if path.is_file():
+        return f"{path} is a file; a store is a directory"
+    found = "there is no FORMAT file" if path.exists() else "there is nothing"
     return f"no store at {path}: {found}. Check the path, or open it with create=True"
 
 

@@ -6,7 +6,8 @@ the very lock that they want, and then nothing goes on any more:
     a thread takes the lock of the ids, allocates -> the collector drops a transaction
     -> its finalizer waits for the lock of the ids
 
-So a finalizer puts its work into a queue, which is safe anywhere, and a thread does it.
+So a finalizer puts its work into a queue, which is safe anywhere, and a thread does it. The
+finalizer is the queue's own `put`, which is C: one in Python could be broken off by a signal.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
+from txnkv.storage.locks import new_event, new_lock
+
 _log = logging.getLogger("txnkv")
 
 _PATIENCE: Final = 1.0
@@ -27,12 +30,20 @@ _PATIENCE: Final = 1.0
 _Work = tuple[Callable[..., object], tuple[Any, ...]]
 
 
+class _Watch(weakref.ref[Any]):
+    """Says that its object was dropped, and what is to be done."""
+
+    __slots__ = ("work",)
+    work: _Work
+
+
 class _Worker:
     """The queue of this process and its thread, which the first user starts."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[_Work] = SimpleQueue()
-        self._lock = threading.Lock()
+        self.queue: SimpleQueue[_Work | _Watch] = SimpleQueue()
+        self.watched: dict[int, _Watch] = {}
+        self._lock = new_lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -46,18 +57,25 @@ class _Worker:
     def settle(self) -> None:
         if self._thread in (None, threading.current_thread()):
             return
-        done = threading.Event()
+        done = new_event()
         self.queue.put((done.set, ()))
         done.wait(_PATIENCE)
 
     def _run(self) -> None:
         while True:
-            fn, args = self.queue.get()
+            found = self.queue.get()
+            if isinstance(found, _Watch):
+                watch = self.watched.pop(id(found), None)
+                if watch is None:
+                    continue  # it was called
+                found = watch.work
+                del watch
+            fn, args = found
             try:
                 fn(*args)
             except Exception:
                 _log.exception("tidying up after a dropped object failed")
-            del fn, args
+            del fn, args, found
 
 
 _worker = _Worker()
@@ -71,31 +89,28 @@ class WhenDropped:
 
     def __init__(self, owner: object, fn: Callable[..., object], *args: Any) -> None:
         _worker.start()
-        self._work = (fn, args)
-        self._finalizer = weakref.finalize(owner, _worker.queue.put, self._work)
-        self._finalizer.atexit = False
+        self._watch: _Watch | None = _Watch(owner, _worker.queue.put)
+        self._watch.work = (fn, args)
+        _worker.watched[id(self._watch)] = self._watch
 
     @property
     def alive(self) -> bool:
         """Not called yet, nor dropped."""
-        return self._finalizer.alive
+        watch = self._watch
+        return watch is not None and watch() is not None
 
     def __call__(self) -> None:
-        if self._finalizer.detach() is not None:
-            fn, args = self._work
+        work = self.forget()
+        if work is not None:
+            fn, args = work
             fn(*args)
 
-
-def ready() -> None:
-    """Have the thread run that `later` needs."""
-    _worker.start()
-
-
-def later(fn: Callable[..., object], *args: Any) -> None:
-    """For `__del__` of objects made by the thousand, after `ready`: call `fn(*args)` on the
-    other thread. It must do nothing in a forked child.
-    """
-    _worker.queue.put((fn, args))
+    def forget(self) -> _Work | None:
+        """Nothing is to be done any more; answers what was."""
+        watch, self._watch = self._watch, None
+        if watch is None or _worker.watched.pop(id(watch), None) is None:
+            return None
+        return watch.work
 
 
 def settle() -> None:

@@ -32,6 +32,8 @@ from txnkv.storage.gate import SharedGate
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
 from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb
+from txnkv.storage.locks import new_lock
+from txnkv.storage.read_scope import ReadScope
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.shrink import shrink
 
@@ -66,11 +68,8 @@ class Environment:
         self._retired = False
         self._stale = False
         self._handles = Handles(path)
-        self._make_locks()
-
-    def _make_locks(self) -> None:
         self._gate = SharedGate()
-        self._opening = threading.Lock()
+        self._opening = new_lock()
         self._live = _Live()
 
     # -- transactions ------------------------------------------------------------------
@@ -87,6 +86,26 @@ class Environment:
             StoreNotFoundError: the environment is not there and was not to be made.
         """
         return ReadScope(self)
+
+    def look(self, name: bytes, fn: Callable[[Any, Any, Map | None], T]) -> T | None:
+        """`fn(txn, handle, map)` in a short read that no exception of a signal handler leaves
+        open: what it holds is made in C, and `with` enters and leaves that in one step.
+
+        Returns:
+            None when it is not open with that database, or LMDB has to be asked otherwise: then
+            `read` is the way.
+        """
+        with GATE.use(), self._gate.use():
+            open_ = self._lmdb
+            known = None if open_ is None else open_.handles.get(name)
+            if open_ is None or known is None:
+                return None
+            self.last_used = next(_TICKS)
+            try:
+                with open_.env.begin(buffers=True) as txn:
+                    return fn(txn, known[0], open_.map)
+            except lmdb.Error:
+                return None
 
     def write(self, fn: Callable[[Any], T]) -> T:
         """Runs `fn(txn)` in a write transaction and commits; durable when it returns.
@@ -252,9 +271,9 @@ class Environment:
             open_.close()
 
     def forget_after_fork(self) -> None:
-        """Makes new locks: threads that are not in this process may have held the old ones."""
-        self._make_locks()
-        self._handles.forget_after_fork()
+        """Forgets the transactions of threads that are not in this process."""
+        self._gate.reset()
+        self._live = _Live()
 
     def inherited(self) -> list[object]:
         """What a child of an unquiet fork must never touch."""
@@ -413,27 +432,6 @@ class Environment:
         if translated is None:
             raise error
         raise translated from error
-
-
-class ReadScope:
-    """A read transaction as a `with` block."""
-
-    __slots__ = ("_environment", "_scope")
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._scope: Scope | None = None
-
-    def __enter__(self) -> Any:
-        self._scope = self._environment.begin_read()
-        return self._scope.txn
-
-    def __exit__(self, *reason: object) -> None:
-        assert self._scope is not None
-        self._environment.end_read(self._scope)
-        for error in reason:
-            if isinstance(error, lmdb.Error):
-                self._environment.fail(error)
 
 
 class _OpenedToRead(Exception):

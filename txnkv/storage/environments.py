@@ -8,7 +8,6 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import lmdb
@@ -19,6 +18,7 @@ from txnkv.storage.environment import Environment
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
+from txnkv.storage.locks import new_lock
 
 OPEN_CAP = 256
 
@@ -27,7 +27,7 @@ class _Table:
     """Every environment of the process, with the number of `Environments` that have it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._environments: dict[str, tuple[Environment, int]] = {}
         self.open_cap = OPEN_CAP
         GATE.register(self)
@@ -97,7 +97,6 @@ class _Table:
 
     def after_fork_in_child(self) -> None:
         """Keeps the objects, which open anew."""
-        self._lock = threading.Lock()
         for environment, _ in self._environments.values():
             environment.forget_after_fork()
 
@@ -131,12 +130,11 @@ class Environments:
         """
         self._directory = directory
         self._map_size = initial_map_size
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._held: dict[str, Environment] = {}
         self._closed = False
         if open_cap is not None:
             _TABLE.open_cap = open_cap
-        GATE.register(self)
 
     def get(self, name: str, create: bool = True) -> Environment:
         """The environment of this name, below the store's folder; the same object every time.
@@ -200,14 +198,3 @@ class Environments:
     def open_count(self) -> int:
         """How many environments of this store LMDB has mapped."""
         return sum(each.is_open for each in list(self._held.values()))
-
-    def before_fork(self) -> None:
-        """Nothing: the table of the process closes the environments."""
-
-    def after_fork_in_child(self) -> None:
-        """A new lock: a thread that is not in this process may have held the old one."""
-        self._lock = threading.Lock()
-
-    def inherited(self) -> list[object]:
-        """Nothing of its own."""
-        return []

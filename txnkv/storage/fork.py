@@ -28,9 +28,12 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from txnkv.storage.gate import SharedGate
+
+if TYPE_CHECKING:
+    from _thread import RLock
 
 QUIET_SECONDS = 30.0
 """How long a fork waits for other threads to leave the storage layer."""
@@ -50,11 +53,15 @@ class Forkable(Protocol):
 
 
 class _Forking(threading.local):
-    """What the before-hook found, for the after-hooks: all three run in the forking thread."""
+    """What the before-hook found, for the after-hooks: all three run in the forking thread.
+
+    Attributes:
+        refusal: why the child may not use the store.
+        outside: the thread did not use the gate: whatever it holds of it now is from draining.
+    """
 
     refusal: str | None = None
-    drained = False
-    alone = False
+    outside = False
 
 
 class ForkGate:
@@ -63,29 +70,22 @@ class ForkGate:
     def __init__(self) -> None:
         self._gate = SharedGate()
         self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
-        self._one_fork = threading.Lock()
         self._refusal: str | None = None
         self._forking = _Forking()
 
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def use(self) -> ForkGate:
+    def use(self) -> RLock:
         """`with GATE.use():` keeps forks out for the block. Cheap and re-entrant.
 
         Raises:
             RuntimeError: this process was forked at a moment that was not quiet.
         """
-        return self
+        if self._refusal is not None:
+            self.check()
+        return self._gate.use()
 
     def enter(self) -> None:
         """Begins a use."""
-        if self._refusal is not None:
-            self.check()
-        self._gate.enter()
+        self.use().acquire()
 
     def check(self) -> None:
         """Raises RuntimeError in a child that must not touch what it inherited."""
@@ -111,31 +111,13 @@ class ForkGate:
     def before_fork(self) -> None:
         """In the parent, before: closes everything, or marks the child to come as refused."""
         forking = self._forking
-        forking.refusal, forking.drained, forking.alone = self._refusal, False, False
-        if forking.refusal is not None:
-            return
-        if self._gate.in_use_here:
-            forking.refusal = _FORKED_INSIDE
-            return
-        self._one_fork.acquire()
-        forking.alone = True
-        forking.drained = self._gate.drain(QUIET_SECONDS)
-        if not forking.drained:
-            forking.refusal = _FORKED_BUSY
-            return
-        for member in list(self._members):
-            try:
-                member.before_fork()
-            except Exception as error:
-                forking.refusal = f"{_FORKED_UNCLOSED}: {error}"
+        forking.outside = False
+        forking.refusal = self._refusal or self._quiesce()
 
     def after_fork_in_parent(self) -> None:
         """In the parent, after: lets users in again."""
-        forking = self._forking
-        if forking.drained:
+        if self._forking.outside:
             self._gate.reopen()
-        if forking.alone:
-            self._one_fork.release()
 
     def after_fork_in_child(self) -> None:
         """In the child: starts afresh, or refuses for good."""
@@ -144,9 +126,24 @@ class ForkGate:
             self._refuse(refusal)
             return
         self._gate.reset()
-        self._one_fork = threading.Lock()
         for member in list(self._members):
             member.after_fork_in_child()
+
+    def _quiesce(self) -> str | None:
+        """Close everything; why that could not be done."""
+        self._forking.refusal = _FORKED_UNCLOSED  # if a signal breaks this off
+        if self._gate.in_use_here:
+            return _FORKED_INSIDE
+        self._forking.outside = True
+        if not self._gate.drain(QUIET_SECONDS):
+            return _FORKED_BUSY
+        refusal = None
+        for member in list(self._members):
+            try:
+                member.before_fork()
+            except Exception as error:
+                refusal = f"{_FORKED_UNCLOSED}: {error}"
+        return refusal
 
     def _refuse(self, refusal: str) -> None:
         if self._refusal is not None:

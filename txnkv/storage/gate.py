@@ -3,20 +3,44 @@
     with gate.use():            many threads, and again in the same thread
     with gate.drained():        one thread, when nobody uses the gate; newcomers wait
 
+Each thread has a lock of its own; to use the gate is to hold it, and to drain the gate is to hold
+those of all threads:
+
+    thread A    lock a  ####      ####
+    thread B    lock b    ######
+    drain       a, b                    ####     new threads wait too: they have no lock yet
+
+So users of several threads do not meet. The locks are made in C, and so is what `with` does to
+them: an exception of a signal handler finds the gate held inside of the block, or not at all.
+
 A thread that uses the gate may enter again while another waits to drain it: if it had to wait
 for the drain, and the drain for it, neither would go on. A thread that uses the gate cannot
-drain it, for the same reason: that is a RuntimeError at once.
+drain it, for the same reason: that is a RuntimeError at once. A user may also wait for what a
+newcomer has, a lock or the turn to write: a drain that has not succeeded within `ROUND_SECONDS`
+lets those who wait in, and begins again.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+from weakref import ref
+
+from txnkv.storage.locks import new_rlock
+
+if TYPE_CHECKING:
+    from _thread import RLock
 
 
-class _Depth(threading.local):
-    uses = 0
+ROUND_SECONDS: Final = 1.0
+_LET_IN_SECONDS: Final = 0.05
+
+
+class _Mine(threading.local):
+    lock: RLock | None = None
 
 
 class SharedGate:
@@ -27,46 +51,41 @@ class SharedGate:
 
     def reset(self) -> None:
         """Forgets all users: for a forked child, in which their threads do not exist."""
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._users = 0
+        self._mine = _Mine()
         self._draining = False
-        self._depth = _Depth()
+        self._locks: list[ref[RLock]] = []  # a thread's goes with the thread
+        self._joining = new_rlock()  # held to add to them, and by whoever drains
 
-    def __enter__(self) -> None:
-        self.enter()
+    def use(self) -> RLock:
+        """`with gate.use():` holds the gate with others; waits while another thread drains."""
+        if self._draining and not self.in_use_here:
+            with self._joining:  # a lock goes to whoever is quick: a busy thread would stay inside
+                pass
+        return self._mine.lock or self._join()
 
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    def enter(self) -> None:
+        """Begins a use; waits while another thread drains, unless this thread is inside."""
+        self.use().acquire()
 
-    def use(self) -> SharedGate:
-        """`with gate.use():` holds the gate with others."""
-        return self
+    def leave(self) -> None:
+        """Ends the latest use of this thread."""
+        self.use().release()
 
     @property
     def in_use_here(self) -> bool:
         """True when this thread uses the gate."""
-        return self._depth.uses > 0
+        lock = self._mine.lock
+        return lock is not None and _is_mine(lock)
 
-    def enter(self) -> None:
-        """Begins a use; waits while another thread drains, unless this thread is inside."""
-        depth = self._depth
-        if depth.uses == 0:
-            with self._lock:  # the condition's, without the calls that lead to it
-                while self._draining:
-                    self._changed.wait()
-                self._users += 1
-        depth.uses += 1
+    def _join(self) -> RLock:
+        with self._joining:
+            lock = new_rlock()
+            self._locks = [ref(lock), *(each for each in self._locks if each() is not None)]
+            self._mine.lock = lock
+        return lock
 
-    def leave(self) -> None:
-        """Ends the latest use of this thread."""
-        depth = self._depth
-        depth.uses -= 1
-        if depth.uses == 0:
-            with self._lock:
-                self._users -= 1
-                if self._draining and self._users == 0:
-                    self._changed.notify_all()
+    def _living(self) -> list[RLock]:
+        return [lock for lock in (each() for each in self._locks) if lock is not None]
 
     def drain(self, timeout: float | None = None) -> bool:
         """Waits until nobody uses the gate, then keeps all out until `reopen()`.
@@ -82,21 +101,31 @@ class SharedGate:
         """
         if self.in_use_here:
             raise RuntimeError("a thread that uses a gate cannot drain it; leave it first")
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._draining, timeout):
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._drain_until(_sooner(until, time.monotonic() + ROUND_SECONDS)):
+            if until is not None and time.monotonic() >= until:
                 return False
-            self._draining = True
-            if self._changed.wait_for(lambda: self._users == 0, timeout):
-                return True
-            self._draining = False
-            self._changed.notify_all()
+            time.sleep(_LET_IN_SECONDS)
+        return True
+
+    def _drain_until(self, until: float) -> bool:
+        if not self._joining.acquire(timeout=_left(until)):
             return False
+        self._draining = True
+        for lock in self._living():
+            if not lock.acquire(timeout=_left(until)):
+                self.reopen()
+                return False
+        return True
 
     def reopen(self) -> None:
-        """Lets users in again after `drain()`."""
-        with self._changed:
-            self._draining = False
-            self._changed.notify_all()
+        """Lets users in again after `drain()`; in the thread that drained, or broke off."""
+        self._draining = False
+        for lock in self._living():
+            if _is_mine(lock):
+                lock.release()
+        if _is_mine(self._joining):
+            self._joining.release()
 
     @contextmanager
     def drained(self) -> Iterator[None]:
@@ -106,3 +135,15 @@ class SharedGate:
             yield
         finally:
             self.reopen()
+
+
+def _is_mine(lock: RLock) -> bool:
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
+def _sooner(until: float | None, other: float) -> float:
+    return other if until is None else min(until, other)
+
+
+def _left(until: float) -> float:
+    return max(until - time.monotonic(), 0)

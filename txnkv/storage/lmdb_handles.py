@@ -11,7 +11,6 @@ py-lmdb ends reads by aborting, which frees the slot: what a read opened is for 
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import lmdb
 
 from txnkv.errors import UnavailableError
 from txnkv.storage.lmdb_open import OpenLmdb
+from txnkv.storage.locks import new_lock
 
 _PATIENCE_SECONDS = 10.0
 
@@ -45,12 +45,8 @@ class Handles:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.serial = 0
-
-    def forget_after_fork(self) -> None:
-        """Makes a new lock: a thread that is not in this process may have held the old one."""
-        self._lock = threading.Lock()
 
     def inside(self, open_: OpenLmdb, scope: Scope, name: bytes, flags: dict[str, bool]) -> Any:
         """The handle for a transaction that is under way; a write makes what is missing.

@@ -10,32 +10,49 @@ import apsw
 
 from txnkv.errors import ClosedError
 from txnkv.storage.fork import GATE
+from txnkv.storage.identity import FileIdentity
 from txnkv.storage.sqlite_connection import end_transaction, open_reader, translate
 
 _IDLE_KEPT = 16
 
 
 class ReaderPool:
-    """As many connections as threads read at once; the one used last is used first."""
+    """As many connections as threads read at once; the one used last is used first.
+
+    Attributes:
+        identity: the file that is read; None while it is made.
+    """
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self.path = path
         self._read_only = read_only
         self._idle: list[apsw.Connection] = []
         self._retired = False
+        self.identity: FileIdentity | None = None
 
     def borrow(self) -> apsw.Connection:
         """A connection that nobody else uses until it is given back.
 
         Raises:
             ClosedError: the pool was retired.
+            StoreNotFoundError: a connection is to be opened, and the file is another one by now.
         """
         if self._retired:
             raise ClosedError(f"{self.path} is closed; open the store again")
         try:
             return self._idle.pop()
         except IndexError:
+            self.require_there()
             return open_reader(self.path, read_only=self._read_only)
+
+    def require_there(self) -> None:
+        """Refuses to open what stands at the path in place of the file that was opened first.
+
+        Raises:
+            StoreNotFoundError: it was removed or replaced.
+        """
+        if self.identity is not None:
+            self.identity.require()
 
     def give_back(self, connection: apsw.Connection) -> None:
         """Keeps a connection for the next, if it is sound and there are not enough."""

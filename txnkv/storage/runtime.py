@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.fork import GATE
+from txnkv.storage.locks import new_lock
+from txnkv.storage.pin import Pin
 from txnkv.storage.runtime_file import (
     CHANGE,
     COMMITTED,
@@ -59,13 +60,14 @@ _PID, _START, _SNAPSHOT, _MANIFEST = 0, 1, 2, 3
 class Runtime:
     """The runtime file of a store in this process. Shared by threads; one a process and store."""
 
-    HEARTBEATS = HEARTBEATS
+    LEADER = HEARTBEATS - 1  # the heartbeat of who leads; those before it are of transactions
+    HEARTBEATS = LEADER
     SLOTS = SLOTS
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self._folder = folder
         self._read_only = read_only
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._file: RuntimeFile | None = None
         self._words: memoryview | None = None
         self._slot: int | None = None
@@ -234,17 +236,17 @@ class Runtime:
 
     # -- pins --------------------------------------------------------------------------
 
-    def pin_snapshot(self, timestamp: int) -> None:
+    def pin_snapshot(self, timestamp: int, pin: Pin | None = None) -> None:
         """Publishes that this process reads at `timestamp`. Counted: unpin as often."""
-        self._pin(_SNAPSHOT, timestamp)
+        self._pin(_SNAPSHOT, timestamp, pin)
 
-    def unpin(self, timestamp: int) -> None:
+    def unpin(self, timestamp: int, pin: Pin | None = None) -> None:
         """Takes one pin of a snapshot back.
 
         Raises:
             ValueError: it is not pinned here.
         """
-        self._unpin(_SNAPSHOT, timestamp)
+        self._unpin(_SNAPSHOT, timestamp, pin)
 
     def pin_manifest(self, version: int) -> None:
         """Publishes that this process reads by a manifest version. Counted: unpin as often."""
@@ -266,18 +268,25 @@ class Runtime:
         """The least manifest version that a live process pins; None when none does."""
         return self._least(_MANIFEST)
 
-    def _pin(self, field: int, value: int) -> None:
+    # Both are called in the main thread, where an exception of a signal handler may end them
+    # after any call: so the count and what tells of it change side by side, and what was
+    # published too low is found the next time.
+
+    def _pin(self, field: int, value: int, pin: Pin | None = None) -> None:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
         slot, file = self.slot, self._attached_file()
         with self._lock:
             pins = self._pins[field]
-            pins[value] = pins.get(value, 0) + 1
             if value < self._published[field]:
                 self._publish(file, slot, field, value)
+            count = pins.get(value, 0) + 1
+            if pin is not None:
+                pin.snapshot = value
+            pins[value] = count
 
-    def _unpin(self, field: int, value: int) -> None:
+    def _unpin(self, field: int, value: int, pin: Pin | None = None) -> None:
         file = self._attached_file()
         with self._lock:
             pins = self._pins[field]
@@ -287,11 +296,13 @@ class Runtime:
                 if self._forked:
                     return
                 raise ValueError(f"{value} is not pinned here; unpin only what was pinned")
+            if pin is not None:
+                pin.snapshot = None
             if left:
                 pins[value] = left
                 return
             del pins[value]
-            if value == self._published[field] and self._slot is not None:  # else it was closed
+            if self._published[field] not in pins and self._slot is not None:  # else it was closed
                 self._publish(file, self._slot, field, min(pins, default=NOTHING))
 
     def _publish(self, file: RuntimeFile, slot: int, field: int, value: int) -> None:
@@ -353,7 +364,6 @@ class Runtime:
 
     def after_fork_in_child(self) -> None:
         """Forgets mapping, slot and pins; the inherited descriptor is left open on purpose."""
-        self._lock = threading.Lock()
         self._words = None
         self._file = None
         self._slot = None

@@ -27,6 +27,7 @@ from pathlib import Path
 from txnkv.core import SharedWords
 from txnkv.errors import UnavailableError
 from txnkv.storage.directory import allocate, make_private_directory
+from txnkv.storage.identity import removed
 from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
 from txnkv.storage.seam import boot_id
 from txnkv.storage.slots import SLOTS, SlotLocks
@@ -114,7 +115,10 @@ class RuntimeFile:
 @contextmanager
 def opening_lock(folder: Path) -> Iterator[None]:
     """Alone among the processes that attach to the runtime file or take a slot in it."""
-    descriptor = os.open(folder / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(folder / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise removed(folder) from None
     try:
         os.fchmod(descriptor, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -40,6 +40,7 @@ from txnkv.errors import (
 from txnkv.storage.checkpoint import Checkpointer
 from txnkv.storage.directory import make_private_file, sync_directory
 from txnkv.storage.fork import GATE
+from txnkv.storage.identity import FileIdentity
 from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.schema_version import bring_up_to_date, schema_version
@@ -103,6 +104,7 @@ class StatusDatabase:
         try:
             with GATE.use():
                 self._make(script, initialise, upgrades)
+                self._readers.identity = FileIdentity(path)
                 if not read_only:
                     self.sync()  # what processes that were killed had written
         except BaseException:
@@ -125,7 +127,7 @@ class StatusDatabase:
         return ReadTransaction(self._readers, self.sync_what_was_seen if durable else None)
 
     def write(
-        self, *, sync: bool = True, undo: Callable[[], None] | None = None
+        self, *, sync: bool = True, undo: Callable[[], None] | None = None, wait: bool = True
     ) -> WriteTransaction:
         """`with db.write() as cursor:` commits at the end, durably; rolls back on an exception.
 
@@ -134,6 +136,7 @@ class StatusDatabase:
         Args:
             sync: False for a caller that calls `sync` itself before it acknowledges anything.
             undo: called when it was not committed, before the next writer's turn.
+            wait: False for a caller that has others to do, and gets BusyError then.
 
         Raises:
             RuntimeError: this thread is in a write already.
@@ -142,7 +145,7 @@ class StatusDatabase:
                 for its state afterwards.
             NotSupportedError: the store is open to read only.
         """
-        return WriteTransaction(self, sync, undo)
+        return WriteTransaction(self, sync, undo, wait)
 
     def sync(self) -> None:
         """Makes all commits durable that are done.
@@ -214,6 +217,10 @@ class StatusDatabase:
 
     # -- looking after -----------------------------------------------------------------
 
+    def refuse_writes(self) -> None:
+        """From now on every write raises StoreNotFoundError: the store is gone."""
+        self._queue.refuse()
+
     def checkpoint(self, *, cut: bool = True) -> None:
         """Moves the WAL into the database. Where others are in the way, less of it.
 
@@ -269,6 +276,7 @@ class StatusDatabase:
     def _writing_connection(self) -> apsw.Connection:
         self._check_open()
         if self._writer is None:
+            self._readers.require_there()
             self._writer = open_writer(self.path)
             self._writer.set_wal_hook(self._checkpointer.note_wal)
         return self._writer
@@ -282,14 +290,14 @@ class StatusDatabase:
 
     # -- the course of a write ---------------------------------------------------------
 
-    def begin_write(self) -> apsw.Cursor:
+    def begin_write(self, *, wait: bool = True) -> apsw.Cursor:
         """Queues and begins; `write()` is the way to it."""
         if self._read_only:
             raise NotSupportedError(f"write to {self.path}: the store is open to read only")
         GATE.enter()
         try:
             self._check_open()
-            self._queue.acquire()
+            self._queue.acquire(wait=wait)
             try:
                 return self._begin_immediate()
             except BaseException:
@@ -419,17 +427,18 @@ class StatusDatabase:
 class WriteTransaction:
     """A write as a `with` block."""
 
-    __slots__ = ("_cursor", "_database", "_sync", "_undo")
+    __slots__ = ("_cursor", "_database", "_sync", "_undo", "_wait")
 
     def __init__(
-        self, database: StatusDatabase, sync: bool, undo: Callable[[], None] | None
+        self, database: StatusDatabase, sync: bool, undo: Callable[[], None] | None, wait: bool
     ) -> None:
         self._database = database
         self._sync = sync
         self._undo = undo
+        self._wait = wait
 
     def __enter__(self) -> apsw.Cursor:
-        self._cursor = self._database.begin_write()
+        self._cursor = self._database.begin_write(wait=self._wait)
         return self._cursor
 
     def __exit__(

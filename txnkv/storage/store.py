@@ -7,7 +7,6 @@ and the slot locks each must be opened once a process.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,10 +14,12 @@ from pathlib import Path
 
 import apsw
 
-from txnkv.errors import ClosedError
+from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environments import Environments
 from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.identity import FileIdentity, removed
+from txnkv.storage.locks import new_rlock
 from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.status_db import StatusDatabase
@@ -58,6 +59,7 @@ class Store:
             raise
         if not directory.read_only:
             directory.mark_upgraded()
+        self._files = [FileIdentity(directory.path), FileIdentity(directory.status_path)]
         self._environments = Environments(directory)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
         self._compaction = MaintenanceLock(directory.path / "compaction.lock", through_forks=True)
@@ -85,7 +87,8 @@ class Store:
             upgrades: SQL that brings the schema of an older store up to date, a version each.
 
         Raises:
-            StoreNotFoundError: there is none and it was not to be made.
+            StoreNotFoundError: there is none and it was not to be made, or this process has it
+                open and it was removed or replaced since.
             IncompatibleStoreError: the format or SQLite is not one that this version takes.
             UnavailableError: the runtime file cannot be used now.
             ValueError: this process has the store open to read only, and `read_only` is false.
@@ -115,6 +118,21 @@ class Store:
         """The runtime file."""
         self._check_open()
         return self._runtime
+
+    def require_there(self) -> None:
+        """Refuse to go on with a store that was removed, moved or replaced while it is open.
+
+        Raises:
+            StoreNotFoundError: it was; every write raises this from now on.
+        """
+        try:
+            for file in self._files:
+                file.require()
+            if not self.runtime.is_current():
+                raise removed(self.directory.runtime_path)
+        except StoreNotFoundError:
+            self._status.refuse_writes()
+            raise
 
     def maintenance(self) -> AbstractContextManager[None]:
         """`with store.maintenance():` alone among all threads and processes of the store."""
@@ -175,7 +193,7 @@ class _Stores:
     """The stores of this process by real path."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._open: dict[Path, Store] = {}
         GATE.register(self)
 
@@ -196,6 +214,7 @@ class _Stores:
                         f"store {path} is open to read only in this process; close it, then open "
                         "it to write"
                     )
+                store.require_there()
                 return store.share()
             directory = StoreDirectory.open(path, create, read_only)
             store = Store(directory, schema_sql, initialise, upgrades)
@@ -211,8 +230,7 @@ class _Stores:
         """Nothing: the parts of a store are quiesced one by one."""
 
     def after_fork_in_child(self) -> None:
-        """A new lock: a thread that is not in this process may have held the old one."""
-        self._lock = threading.RLock()
+        """Nothing: the parts of a store forget one by one."""
 
     def inherited(self) -> list[object]:
         """The stores, so that none is destroyed."""

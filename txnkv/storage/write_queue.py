@@ -7,7 +7,13 @@ import os
 import threading
 from pathlib import Path
 
-from txnkv.errors import ClosedError, StoreNotFoundError
+from txnkv.errors import ClosedError
+from txnkv.storage.identity import removed
+from txnkv.storage.locks import new_lock
+
+
+class BusyError(Exception):
+    """Somebody else writes now, and the caller did not want to wait."""
 
 
 class WriteQueue:
@@ -15,26 +21,38 @@ class WriteQueue:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._owner: int | None = None
         self._descriptor: int | None = None
         self._retired = False
+        self._refusing = False
 
-    def acquire(self) -> None:
+    def acquire(self, *, wait: bool = True) -> None:
         """Waits for its turn.
 
         Raises:
+            BusyError: it is not its turn, and `wait` is false.
             RuntimeError: this thread has the turn already.
             ClosedError: the queue was retired.
-            StoreNotFoundError: its folder is gone.
+            StoreNotFoundError: the file was removed, or the queue refuses.
         """
-        self._acquire_here()
+        self._acquire_here(wait=wait)
         try:
-            fcntl.flock(self._opened(), fcntl.LOCK_EX)
-        except BaseException:
+            descriptor = self._opened()
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._refusing or os.fstat(descriptor).st_nlink == 0:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # others wait for it, to find the same
+                raise removed(self._path)
+        except BaseException as error:
             self._owner = None
             self._lock.release()
+            if isinstance(error, BlockingIOError):
+                raise BusyError from None
             raise
+
+    def refuse(self) -> None:
+        """Gives nobody a turn any more: the store is gone."""
+        self._refusing = True
 
     def retire(self) -> None:
         """Waits for the writer of this process and closes the file; nobody gets a turn any more."""
@@ -44,11 +62,12 @@ class WriteQueue:
         self._owner = None
         self._lock.release()
 
-    def _acquire_here(self) -> None:
+    def _acquire_here(self, *, wait: bool = True) -> None:
         me = threading.get_ident()
         if self._owner == me:
             raise RuntimeError("a write inside a write of the same thread; use its cursor instead")
-        self._lock.acquire()
+        if not self._lock.acquire(wait):
+            raise BusyError
         self._owner = me
 
     def release(self) -> None:
@@ -67,8 +86,7 @@ class WriteQueue:
             os.close(descriptor)
 
     def forget_after_fork(self) -> None:
-        """Makes a new lock: a thread that is not in this process may have held the old one."""
-        self._lock = threading.Lock()
+        """Forgets the owner: a thread that is not in this process may have been it."""
         self._owner = None
 
     def _opened(self) -> int:
@@ -79,9 +97,6 @@ class WriteQueue:
             try:
                 self._descriptor = os.open(self._path, flags, 0o600)
             except FileNotFoundError:
-                raise StoreNotFoundError(
-                    f"{self._path.parent} was removed or moved while it was in use: nothing can be "
-                    "written there any more"
-                ) from None
+                raise removed(self._path) from None
             os.fchmod(self._descriptor, 0o600)
         return self._descriptor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import apsw
 
 from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
@@ -26,6 +27,22 @@ class TableInfo:
     schema: Schema
     partitioning: Partitioning
     tablets: tuple[int, ...]
+
+    def require_alike(self, schema: Schema, partitioning: Partitioning) -> None:
+        """Refuse a table that was made otherwise.
+
+        Raises:
+            TableExistsError: it was; the message names each difference.
+        """
+        found = self.schema.differences(schema)
+        if not found and not self.partitioning.same_as(partitioning):
+            found.append(f"it is partitioned by {self.partitioning}, not by {partitioning}")
+        if found:
+            raise TableExistsError(
+                f"there is a table {self.name!r} already, and it is another one: "
+                f"{'; '.join(found)}. Take another name, or use it as it is: "
+                f"client.table({self.name!r})"
+            )
 
 
 def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
@@ -51,10 +68,55 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
     return get(cur, name)
 
 
-def drop(cur: apsw.Cursor, table: TableInfo) -> None:
-    """Take a table out of the catalog; its files stay while a snapshot may read them."""
-    cur.execute("UPDATE tables SET dropped_ts = ? WHERE id = ?", (next_timestamp(cur), table.id))
+def drop(cur: apsw.Cursor, table: TableInfo, keep: float = 0) -> None:
+    """Take a table out of the catalog; its files stay while a snapshot may read them.
+
+    Args:
+        keep: seconds for which it can be recalled: until then `dropped_ts` is the negative of
+            the time when they are over, and all of the table is looked after as before.
+    """
+    now = next_timestamp(cur)
+    dropped_ts = -Timestamp.from_micros(now.micros + int(keep * 1e6)) if keep else now
+    cur.execute("UPDATE tables SET dropped_ts = ? WHERE id = ?", (dropped_ts, table.id))
     bump(cur)
+
+
+def recall(cur: apsw.Cursor, name: str) -> TableInfo:
+    """Bring a kept table back, of several of one name the one that was made last.
+
+    Raises:
+        TableNotFoundError: none of this name is kept.
+        TableExistsError: the name was given to another meanwhile.
+    """
+    kept = dict(cur.execute("SELECT name, id FROM tables WHERE dropped_ts < 0 ORDER BY id"))
+    if name not in kept:
+        others = ", ".join(sorted(kept)) or "none"
+        raise TableNotFoundError(
+            f"no dropped table {name!r} is kept; kept are: {others}. drop_table(name, "
+            "keep=seconds) keeps one for so long"
+        )
+    if find(cur, name) is not None:
+        raise TableExistsError(
+            f"the name {name!r} was given to another table: drop that one before the dropped one "
+            "is recalled, with keep=seconds if it is wanted again"
+        )
+    cur.execute("UPDATE tables SET dropped_ts = NULL WHERE id = ?", (kept[name],))
+    bump(cur)
+    return get(cur, name)
+
+
+def kept_until(cur: apsw.Cursor) -> Timestamp | None:
+    """When the next kept table can be recalled no more; None when none is kept."""
+    (least,) = one(cur, "SELECT max(dropped_ts) FROM tables WHERE dropped_ts < 0")
+    return None if least is None else Timestamp(-least)
+
+
+def let_go(cur: apsw.Cursor, now: Timestamp) -> None:
+    """Drop for good what is not to be kept any longer."""
+    cur.execute(
+        "UPDATE tables SET dropped_ts = ? WHERE dropped_ts BETWEEN ? AND -1",
+        (next_timestamp(cur), -now),
+    )
 
 
 def bump(cur: apsw.Cursor) -> None:

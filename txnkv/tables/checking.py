@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.tables.deltas import stored_counts
 from txnkv.tables.manifest import ROWS, RowSetInfo

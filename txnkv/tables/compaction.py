@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Final
 import apsw
 import lmdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing

@@ -10,10 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, TxnkvError
+from txnkv.storage.locks import new_event, new_lock
+from txnkv.storage.shield import go_on
 from txnkv.tables import compaction, flush, history, manifest, picking, replacing, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
@@ -44,11 +46,11 @@ class Compactor:
 
     def __init__(self, engine: TableEngine) -> None:
         self._engine = engine
+        self._lock = new_lock()
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = new_event()
         self._thread: threading.Thread | None = None
         self._version = 0
         self._look_again = 0.0
@@ -177,7 +179,7 @@ class Compactor:
             for tablet, group in work:
                 if progress is not None:
                     progress(done, rows)
-                made = self._compact(tablet, group, floor, _never)
+                made = self._compact(tablet, group, floor, go_on)
                 total = total if made is None else total + made
                 done += sum(info.rows for info in group)
             if progress is not None:
@@ -240,7 +242,3 @@ class _Pace:
         if self._stop.wait(min(worked * REST, 1.0)):
             raise _Stopped
         self._since = time.monotonic()
-
-
-def _never() -> None:
-    """No rest."""

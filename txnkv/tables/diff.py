@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.tables import diff_events, lookup
 from txnkv.tables.catalog import TableInfo

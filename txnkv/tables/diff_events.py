@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.row_set import RowSet

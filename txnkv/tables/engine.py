@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -15,9 +14,13 @@ from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import dropped
+from txnkv.storage.locks import new_lock
+from txnkv.storage.seam import clock
+from txnkv.storage.shield import shielded
 from txnkv.tables import catalog, fence, flush, manifest, upkeep
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.compactor import Compactor
+from txnkv.tables.failed_writes import FailedWrites
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.participant import TabletParticipants
@@ -48,6 +51,7 @@ class TableEngine:
 
     Attributes:
         read_sets: by transaction, what serializable ones that this process commits have read.
+        failed_writes: what is to be taken back.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -56,11 +60,12 @@ class TableEngine:
         self.log = coordinator.log
         self.memory = CommittedMemory(self._key_width, self._on_flushed)
         self.log.add_member(payload.TABLET, self.memory)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._tablets: dict[int, Tablet] = {}
         self._writers: dict[int, RowWriter] = {}
         self._catalog: _Catalog | None = None
         self.read_sets: dict[int, ReadSet] = {}
+        self.failed_writes = FailedWrites(self.store)
         self._term_written: int | None = None
         self.compactor = Compactor(self)
         coordinator.orchestrator.add_handler(TabletParticipants(self))
@@ -75,13 +80,15 @@ class TableEngine:
     def find(self, name: str) -> TableInfo | None:
         """The table of this name. No I/O while the catalog does not change."""
         known = self._known().tables
-        if name not in known:
-            with self.store.status.read() as cur:
-                found = catalog.find(cur, name)
-            if found is None:
-                return None
+        return known.get(name) or self._find(name, known)
+
+    @shielded
+    def _find(self, name: str, known: dict[str, TableInfo]) -> TableInfo | None:
+        with self.store.status.read() as cur:
+            found = catalog.find(cur, name)
+        if found is not None:
             known[name] = found
-        return known[name]
+        return found
 
     def get(self, name: str) -> TableInfo:
         """The table of this name.
@@ -89,11 +96,12 @@ class TableEngine:
         Raises:
             TableNotFoundError: there is none.
         """
-        found = self.find(name)
-        if found is None:
-            with self.store.status.read() as cur:
-                return catalog.get(cur, name)
-        return found
+        return self.find(name) or self._look_again(name)
+
+    @shielded
+    def _look_again(self, name: str) -> TableInfo:
+        with self.store.status.read() as cur:
+            return catalog.get(cur, name)
 
     def names(self) -> list[str]:
         with self.store.status.read() as cur:
@@ -124,13 +132,21 @@ class TableEngine:
         version = self.log.catalog_version
         known = self._catalog
         if known is None or known.version != version:
-            with self.store.status.read() as cur:
-                known = _Catalog(version, catalog.live_tables(cur))
-            self._catalog = known
+            return self._read_catalog(version)
         return known
 
-    def drop(self, name: str) -> bool:
+    @shielded
+    def _read_catalog(self, version: int) -> _Catalog:
+        with self.store.status.read() as cur:
+            known = _Catalog(version, catalog.live_tables(cur))
+        self._catalog = known
+        return known
+
+    def drop(self, name: str, keep: float = 0) -> bool:
         """Drop a table; open transactions that touched it are aborted.
+
+        Args:
+            keep: seconds for which `recall` brings it back.
 
         Returns:
             False when there is no such table.
@@ -139,7 +155,7 @@ class TableEngine:
             table = catalog.find(cur, name)
             if table is None:
                 return False
-            catalog.drop(cur, table)
+            catalog.drop(cur, table, keep)
             touched = status_table.transactions_of(cur, KIND, table.tablets)
         orchestrator = self.coordinator.orchestrator
         for txn_id in touched:
@@ -148,6 +164,15 @@ class TableEngine:
             orchestrator.finish(txn_id)
         self.purge()
         return True
+
+    def recall(self, name: str) -> TableInfo:
+        """Bring back a table that was dropped and is kept.
+
+        Raises:
+            As `catalog.recall`.
+        """
+        with self.store.status.write() as cur:
+            return catalog.recall(cur, name)
 
     # -- tablets -----------------------------------------------------------------------
 
@@ -238,6 +263,7 @@ class TableEngine:
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""
         dropped.settle()
+        self._let_go()
         pin = self.store.runtime.least_pin()
         with self.store.status.read() as cur:
             (floor,) = one(
@@ -247,7 +273,8 @@ class TableEngine:
             )
             least = min((ts for ts in (pin, floor) if ts is not None), default=None)
             gone = cur.execute(
-                "SELECT id FROM tables WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
+                "SELECT id FROM tables "
+                "WHERE dropped_ts > 0 AND dropped_ts < coalesce(?, dropped_ts + 1)",
                 (least,),
             ).fetchall()
             doomed = {
@@ -266,6 +293,15 @@ class TableEngine:
                 self._tablets.pop(id, None)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _let_go(self) -> None:
+        """Tables whose time to be recalled is over are dropped as others."""
+        now = Timestamp.from_micros(clock.now_micros())
+        with self.store.status.read() as cur:
+            until = catalog.kept_until(cur)
+        if until is not None and until <= now:
+            with self.store.status.write() as cur:
+                catalog.let_go(cur, now)
 
     def _remove_strays(self) -> None:
         """Remove folders of tablets that are not in the catalog: a writer that was stopped while

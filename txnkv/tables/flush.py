@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Final
 import apsw
 import lmdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import history, manifest, replacing, resolve
 from txnkv.tables.deltas import put_deletes, stored_counts
@@ -130,14 +130,14 @@ def _is_logged(cur: apsw.Cursor, after: Timestamp, upto: Timestamp) -> bool:
 
 
 def live_tablets(cur: apsw.Cursor) -> set[int]:
-    """Ids of the tablets of tables that were not dropped: what others left in memory or in the
-    log has no reader any more.
+    """Ids of the tablets of tables that were not dropped, or can be recalled: what others left in
+    memory or in the log has no reader any more.
     """
     return {
         id
         for (id,) in cur.execute(
             "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
-            "WHERE dropped_ts IS NULL"
+            "WHERE dropped_ts IS NULL OR dropped_ts < 0"
         )
     }
 

@@ -28,6 +28,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import dropped
+from txnkv.storage.pin import Pin
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.row_set_writer import delete_row_set
@@ -80,18 +81,18 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
         raise
 
 
-def pin_latest(coordinator: Coordinator) -> Timestamp:
-    """The latest snapshot, pinned until `runtime.unpin`."""
+def pin_latest(coordinator: Coordinator, pin: Pin | None = None) -> Timestamp:
+    """The latest snapshot, pinned until `runtime.unpin`; `pin` is told of it."""
     runtime, log = coordinator.store.runtime, coordinator.log
     guess = log.applied
     while True:
-        runtime.pin_snapshot(guess)
+        runtime.pin_snapshot(guess, pin)
         # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a
         # commit that is not on the disk yet.
         latest = log.latest()
         if latest == guess and latest >= log.history_floor:
             return latest
-        runtime.unpin(guess)
+        runtime.unpin(guess, pin)
         guess = latest
 
 
@@ -194,11 +195,9 @@ def trim(engine: TableEngine) -> int:
     Returns:
         How many.
     """
-    before = Timestamp.from_micros(max(clock.now_micros() - KEEP_LOG, 0))
     status = engine.store.status
     with status.read() as cur:
-        (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
-        upto = min(flushed, before)
+        upto = _trimmed_upto(cur)
         if (
             cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (upto,)).fetchone()
             is None
@@ -209,3 +208,15 @@ def trim(engine: TableEngine) -> int:
         count = cur.connection.changes()
     fault_point("log.trimmed")
     return count
+
+
+def _trimmed_upto(cur: apsw.Cursor) -> Timestamp:
+    (flushed,) = one(cur, "SELECT flushed_ts FROM clock")
+    return Timestamp(min(flushed, Timestamp.from_micros(max(clock.now_micros() - KEEP_LOG, 0))))
+
+
+def remembers(cur: apsw.Cursor, since: Timestamp) -> bool:
+    """Whether the commit log has all small commits that were made since then."""
+    return _trimmed_upto(cur) < since or bool(
+        cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (since,)).fetchone()
+    )

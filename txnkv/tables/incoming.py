@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.errors import (
     AlreadyPresentError,
     NotFoundError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
-_NONE: Final = pa.array([], pa.uint32())
+_NONE: Final = pa.nulls(0, pa.uint32())
 _ABSENT: Final = "no row has this key"
 _DELETED: Final = "an earlier row of the same data deleted this key"
 _EARLIER: Final = "an earlier row of the same data has this key"

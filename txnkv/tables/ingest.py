@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
+from txnkv.storage.shield import go_on
 from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema
 
@@ -156,6 +156,7 @@ def chunks(
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for given_batch in batches:
+        go_on()
         for batch in _cut(given_batch, most_rows, most_bytes):
             if batch.num_rows == 0:
                 continue
@@ -285,33 +286,3 @@ def _from_mapping(schema: Schema, row: Mapping[str, Any], op: str) -> tuple[Any,
             )
         values.append(value)
     return tuple(values)
-
-
-def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Python values as a column, when they fit without loss.
-
-    Raises:
-        SchemaError: one does not.
-    """
-    unfit = _silently_converted(kind)
-    if unfit is not None:
-        for value in values:
-            if value is not None and unfit(value):
-                raise SchemaError(
-                    f"column {name!r} is {kind}: {value!r} is a {type(value).__name__}"
-                )
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
-        raise SchemaError(f"column {name!r} is {kind}: {error}") from None
-
-
-def _silently_converted(kind: pa.DataType) -> Callable[[Any], bool] | None:
-    """Which Python values pyarrow would take for this type, and change without a word."""
-    if pa.types.is_integer(kind):
-        return lambda value: isinstance(value, bool) or not hasattr(value, "__index__")
-    if pa.types.is_string(kind):
-        return lambda value: isinstance(value, bytes)
-    if pa.types.is_date(kind):
-        return lambda value: isinstance(value, datetime)
-    return None

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables import point
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.ingest import column_array, key_values
+from txnkv.tables.column_values import column_array
+from txnkv.tables.ingest import key_values
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.masks import RowSetMask
 from txnkv.tables.point import find, present
@@ -218,7 +219,7 @@ def present_many(
     """Positions, ascending, of those of `keys` (strictly ascending) that have a row."""
     found = [piece.positions for piece in find_many(engine, tablet, view, keys, ())]
     if not found:
-        return pa.array([], pa.uint32())
+        return pa.nulls(0, pa.uint32())
     return found[0] if len(found) == 1 else pc.sort(pa.concat_arrays(found))
 
 

@@ -193,6 +193,20 @@ def stage(cur: apsw.Cursor, scope: Scope, written: Iterable[RowSetInfo]) -> list
     return numbers
 
 
+def unstage(cur: apsw.Cursor, txn_id: int, ids: Iterable[int] = (), attempt: str = "") -> None:
+    """STAGED -> WRITING, of row sets that do not count after all: by id, or all of an attempt."""
+    cur.executemany(
+        "UPDATE row_sets SET state = ? WHERE id = ? AND txn_id = ? AND state = ?",
+        [(WRITING, id, txn_id, STAGED) for id in ids],
+    )
+    if attempt:
+        cur.execute(
+            "UPDATE row_sets SET state = ?, counts = 0 WHERE txn_id = ? AND attempt = ? "
+            "AND state = ?",
+            (WRITING, txn_id, attempt, STAGED),
+        )
+
+
 def accept_attempts(
     cur: apsw.Cursor, txn_id: int, attempts: Iterable[str], *, in_place: bool = False
 ) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.tablet import Pages

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_blocks import RowSetBlocks
 from txnkv.tables.row_set_writer import RowPart

@@ -14,12 +14,14 @@ A row that has a key of an earlier one in the same data meets what that one left
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast, get_args
+
+from txnkv.options import Operation
 
 INSERTS: Final = ("insert", "insert_ignore")
 UPDATES: Final = ("update", "update_ignore")
 DELETES: Final = ("delete", "delete_ignore")
-OPERATIONS: Final = (*INSERTS, "upsert", *UPDATES, *DELETES)
+OPERATIONS: Final = get_args(Operation)
 
 PARTIAL: Final = ("upsert", *UPDATES)
 """May leave columns out, which keep the values they have."""
@@ -28,11 +30,12 @@ IGNORING: Final = ("insert_ignore", "update_ignore", "delete_ignore")
 """Pass over in silence what others refuse."""
 
 
-def require_operation(op: str) -> None:
-    """Refuse what is no operation.
+def require_operation(op: str) -> Operation:
+    """The operation of this name.
 
     Raises:
-        ValueError: there is no such operation.
+        ValueError: there is none.
     """
     if op not in OPERATIONS:
         raise ValueError(f"{op!r} is no operation; there are {', '.join(OPERATIONS)}")
+    return cast(Operation, op)

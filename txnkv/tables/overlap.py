@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import LARGE_CHECK, Tablet
 
@@ -46,7 +46,7 @@ def _between(keys: core.Keys, low: bytes | None, high: bytes | None) -> core.Key
 
 def rows_of(tablet: Tablet, info: RowSetInfo, keys: core.Keys) -> pa.UInt32Array:
     """Numbers of the rows of a row set that have one of `keys`, strictly ascending."""
-    found: list[pa.Array] = [pa.array([], pa.uint32())]
+    found: list[pa.Array] = [pa.nulls(0, pa.uint32())]
     if keys.n == 0 or not info.overlaps(keys.key(0), keys.key(keys.n - 1)):
         return found[0]
     row_set = tablet.row_set(info)

@@ -84,6 +84,7 @@ class TabletParticipants:
 
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         """Keys that two writers of the transaction staged without seeing each other."""
+        self._engine.failed_writes.take_back(row.txn_id)
         with self._store.status.read() as cur:
             sequence = manifest.sequence(cur)
             staged = {id: manifest.staged(cur, row.txn_id, id) for id in ids}
@@ -106,7 +107,7 @@ class TabletParticipants:
                     for key in found
                 ]
         if errors:
-            raise RowErrors(errors, count)
+            raise RowErrors(errors, count, self._engine.coordinator.txn_id(row.txn_id))
         return sequence
 
     def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:

@@ -22,10 +22,11 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
+from txnkv.tables.column_values import column_array
 from txnkv.tables.schema import Schema
 
 MAX_TABLETS = 1024
@@ -140,6 +141,19 @@ class Partitioning:
         bounds = self._bounds
         return [] if bounds is None else [bounds.key(i) for i in range(bounds.n)]
 
+    def same_as(self, other: Partitioning) -> bool:
+        """Whether equal keys are of the tablets of the same numbers."""
+        cut = [part and part.columns for part in (self.ranges, other.ranges)]
+        bounds = self.encoded_bounds(), other.encoded_bounds()
+        return self.hashes == other.hashes and cut[0] == cut[1] and bounds[0] == bounds[1]
+
+    def __str__(self) -> str:
+        parts = [f"hash_partition({list(part.columns)}, {part.buckets})" for part in self.hashes]
+        if self.ranges is not None:
+            bounds = ", ".join(map(repr, self.ranges.bounds))
+            parts.append(f"range_partition({list(self.ranges.columns)}, [{bounds}])")
+        return " and ".join(parts) or "one tablet"
+
     def place(self, batch: pa.RecordBatch) -> list[core.Rows | None]:
         """The rows of each tablet, by tablet number; a lone None means all rows of the one."""
         if self.tablets == 1:
@@ -203,13 +217,12 @@ def _combine(high: pa.Array, buckets: int, low: pa.Array) -> pa.Array:
 def _bounds_table(schema: Schema, part: RangePartition) -> pa.Table:
     columns = {}
     for i, name in enumerate(part.columns):
-        kind = schema.columns[name].type
         try:
-            columns[name] = pa.array([bound[i] for bound in part.bounds], kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise SchemaError(
-                f"a bound of range_partition does not fit column {name!r} ({kind}): {error}"
-            ) from None
+            columns[name] = column_array(
+                name, schema.columns[name].type, [bound[i] for bound in part.bounds]
+            )
+        except SchemaError as error:
+            raise SchemaError(f"a bound of range_partition does not fit: {error}") from None
         if columns[name].null_count:
             raise SchemaError(f"a bound of range_partition on {name!r} is null")
     return pa.table(columns)

@@ -7,9 +7,11 @@ committed memory or in the one row set whose key range, Bloom filter and key blo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from txnkv.coordinator.ids import Timestamp
+from txnkv.storage.shield import shielded
 from txnkv.tables import point_blocks
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.point_blocks import Values
@@ -44,12 +46,14 @@ def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Val
         TxnNotFoundError, InvalidTxnStateError: the view's transaction is not OPEN.
         HistoryExpiredError: the snapshot is older than the history.
     """
-    return _look(engine, tablet, view, key, tablet.layout.decode_one, point_blocks.get)
+    look = _look if view.txn_id is None else _look_stored
+    return look(engine, tablet, view, key, tablet.layout.decode_one, point_blocks.get)
 
 
 def present(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> bool:
     """Whether there is a row with this key; raises as `find`."""
-    return _look(engine, tablet, view, key, _there, point_blocks.has) is not None
+    look = _look if view.txn_id is None else _look_stored
+    return look(engine, tablet, view, key, _there, point_blocks.has) is not None
 
 
 def _look(
@@ -74,7 +78,7 @@ def _look(
                 sight = view.sight(engine, tablet)
                 staged = [info for info in sight.staged if info.overlaps(key, key)]
                 if staged:
-                    decided, found = _staged(tablet, staged, key, of_disk)
+                    decided, found = tablet.look(partial(_staged, tablet, staged, key, of_disk))
                     if decided:
                         return found
                 state = sight.state
@@ -86,18 +90,32 @@ def _look(
             if entry is not None:
                 return None if entry[1] is None else of_memory(entry[1])
             if state.unresolved:
-                return _unresolved(tablet, state, snapshot, key, of_disk)
+                return tablet.look(partial(_unresolved, tablet, state, snapshot, key, of_disk))
             infos = [info for info in state.settled if info.min_key <= key <= info.max_key]
             if not infos:
                 return None
-            with tablet.read() as pages:
-                for info in infos:
-                    on_disk = of_disk(tablet, tablet.row_set(info), pages, key, snapshot)
-                    if on_disk is not None:
-                        return on_disk
-            return None
+            return tablet.look(partial(_first, tablet, infos, key, snapshot, of_disk))
         except RowSetRetired:
             engine.log.latest()
+
+
+_look_stored = shielded(_look)
+"""For a stored transaction, whose reads ask status.db."""
+
+
+def _first(
+    tablet: Tablet,
+    infos: Sequence[RowSetInfo],
+    key: bytes,
+    snapshot: int,
+    of_disk: OnDisk[T],
+    pages: Pages,
+) -> T | None:
+    for info in infos:
+        found = of_disk(tablet, tablet.row_set(info), pages, key, snapshot)
+        if found is not None:
+            return found
+    return None
 
 
 def _staged(
@@ -105,18 +123,18 @@ def _staged(
     staged: Sequence[RowSetInfo],
     key: bytes,
     of_disk: OnDisk[T],
+    pages: Pages,
 ) -> tuple[bool, T | None]:
     """Whether the transaction's own row sets say what became of the key, and what."""
-    with tablet.read() as pages:
-        for info in staged:
-            row_set = tablet.row_set(info)
-            if info.kind == TOMBSTONES:
-                if row_set.find_one(pages, key, EVERY_STAMP) is not None:
-                    return True, None
-                continue
-            found = of_disk(tablet, row_set, pages, key, EVERY_STAMP)
-            if found is not None:
-                return True, found
+    for info in staged:
+        row_set = tablet.row_set(info)
+        if info.kind == TOMBSTONES:
+            if row_set.find_one(pages, key, EVERY_STAMP) is not None:
+                return True, None
+            continue
+        found = of_disk(tablet, row_set, pages, key, EVERY_STAMP)
+        if found is not None:
+            return True, found
     return False, None
 
 
@@ -126,6 +144,7 @@ def _unresolved(
     snapshot: int,
     key: bytes,
     of_disk: OnDisk[T],
+    pages: Pages,
 ) -> T | None:
     """What row sets have of a key while commits are being finalized.
 
@@ -133,23 +152,22 @@ def _unresolved(
     a row that is newer counts before it.
     """
     unresolved, settled = committed_at(state, Timestamp(snapshot))
-    with tablet.read() as pages:
-        mask: RowSetInfo | None = None
-        for info in unresolved:
-            if info.overlaps(key, key) and tablet.row_set(info).find_any(pages, key):
-                mask = info
-                break
-        for info in settled:
-            if not info.overlaps(key, key):
-                continue
-            before = 0 if mask is None else hidden_before(mask, info)
-            row_set = tablet.row_set(info)
-            where = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
-            if where is not None and _insert_of(row_set, pages, *where) >= before:
-                return of_disk(tablet, row_set, pages, key, snapshot)
-        if mask is None or mask.kind == TOMBSTONES:
-            return None
-        return of_disk(tablet, tablet.row_set(mask), pages, key, snapshot)
+    mask: RowSetInfo | None = None
+    for info in unresolved:
+        if info.overlaps(key, key) and tablet.row_set(info).find_any(pages, key):
+            mask = info
+            break
+    for info in settled:
+        if not info.overlaps(key, key):
+            continue
+        before = 0 if mask is None else hidden_before(mask, info)
+        row_set = tablet.row_set(info)
+        where = None if before == EVERY_STAMP else row_set.find_one(pages, key, snapshot)
+        if where is not None and _insert_of(row_set, pages, *where) >= before:
+            return of_disk(tablet, row_set, pages, key, snapshot)
+    if mask is None or mask.kind == TOMBSTONES:
+        return None
+    return of_disk(tablet, tablet.row_set(mask), pages, key, snapshot)
 
 
 def _insert_of(row_set: RowSet, pages: Pages, number: int, row: int) -> int:

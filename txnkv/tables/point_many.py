@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.point_blocks import PointBlock, at_hand
 from txnkv.tables.row_set import RowSet

@@ -8,28 +8,28 @@ count) and is then applied to whole columns by Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
-from txnkv.tables.ingest import column_array
+from txnkv.tables.column_values import column_array
 from txnkv.tables.schema import Schema
 
 Where: TypeAlias = Any
 """A list of (column, op, value), a pyarrow.compute expression, or None."""
 
-_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+_COMPARE: Final = {
+    "=": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
 }
 OPERATORS: Final = (*_COMPARE, "in", "is null", "is not null")
 
@@ -57,7 +57,7 @@ class Predicate:
             return pc.is_valid(column)
         if self.op == "in":
             return pc.is_in(column, value_set=self.values, skip_nulls=True)
-        return _COMPARE[self.op](column, self.values[0])
+        return getattr(pc, _COMPARE[self.op])(column, self.values[0])
 
     def may_hold(self, zone: core.Zone, rows: int) -> bool:
         """False when no row of a block with this zone map satisfies it."""
@@ -157,6 +157,7 @@ def parse(where: Where, schema: Schema) -> Filter:
     if where is None:
         return Filter()
     if isinstance(where, pc.Expression):
+        _require_fitting(where, schema)
         return Filter((), where, tuple(schema.columns))
     if isinstance(where, (str, bytes)) or not isinstance(where, Sequence):
         raise TypeError(
@@ -167,6 +168,17 @@ def parse(where: Where, schema: Schema) -> Filter:
     return Filter(predicates, None, tuple(dict.fromkeys(p.column for p in predicates)))
 
 
+def _require_fitting(where: pc.Expression, schema: Schema) -> None:
+    """Refuse an expression at the call, and not when the first block is read."""
+    try:
+        row = [pa.nulls(1, field.type) for field in schema.arrow]
+        pa.record_batch(row, names=schema.names).filter(where)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SchemaError(
+            f"the expression {where} does not fit the table's columns: {error}"
+        ) from None
+
+
 def _predicate(entry: Any, schema: Schema) -> Predicate:
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise TypeError(f"a predicate is (column, op, value) or (column, 'is null'), not {entry!r}")
@@ -174,11 +186,12 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
     schema.position(name)
     kind = schema.columns[name].type
     if op not in OPERATORS:
-        raise SchemaError(f"{op!r} is no operator; there are {', '.join(OPERATORS)}")
+        hint = ": write '='" if op == "==" else ""
+        raise SchemaError(f"{op!r} is no operator{hint}; there are {', '.join(OPERATORS)}")
     if (op in ("is null", "is not null")) != (len(entry) == 2):
         raise SchemaError(f"{entry!r}: {op!r} takes {'no value' if len(entry) == 3 else 'a value'}")
     if len(entry) == 2:
-        values = pa.array([], kind)
+        values = pa.nulls(0, kind)
     else:
         given = list(entry[2]) if op == "in" else [entry[2]]
         if op != "in" and given[0] is None:

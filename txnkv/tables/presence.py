@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.tablet import LARGE_CHECK, Tablet, TabletState
 
 Gather = Callable[[Sequence[str]], list[pa.Array]]
 """The values of some columns, of the rows that were found in one place."""
 
-_NONE: Final = pa.array([], pa.uint32())
+_NONE: Final = pa.nulls(0, pa.uint32())
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ change as well.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from txnkv import core
+from txnkv.storage.locks import new_lock
 
 Range = tuple[bytes | None, bytes | None]
 """low <= key < high; None is unbounded."""
@@ -28,7 +28,7 @@ class ReadSet:
     """Keys and ranges read. Shared by threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._tablets: dict[int, _Tablet] = {}
 
     # -- recording ---------------------------------------------------------------------

@@ -27,13 +27,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
+from txnkv.core import compute as pc
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes

@@ -18,7 +18,7 @@ each table the checks are written out as one expression and compiled once. For
                 return row
         return slow(row)
 
-Where many rows are added to one list, `adder` gives the same with the list's `append` in it.
+Where many whole rows are added to one list, `adder` gives the same with the list's `append` in it.
 
 What it does not know at sight goes the slow way, which refuses or accepts it and turns it into
 what the column's type gives back, so that those behind meet only such values.
@@ -34,7 +34,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.errors import SchemaError
-from txnkv.tables.ingest import MISSING, column_array, row_values
+from txnkv.tables.column_values import column_array
+from txnkv.tables.ingest import MISSING, row_values
 from txnkv.tables.operations import DELETES
 from txnkv.tables.schema import Schema
 
@@ -51,7 +52,7 @@ class RowChecker:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._checks: dict[str, Check] = {}
-        self._adders: dict[str, Callable[[Callable[[Values], object]], Adder]] = {}
+        self._adders: dict[str, Callable[[Adder, list[float], Adder], Adder]] = {}
 
     def of(self, op: str) -> Check:
         """The function that takes a row and gives its values in schema order.
@@ -66,30 +67,38 @@ class RowChecker:
             check = self._checks[op] = self._make(op)
         return check
 
-    def adder(self, op: str, append: Callable[[Values], object]) -> Adder:
-        """A function that checks a row, as `of(op)` does, and appends it."""
+    def adder(self, op: str, append: Adder, room: list[float], more: Adder) -> Adder:
+        """A function that checks a row, as `of(op)` does, and appends it.
+
+        Args:
+            op: the operation.
+            append: takes a row that was known at sight, while there is room.
+            room: the bytes that rows may still take, one number; it takes from them.
+            more: takes any other row, once it is checked.
+        """
         made = self._adders.get(op)
         if made is None:
             space = {"check": self.of(op), **self._space}
             exec(compile(self._source_of_adder(op), "<row adder>", "exec"), space)
             made = self._adders[op] = space["adder"]
-        return made(append)
+        return made(append, room, more)
 
     def _source_of_adder(self, op: str) -> str:
         schema = self._schema
-        if op in DELETES:
-            return _PLAIN_ADDER
         conditions = [_condition(schema, name, f"v{i}") for i, name in enumerate(schema.names)]
         variables = "".join(f"v{i}, " for i in range(len(conditions)))
+        texts = [i for i, column in enumerate(schema.arrow) if _is_text(column.type)]
+        size = " + ".join([str(8 * len(conditions)), *(f"len(v{i} or '')" for i in texts)])
         return (
-            "def adder(append):\n"
+            "def adder(append, room, more):\n"
             "    def add(row):\n"
             f"        if type(row) is tuple and len(row) == {len(conditions)}:\n"
             f"            {variables}= row\n"
-            f"            if {' and '.join(conditions)}:\n"
+            f"            if room[0] > 0 and {' and '.join(conditions)}:\n"
             "                append(row)\n"
+            f"                room[0] -= {size}\n"
             "                return\n"
-            "        append(check(row))\n"
+            "        more(check(row))\n"
             "    return add\n"
         )
 
@@ -180,7 +189,6 @@ def _sound(text: str) -> bool:
 
 # -- the source ------------------------------------------------------------------------
 
-_PLAIN_ADDER: Final = "def adder(append):\n    return lambda row: append(check(row))\n"
 _NAMES: Final[dict[str, Any]] = {"date": date, "datetime": datetime, "UTC": UTC}
 
 
@@ -215,6 +223,10 @@ def _source_of_key(conditions: Sequence[str]) -> str:
         "            return row\n"
         "    return slow(row)\n"
     )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _condition(schema: Schema, name: str, v: str) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.row_set_blocks import RowSetBlocks, RowSetRetired
 from txnkv.tables.row_set_format import BLOOM
 
@@ -278,4 +278,4 @@ def _raised(positions: pa.Array, by: int) -> pa.Array:
 def _joined(parts: list[pa.Array]) -> pa.UInt32Array:
     if len(parts) == 1:
         return parts[0]
-    return pa.concat_arrays(parts) if parts else pa.array([], _U32)
+    return pa.concat_arrays(parts) if parts else pa.nulls(0, _U32)

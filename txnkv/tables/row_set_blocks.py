@@ -13,17 +13,17 @@ Most row sets are uniform and without deletes: then nothing of this is looked at
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import MAX_TIMESTAMP
+from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
+from txnkv.storage.locks import new_lock
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_format import (
     COLUMNS,
@@ -63,7 +63,7 @@ class RowSetBlocks:
         self.id = info.id
         self._tablet = tablet
         self._verified: set[tuple[int, int]] = set()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._header: Header | None = None
         self.firsts: list[bytes] = []
         self.lasts: list[bytes] = []
@@ -252,8 +252,7 @@ class RowSetBlocks:
         since = self._deltas_from
         if since is None:
             told = self.info.delta_seq
-            with self._tablet.read() as pages:
-                since = pages.txn.id()
+            since = self._tablet.look(lambda pages: pages.txn.id())
             with self._lock:
                 if self.info.delta_seq == told:  # else it is too early for what came meanwhile
                     self._deltas_from = since

@@ -40,9 +40,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 
 VERSION: Final = 1
 HEADER, KEYS, BLOOM, INSERTS, DELETES, COLUMNS = 0, 1, 2, 3, 4, 16

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import lmdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
+from txnkv.core import compute as pc
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_format import (

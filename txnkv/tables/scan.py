@@ -21,9 +21,10 @@ from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
+from txnkv.storage.shield import go_on
 from txnkv.tables.masks import Masks
 from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import Filter, KeyRange
@@ -57,6 +58,7 @@ class Plan:
         source = self._ordered() if self.ordered else self._unordered(threads)
         left = self.limit
         for batch in source:
+            go_on()
             if left is None:
                 yield batch
                 continue

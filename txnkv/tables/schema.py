@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from txnkv.core.column_types import column_type, may_be_key, parse_type
 from txnkv.errors import SchemaError
+from txnkv.tables.column_values import column_array
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,19 @@ class Schema:
         if isinstance(primary_key, str):
             primary_key = [primary_key]
         self.columns: dict[str, Column] = {}
+        if not isinstance(columns, Mapping):
+            raise TypeError(
+                "columns is a mapping of names to types, as {'id': 'int64', 'note': 'string?'}, "
+                f"not {type(columns).__name__}; of Arrow data Schema.from_arrow(...) takes them"
+            )
         for name, given in columns.items():
             if not isinstance(name, str) or not name:
                 raise SchemaError(f"a column's name is a non-empty string, not {name!r}")
             column = given if isinstance(given, Column) else Column(given)
-            self.columns[name] = column.resolved()
+            try:
+                self.columns[name] = column.resolved()
+            except SchemaError as error:
+                raise SchemaError(f"column {name!r}: {error}") from None
         self.primary_key = tuple(primary_key)
         self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
         self._check_key()
@@ -107,6 +116,21 @@ class Schema:
             raise SchemaError(f"there is no column {name!r}; there are {', '.join(self.columns)}")
         return position
 
+    def differences(self, given: Schema) -> list[str]:
+        """How another schema differs from this one, for people; nothing when they are equal."""
+        found = [f"it has a column {name!r}" for name in self.names if name not in given.columns]
+        found += [f"it has no column {name!r}" for name in given.names if name not in self.columns]
+        for name in [name for name in self.names if name in given.columns]:
+            here, there = self.columns[name], given.columns[name]
+            if here != there:
+                found.append(f"its column {name!r} is {_described(here)}, not {_described(there)}")
+        if not found and self.names != given.names:
+            found.append(f"its columns are in the order {', '.join(self.names)}")
+        if self.primary_key != given.primary_key:
+            keys = (", ".join(self.primary_key), ", ".join(given.primary_key))
+            found.append("its primary key is ({}), not ({})".format(*keys))
+        return found
+
     def _check_key(self) -> None:
         if not self.primary_key:
             raise SchemaError("a primary key names at least one column, as primary_key=['id']")
@@ -126,11 +150,9 @@ class Schema:
     @staticmethod
     def _check_default(name: str, column: Column) -> None:
         try:
-            pa.scalar(column.default, column.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
-            raise SchemaError(
-                f"the default of column {name!r}, {column.default!r}, is no {column.type}: {error}"
-            ) from None
+            column_array(name, column.type, [column.default])
+        except SchemaError as error:
+            raise SchemaError(f"the default of {error}") from None
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -183,6 +205,11 @@ class Schema:
         )
         schema.ids = {entry["name"]: entry["id"] for entry in stored["columns"]}
         return schema
+
+
+def _described(column: Column) -> str:
+    default = "" if column.default is None else f" with default {column.default!r}"
+    return f"{column.type}{'?' if column.nullable else ''}{default}"
 
 
 def _default_text(column: Column) -> str | None:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
 from txnkv.coordinator import payload
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
+from txnkv.core import compute as pc
 from txnkv.errors import (
     AlreadyPresentError,
     NotFoundError,

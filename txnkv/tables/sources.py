@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.masks import Mask, RowSetMask, hidden
 from txnkv.tables.predicate import Filter, KeyRange

@@ -74,12 +74,14 @@ class WriteContext:
         scope: the transaction, and in a job the task's attempt.
         transactional: False for a write outside of a transaction, which has one of its own.
         reads: takes keys that are found and not changed, for a serializable transaction.
+        lock_timeout: seconds for which it waits for the lock of a younger transaction.
     """
 
     row: TxnRow
     scope: Scope
     transactional: bool = True
     reads: ReadSet | None = None
+    lock_timeout: float = locks.LOCK_TIMEOUT
 
 
 @dataclass
@@ -146,6 +148,7 @@ def stage(
     After an error nothing of this call counts.
     """
     require_operation(op)
+    engine.failed_writes.take_back(context.scope.txn_id)
     ahead = deque(islice(batches, 2))
     if len(ahead) < 2 or context.scope.attempt is not None:
         return _stage_chunks(engine, context, table, _drained(ahead, batches), op)
@@ -154,10 +157,13 @@ def stage(
     outcome = _stage_chunks(
         engine, replace(context, scope=scope), table, _drained(ahead, batches), op
     )
-    with engine.store.status.write() as cur:
-        status_table.get_open(cur, scope.txn_id, "stage rows")
-        manifest.accept_attempts(cur, scope.txn_id, [attempt])
-    fault_point("stage.accepted")
+    with engine.failed_writes.noting(
+        scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, attempt=attempt)
+    ):
+        with engine.store.status.write() as cur:
+            status_table.get_open(cur, scope.txn_id, "stage rows")
+            manifest.accept_attempts(cur, scope.txn_id, [attempt])
+        fault_point("stage.accepted")
     return outcome
 
 
@@ -201,7 +207,7 @@ def _stage_chunk(
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
     prepared = arrange(engine.tablets(table), table.partitioning, batch, op, outcome)
     ids = [part.tablet.id for part in prepared]
-    engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
+    _admit(engine, context, ids)
     if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
         before.land()  # columns left out may have their values there
     layers, checked = _look_around(engine, context, prepared, before)
@@ -215,6 +221,16 @@ def _stage_chunk(
     flight = _Flight(keys, op in DELETES, checked, before.staged)
     flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
     return flight
+
+
+def _admit(engine: TableEngine, context: WriteContext, ids: Sequence[int]) -> None:
+    engine.coordinator.admit(
+        context.row,
+        KIND,
+        ids,
+        transactional=context.transactional,
+        lock_timeout=context.lock_timeout,
+    )
 
 
 def _look_around(
@@ -260,8 +276,9 @@ def stage_evaluated(
     """
     if not changes:
         return
+    engine.failed_writes.take_back(context.scope.txn_id)
     ids = [made.tablet.id for made in changes]
-    engine.coordinator.admit(context.row, KIND, ids, transactional=context.transactional)
+    _admit(engine, context, ids)
     with engine.store.status.read() as cur:
         checked = manifest.sequence(cur)
     encoded = _claim_and_encode(engine, context.scope, changes)
@@ -307,8 +324,14 @@ def _write(
         put_row_set(row_set, _fenced(row_set.tablet, scope))
     fault_point("stage.written")
     written = [replace(row_set.info, checked_seq=flight.seen()) for row_set in encoded]
+    ids = [info.id for info in written]
     try:
-        with engine.store.status.write() as cur:
+        with (
+            engine.failed_writes.noting(
+                scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, ids)
+            ),
+            engine.store.status.write() as cur,
+        ):
             flight.staged = manifest.stage(cur, scope, written)
     except InvalidTxnStateError:
         # Swept already if the transaction was aborted; a job that ended leaves it to us.

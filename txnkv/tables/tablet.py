@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import lmdb
 import pyarrow as pa
@@ -15,6 +15,7 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.environment import Environment
 from txnkv.storage.lmdb_open import Map
+from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 from txnkv.tables import manifest
 from txnkv.tables.catalog import TableInfo
@@ -23,6 +24,8 @@ from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, DELETES, INSERTS, KEYS
+
+T = TypeVar("T")
 
 BLOCKS_DB = b"blocks"
 
@@ -205,6 +208,24 @@ class Tablet:
         """
         return Read(self, once)
 
+    def look(self, fn: Callable[[Pages], T]) -> T:
+        """`fn(pages)` in a read as short as that of one row, in the calling thread; no exception of
+        a signal handler leaves it open.
+        """
+        environment = self._environment
+        if environment is not None:
+            found = environment.look(
+                BLOCKS_DB, lambda txn, blocks, map: (fn(Pages(txn, blocks, None, map)),)
+            )
+            if found is not None:
+                return found[0]
+        return self._look(fn)
+
+    @shielded
+    def _look(self, fn: Callable[[Pages], T]) -> T:
+        with self.read() as pages:
+            return fn(pages)
+
     def opened(self) -> Environment:
         """The environment, to read from; asked for anew when it was closed."""
         environment = self._environment
@@ -230,9 +251,10 @@ class Tablet:
             return self.reload()
         return state
 
+    @shielded
     def reload(self) -> TabletState:
         """The state as status.db has it now."""
-        with self._log.lock:
+        with self._store.gate.use(), self._log.lock:
             with self._store.status.read(durable=False) as cur:
                 found = manifest.committed_state(cur, self.id)
             self._log.raise_floor(found.floor)

@@ -16,13 +16,13 @@ from txnkv import core
 from txnkv.coordinator import locks
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.locks import Verdict
+from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
     TransactionTimedOutError,
 )
-from txnkv.storage.seam import clock
 from txnkv.tables import catalog, changes
 from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import KIND
@@ -82,7 +82,7 @@ class Validation:
             TableNotFoundError: a table was dropped.
         """
         row, log = self._row, self._engine.log
-        if row.deadline is not None and clock.monotonic_micros() > row.deadline:
+        if past_timeout(row):
             raise timed_out(row, "commit")
         if log.catalog_version != self._catalog:
             for tablet in self._tablets.values():

@@ -8,12 +8,14 @@
 An ack that others must see is in status.db when the call returns, though not yet on the disk:
 what comes after it is there later, so the commit makes it durable, and without one it is void.
 
+Memory is checked at the commit point against what status.db has, where another process wrote there
+since the first ack (`HeldAcks.version`): of two transactions that have one message one commits.
+
 Outside of a transaction acks wait here for the flush; nothing can refuse them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -27,18 +29,20 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
-    NotSupportedError,
+    OffsetOutOfRangeError,
+    TxnkvError,
 )
-from txnkv.storage import dropped
+from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
-from txnkv.topics import catalog, cursors, pending_acks
+from txnkv.topics import cursors, pending_acks, subscription_rows
 from txnkv.topics.exclusive import Exclusive
-from txnkv.topics.held_acks import HeldAcks, by_partition, refuse_unknown, remember
+from txnkv.topics.held_acks import HeldAcks, refuse_taken, remember
 from txnkv.topics.message import MessageId
-from txnkv.topics.pending_acks import Holder, conflict
+from txnkv.topics.pending_acks import Holder
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
+from txnkv.topics.subscription_info import SubscriptionInfo
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
@@ -53,7 +57,8 @@ declare_fault_point("acks.registered", "acks of a transaction are pending in sta
 
 
 class PendingAcks:
-    """What one transaction acknowledges. Not for two threads at a time.
+    """What one transaction acknowledges. For one thread at a time, beside that of the consumer,
+    which may close.
 
     Args:
         engine: of the topics.
@@ -62,7 +67,7 @@ class PendingAcks:
         hold: of the `client.run` that the transaction is an attempt of.
 
     Attributes:
-        count: how many messages were named.
+        empty: nothing was named, but what was refused.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class PendingAcks:
         transactional: bool,
         hold: Hold | None = None,
     ) -> None:
-        self.count = 0
+        self.empty = True
         self._engine = engine
         self._store = engine.store
         self._row = row
@@ -82,17 +87,26 @@ class PendingAcks:
         small = row.heartbeat_slot is None and row.state is TxnState.OPEN
         self._stored = transactional and not small
         self._acks: dict[int, HeldAcks] = {}
-        self._rows = 0
-        self._ended = False
+        self._rows = self._unsure_rows = 0  # in status.db; more of them, if a late failure was none
+        self._guard = new_rlock()
+        self._ended = self._expired = self._committing = False
+        self._lost: AckConflictError | None = None
         self._catalog: int | None = None
         self._token = object()
-        self._watched = False
-        self._pid = os.getpid()
+        self._giving_back: WhenDropped | None = None
 
     # -- acknowledging -----------------------------------------------------------------
 
-    def add(self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool) -> None:
+    def add(
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool, again: bool
+    ) -> None:
         """Acknowledge these messages, or with `cumulative` each with all before it.
+
+        Args:
+            info: of which subscription.
+            ids: of the messages.
+            cumulative: with all before.
+            again: the same call failed before, maybe after its work was done.
 
         Raises:
             AckConflictError: another ack was first; nothing of this call was taken. The
@@ -102,23 +116,25 @@ class PendingAcks:
             TopicNotFoundError: the topic was dropped.
             NotSupportedError: a cumulative ack of a shared subscription.
         """
-        if cumulative and info.type != EXCLUSIVE:
-            raise NotSupportedError(
-                f"{info} is {info.type}: others have messages before this one. Acknowledge "
-                "them one by one, or subscribe exclusively"
-            )
-        named = by_partition(info, ids, cumulative=cumulative)
-        acks = self._of(info)
+        try:
+            named = self._engine.subscriptions.refuse(info, ids, cumulative=cumulative)
+        except OffsetOutOfRangeError:
+            if self._stored:  # that it has ended, and its messages are gone, says more
+                with self._store.status.read() as cur:
+                    status_table.get_open(cur, self._row.txn_id, "acknowledge")
+            raise
         if self._transactional and self._catalog is None:
-            self._catalog = self._engine.live_at(info.topic)
-        if not self._transactional:
-            self._refuse_unknown(info, named)
-            remember(acks, named, cumulative=cumulative)
-        elif acks.state is None:
-            self._register(acks, named, cumulative=cumulative)
-        else:
-            self._take(acks, acks.state, named, cumulative=cumulative)
-        self.count += len(ids)
+            self._catalog = self._engine.readable_at(info.topic)
+        with self._guard:
+            self._refuse_lost()
+            acks = self._of(info)
+            self.empty = False
+            if not self._transactional:
+                remember(acks, named, cumulative=cumulative)
+            elif acks.state is None:
+                self._register(acks, named, cumulative=cumulative, again=again)
+            else:
+                self._take(acks, acks.state, named, cumulative=cumulative)
 
     def _of(self, info: SubscriptionInfo) -> HeldAcks:
         found = self._acks.get(info.id)
@@ -133,9 +149,11 @@ class PendingAcks:
         self, acks: HeldAcks, state: Exclusive, named: dict[int, list[int]], *, cumulative: bool
     ) -> None:
         state.look()
-        self._refuse_unknown(acks.info, named)
-        if not self._watched:
-            self._watch()
+        if state.gone:
+            raise subscription_rows.dropped(acks.info)
+        if acks.version is None:
+            acks.version = state.version
+        self._watch()
         for number, offsets in named.items():
             partition_id = acks.info.topic.partitions[number]
             own = acks.ranges(partition_id)
@@ -145,32 +163,44 @@ class PendingAcks:
             else:
                 state.take(own, number, offsets)
 
-    def _register(self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool) -> None:
+    def _register(
+        self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
+    ) -> None:
         info = acks.info
         local = self._engine.subscriptions.exclusive(info.id)
         if local is not None:
             for number, offsets in named.items():
                 local.refuse(number, offsets, cumulative=cumulative)
         self._watch()
-        rows = 0
         with self._store.status.write(sync=False) as cur:
+            self._count_rows(cur)
+            rows = 0
+            subscription_rows.require(cur, info)
             if self._stored:
                 self._join(cur, [info.id])
             for number, offsets in named.items():
                 partition_id = info.topic.partitions[number]
-                refuse_unknown(info, number, offsets, catalog.next_offset(cur, partition_id))
                 txn_id = self._row.txn_id
+                besides = txn_id if again else 0
                 pending_acks.refuse(
-                    cur, self._store, info, number, txn_id, offsets, cumulative=cumulative
+                    cur, self._store, info, number, txn_id, offsets, cumulative, besides
                 )
                 position = offsets[0] + 1 if cumulative else None
                 ranges = Ranges() if cumulative else Ranges((at, at + 1) for at in offsets)
                 if local is not None:
                     ranges = local.applied({partition_id: ranges})[partition_id]
-                rows += self._write_rows(cur, info, partition_id, ranges, position)
+                rows += self._write_rows(cur, info, partition_id, ranges, position, self._stored)
             cursors.bump(cur, info.id)
-        self._rows += rows
+            self._unsure_rows = rows
+        self._rows, self._unsure_rows = self._rows + rows, 0
         fault_point("acks.registered")
+
+    def _count_rows(self, cur: apsw.Cursor) -> None:
+        """Whether a write that failed late has left its rows."""
+        if self._unsure_rows:
+            more, self._unsure_rows = self._unsure_rows, 0
+            if pending_acks.count(cur, self._row.txn_id) == self._rows + more:
+                self._rows += more
 
     def _write_rows(
         self,
@@ -179,13 +209,14 @@ class PendingAcks:
         partition_id: int,
         ranges: Ranges,
         position: int | None,
+        stored: bool,
     ) -> int:
         runtime, hold = self._store.runtime, self._hold
         if hold is not None:
-            hold.in_status = True
+            hold.where.in_status = True
         holder = Holder(
             self._row.txn_id,
-            self._stored,
+            stored,
             runtime.slot,
             runtime.slot_start,
             self._row.deadline,
@@ -200,13 +231,6 @@ class PendingAcks:
         status_table.get_open(cur, self._row.txn_id, "acknowledge")
         status_table.register_participant(cur, self._row.txn_id, KIND, ids)
 
-    def _refuse_unknown(self, info: SubscriptionInfo, named: dict[int, list[int]]) -> None:
-        for number, offsets in named.items():
-            end = self._engine.subscriptions.known_end(info.topic.partitions[number], offsets[-1])
-            if offsets[-1] >= end:
-                self._engine.require_live(info.topic)
-            refuse_unknown(info, number, offsets, end)
-
     # -- the commit of a small one -----------------------------------------------------
 
     def validate(self, cur: apsw.Cursor, latest: Timestamp) -> None:
@@ -214,36 +238,30 @@ class PendingAcks:
 
         Raises:
             AckConflictError: it is not. The transaction is to be aborted.
-            TopicNotFoundError: a topic was dropped.
+            TopicNotFoundError: a topic or subscription was dropped.
         """
         if not self._transactional:
             return
+        # Set before `_expired` is read, as that is before this is: one of the two sees the other.
+        self._committing = True
+        if self._expired:
+            raise pending_acks.given_back(self._row.txn_id)
+        self._refuse_lost()
+        self._count_rows(cur)
         topics = [acks.info.topic for acks in self._acks.values()]
         self._engine.refuse_dropped(cur, self._catalog, topics)
         if self._rows and pending_acks.count(cur, self._row.txn_id) != self._rows:
-            raise AckConflictError(
-                f"acknowledgements of transaction {self._row.txn_id} were given to others: it "
-                "passed its deadline. It was aborted whole; begin a new one"
-            )
+            for acks in self._acks.values():
+                subscription_rows.require(cur, acks.info)
+            raise pending_acks.given_back(self._row.txn_id)
         for acks in self._acks.values():
-            if acks.state is not None and not acks.state.current(cur):
-                self._compare(cur, acks)
+            state = acks.state
+            if state is not None and not (acks.version == state.version and state.current(cur)):
+                refuse_taken(cur, self._store, acks, self._row.txn_id)
 
-    def _compare(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
-        """What is in memory with what status.db has."""
-        info = acks.info
-        for number, partition_id in enumerate(info.topic.partitions):
-            for first, last in acks.held.get(partition_id, ()):
-                deleted = cursors.deleted_in(cur, info.id, partition_id, first, last)
-                held = pending_acks.rows(cur, self._store, info.id, partition_id, first, last)
-                if deleted or held:
-                    raise conflict(info, number, first, "was acknowledged first by another process")
-            position = acks.positions.get(partition_id, 0)
-            if position:
-                last = position - 1
-                held = pending_acks.rows(cur, self._store, info.id, partition_id, 0, position)
-                if held or cursors.deleted_in(cur, info.id, partition_id, last, position):
-                    raise conflict(info, number, last, "was acknowledged first by another process")
+    def _refuse_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     def write(self, cur: apsw.Cursor, stamp: Timestamp) -> None:
         """Inside the SQLite transaction that commits, once it has passed `validate`."""
@@ -292,17 +310,19 @@ class PendingAcks:
         Args:
             committed: None when nobody knows.
         """
-        if self._ended:
-            return
-        self._ended = True
-        if self._stored:
-            return
-        for acks in self._acks.values():
-            if acks.state is not None:
-                self._ended_in_memory(acks, acks.state, committed)
-        if self._rows and not committed:
-            with self._store.status.write(sync=False) as cur:
-                pending_acks.give_back(cur, self._store, self._row.txn_id)
+        with self._guard:
+            if self._ended:
+                return
+            self._ended = True
+            self._forget_to_give_back()
+            if self._stored:
+                return
+            for acks in self._acks.values():
+                if acks.state is not None:
+                    self._ended_in_memory(acks, acks.state, committed)
+            if (self._rows or self._unsure_rows) and not committed:
+                with self._store.status.write(sync=False) as cur:
+                    pending_acks.give_back(cur, self._store, self._row.txn_id)
 
     def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
@@ -312,7 +332,7 @@ class PendingAcks:
                 state.unsure()
             if not committed and self._transactional:
                 if self._hold is not None:
-                    self._hold.in_memory = True
+                    self._hold.where.in_memory = True
                     state.hold(self._hold.id, acks.held, acks.positions)
                 else:
                     state.return_all(acks.held, acks.positions)
@@ -327,57 +347,95 @@ class PendingAcks:
             AckConflictError: another ack was first. The transaction is to be aborted.
             InvalidTxnStateError: the transaction is not open.
         """
-        self._row = row
-        self._to_status(stored=True)
+        with self._guard:
+            self._refuse_lost()
+            self._row = row
+            if self._stored:
+                return
+            moved = self._in_memory()
+            with self._store.status.write(sync=False) as cur:
+                self._join(cur, list(self._acks))
+                pending_acks.made_stored(cur, row.txn_id)
+                rows = self._write_out(cur, moved, stored=True)
+            self._stored = True
+            self._forget_to_give_back()
+            self._rows += rows
+            self._leave_memory(moved)
+        fault_point("acks.registered")
 
     def move_out(self, state: Exclusive) -> None:
-        """The consumer gives up its place: what its process's memory had goes to status.db."""
-        if not self._ended and any(acks.state is state for acks in self._acks.values()):
-            self._to_status(stored=self._stored)
+        """The consumer gives up its place: what its process's memory had goes to status.db.
 
-    def _to_status(self, *, stored: bool) -> None:
+        What cannot, as another process was first or the disk is full, dooms the transaction: it
+        hears of it at its next ack, or its commit.
+        """
+        with self._guard:
+            moved = self._in_memory(state)
+            if self._ended or not self._transactional or not moved:
+                return
+            try:
+                with self._store.status.write(sync=False) as cur:
+                    self._rows += self._write_out(cur, moved, stored=False)
+                    # Before a commit has its turn, which would find them in both places.
+                    self._leave_memory(moved)
+            except TxnkvError as error:
+                self._leave_memory(moved)
+                self._lost = AckConflictError(
+                    f"the consumer of {state.info} was closed, and acknowledgements of transaction "
+                    f"{self._row.txn_id} could not be kept ({error}). It was aborted whole; begin "
+                    "a new one"
+                )
+        fault_point("acks.registered")
+
+    def _in_memory(self, state: Exclusive | None = None) -> list[HeldAcks]:
+        return [
+            acks
+            for acks in self._acks.values()
+            if acks.state is not None and state in (None, acks.state)
+        ]
+
+    def _write_out(self, cur: apsw.Cursor, moved: Sequence[HeldAcks], *, stored: bool) -> int:
+        """Move acks from memory into rows; how many rows more there are."""
         rows = 0
-        self._stored = stored
-        with self._store.status.write(sync=False) as cur:
-            if stored and self._acks:
-                self._join(cur, list(self._acks))
-                pending_acks.made_stored(cur, self._row.txn_id)
-            for acks in self._acks.values():
-                if acks.state is None:
-                    continue
-                self._compare(cur, acks)
-                held = acks.state.applied(acks.held)
-                for partition_id in {*held, *acks.positions}:
-                    ranges = held.get(partition_id, Ranges())
-                    position = acks.positions.get(partition_id)
-                    rows += self._write_rows(cur, acks.info, partition_id, ranges, position)
-                cursors.bump(cur, acks.info.id)
-        self._rows += rows
-        for acks in self._acks.values():
+        for acks in moved:
+            assert acks.state is not None
+            refuse_taken(cur, self._store, acks, self._row.txn_id)
+            held = acks.state.applied(acks.held)
+            for partition_id in {*held, *acks.positions}:
+                ranges = held.get(partition_id, Ranges())
+                position = acks.positions.get(partition_id)
+                rows += self._write_rows(cur, acks.info, partition_id, ranges, position, stored)
+            cursors.bump(cur, acks.info.id)
+        return rows
+
+    def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
+        for acks in moved:
             if acks.state is not None:
                 acks.state.release(self._token, acks.held, acks.positions)
                 acks.state = None
-        fault_point("acks.registered")
 
     def expire(self) -> None:
         """The deadline of a small one has passed long ago, and nobody noticed."""
         deadline = self._row.deadline
         if deadline is not None and clock.monotonic_micros() > deadline + _GRACE:
-            self.ended(committed=False)
+            self._expired = True
+            if not self._committing:  # else its commit was in time, and is slow
+                self.ended(committed=False)
 
     def _watch(self) -> None:
-        """Have the thread ready that gives acks back when the transaction is dropped."""
-        if not self._watched:
-            self._watched = True
-            dropped.ready()
+        """Have acks given back when the transaction is dropped without an end."""
+        if self._giving_back is None:
+            self._giving_back = WhenDropped(
+                self, _give_back, self._acks, self._token, self._store, self._row.txn_id
+            )
 
-    def __del__(self) -> None:
-        if self._watched and not self._ended and not self._stored and self._pid == os.getpid():
-            dropped.later(_give_back, self._acks, self._token, self._store, self._row.txn_id)
+    def _forget_to_give_back(self) -> None:
+        if self._giving_back is not None:
+            self._giving_back.forget()
 
 
 def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
-    """What a transaction had that was dropped without an end."""
+    """What a small transaction had that was dropped without an end."""
     for one in acks.values():
         if one.state is not None:
             with one.state.lock:
@@ -385,4 +443,4 @@ def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: i
                 one.state.release(token, one.held, one.positions)
     if any(one.state is None for one in acks.values()):
         with suppress(ClosedError), store.status.write(sync=False) as cur:
-            pending_acks.give_back(cur, store, txn_id)
+            pending_acks.give_back(cur, store, txn_id, stored=False)

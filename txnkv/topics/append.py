@@ -18,11 +18,20 @@ comes into the log after its end marker. A writer that was stopped goes on, take
 refused, for its transaction is not OPEN.
 
 Into a side log go the batches of a transaction alone; they have no offsets there.
+
+An append may fail when its batches are in the log already: an error of LMDB's commit that came too
+late, or of the sync. Nobody can tell from the error. So who may try again keeps an `Attempt`, and
+the next try looks first whether the batches are where the last one put them:
+
+    try     offsets [40, 45), LMDB's commit: error          in the log, or a hole
+    retry   at 40: a batch of this transaction              there: nothing is appended
+            at 40: the end, or a filler of somebody else    not there: offsets are taken anew
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,6 +57,17 @@ declare_fault_point("append.written", "the batches of an append are in the log, 
 declare_fault_point("append.side", "the batches of an append are in a side log, durable")
 
 
+@dataclass
+class Attempt:
+    """Where batches that may be appended again were put last.
+
+    Attributes:
+        at: their first offset, or in a side log their first index; None before the first try.
+    """
+
+    at: int | None = None
+
+
 class _Admitted(NamedTuple):
     """What status.db said to an append.
 
@@ -65,6 +85,7 @@ def append(
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
+    attempt: Attempt | None = None,
 ) -> list[int]:
     """Append batches of a large transaction, whose OPEN row is stored.
 
@@ -73,6 +94,7 @@ def append(
         row: of the transaction.
         partition: where to.
         batches: with the transaction's id, without offsets.
+        attempt: of these batches, kept over all tries; None: there is one only.
 
     Returns:
         The offset of each batch; nothing for a side log, where messages have none before the
@@ -81,10 +103,12 @@ def append(
     Raises:
         InvalidTxnStateError: the transaction is not OPEN; nothing was appended.
         TopicNotFoundError: the topic was dropped; nothing was appended.
-        StorageFullError: the disk is full; nothing was appended.
+        StorageFullError, UnavailableError: the disk is full or failed; what is there of it is
+            found by the next try with the same attempt.
     """
+    attempt = attempt or Attempt()
     if partition.side is not None:
-        _append_aside(engine, row, partition, batches)
+        _append_aside(engine, row, partition, batches, attempt)
         return []
     counts = _counts(batches)
     base = _append(
@@ -93,6 +117,8 @@ def append(
         sum(counts),
         partial(_placed, batches, counts),
         _taking_part(engine, row, partition),
+        attempt,
+        row.txn_id,
     )
     return _offsets(base, counts)
 
@@ -116,7 +142,7 @@ def append_runs(
         single = [
             bytes(run[at : at + header.length]) for run, _ in runs for at, header in walk(run)
         ]
-        _append_aside(engine, row, partition, single)
+        _append_aside(engine, row, partition, single, Attempt())
         return
 
     def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
@@ -126,7 +152,8 @@ def append_runs(
             base += count
 
     total = sum(count for _, count in runs)
-    _append(engine, partition, total, placed, _taking_part(engine, row, partition))
+    admit = _taking_part(engine, row, partition)
+    _append(engine, partition, total, placed, admit, Attempt(), row.txn_id)
 
 
 def _taking_part(
@@ -144,15 +171,26 @@ def _taking_part(
     return take_part
 
 
-def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+def append_alone(
+    engine: TopicEngine,
+    partition: Partition,
+    batches: Sequence[bytes],
+    attempt: Attempt | None = None,
+) -> list[int]:
     """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
+
+    Args:
+        engine: the topics.
+        partition: where to.
+        batches: without offsets.
+        attempt: as for `append`.
 
     Returns:
         The offset of each batch.
 
     Raises:
         TopicNotFoundError: the topic was dropped; nothing was appended.
-        StorageFullError: the disk is full; nothing was appended.
+        StorageFullError, UnavailableError: as for `append`.
     """
     stamps = []
 
@@ -162,9 +200,23 @@ def append_alone(engine: TopicEngine, partition: Partition, batches: Sequence[by
         return _Admitted(stamps[-1], first=False)
 
     counts = _counts(batches)
-    base = _append(engine, partition, sum(counts), partial(_placed, batches, counts), commit)
-    engine.store.runtime.raise_durable(stamps[-1])
+    placed = partial(_placed, batches, counts)
+    base = _append(engine, partition, sum(counts), placed, commit, attempt or Attempt(), 0)
+    if stamps:
+        engine.store.runtime.raise_durable(stamps[-1])
     return _offsets(base, counts)
+
+
+def is_appended(engine: TopicEngine, partition: Partition, attempt: Attempt) -> bool:
+    """Whether batches of `append_alone` are in the log, when it failed. Durably, if so.
+
+    Raises:
+        StorageFullError, UnavailableError: the disk still fails; it is as unsure as before.
+    """
+    found = partition.environment.write(lambda txn: _is_there(txn, partition, attempt, 0))
+    if found:
+        engine.store.status.sync()
+    return found
 
 
 def _append(
@@ -173,12 +225,17 @@ def _append(
     total: int,
     placed: Callable[[int, int], Iterable[Buffer]],
     admit: Callable[[apsw.Cursor], _Admitted],
+    attempt: Attempt,
+    txn_id: int,
 ) -> int:
     catalog.require_writable(partition.topic)
     status = engine.store.status
     syncing: list[Callable[[], None]] = []
 
     def write(txn: lmdb.Transaction) -> int:
+        if attempt.at is not None and _is_there(txn, partition, attempt, txn_id):
+            syncing.append(status.begin_sync())
+            return attempt.at
         end = partition.log.end(txn)
         with status.write(sync=False) as cur:
             catalog.require_live(cur, partition.topic)
@@ -191,6 +248,7 @@ def _append(
         else:
             syncing.append(status.begin_sync())
         fault_point("append.reserved")
+        attempt.at = base
         completing.write(txn, partition, waiting)
         partition.log.put(txn, placed(base, commit_ts))
         return base
@@ -203,6 +261,19 @@ def _append(
                 wait()
     fault_point("append.written")
     return base
+
+
+def _is_there(txn: lmdb.Transaction, partition: Partition, attempt: Attempt, txn_id: int) -> bool:
+    """Whether the batches of a try that failed are in the log; in a write transaction of it."""
+    log, at = partition.log, attempt.at
+    if at is None or not log.start(txn) <= at < log.end(txn):
+        return False
+    # The offset was this one's alone: other than its batch only a filler can be there.
+    header = read_header(log.read(txn, at, 1, raw=True)[0])
+    if header.is_control or header.txn_id != txn_id:
+        return False
+    log.put(txn, ())  # a commit of LMDB that goes through makes the one before it durable
+    return True
 
 
 def _counts(batches: Sequence[bytes]) -> list[int]:
@@ -227,7 +298,11 @@ def _placed(
 
 
 def _append_aside(
-    engine: TopicEngine, row: TxnRow, partition: Partition, batches: Sequence[bytes]
+    engine: TopicEngine,
+    row: TxnRow,
+    partition: Partition,
+    batches: Sequence[bytes],
+    attempt: Attempt,
 ) -> None:
     side = partition.side
     assert side is not None
@@ -240,7 +315,8 @@ def _append_aside(
             takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
         if not takes_part:
             engine.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
-        side.append(txn, row.txn_id, batches)
+        if attempt.at is None or not side.holds(txn, row.txn_id, attempt.at, batches):
+            attempt.at = side.append(txn, row.txn_id, batches)
 
     partition.environment.write(write)
     fault_point("append.side")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import apsw
 import pyarrow as pa
@@ -13,11 +13,12 @@ import pyarrow as pa
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
+from txnkv.options import Buffer, Compression
 from txnkv.topics import values
 from txnkv.topics.values import ValueCodec, value_codec
 
-BUFFERS: Final = ("marker", "sidecar")
-CODECS: Final = ("lz4", "zstd")
+BUFFERS: Final = get_args(Buffer)
+CODECS: Final = get_args(Compression)
 MAX_PARTITIONS: Final = 1024
 
 
@@ -32,6 +33,8 @@ class TopicOptions:
         segment_bytes, segment_seconds: when a segment is full or old, the next one begins.
         max_message_bytes: a larger message is sent in pieces.
         replica_of: id of the store that this topic is copied from; nobody else writes to it.
+        replica_topic: the topic's id there; None in copies of old.
+        retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
         value_schema: the columns of values; None: values are bytes.
     """
 
@@ -43,6 +46,8 @@ class TopicOptions:
     max_message_bytes: int = 1 << 20
     replica_of: str | None = None
     value_schema: pa.Schema | None = None
+    replica_topic: int | None = None
+    retain_unacknowledged: bool = False
 
     def __post_init__(self) -> None:
         if self.compression not in (None, *CODECS):
@@ -54,6 +59,10 @@ class TopicOptions:
         for name in ("segment_bytes", "segment_seconds", "max_message_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is above 0, not {getattr(self, name)!r}")
+        if not isinstance(self.retain_unacknowledged, bool):
+            raise ValueError(
+                f"retain_unacknowledged is True or False, not {self.retain_unacknowledged!r}"
+            )
         if self.value_schema is not None:
             values.require_declarable(self.value_schema)
 
@@ -93,6 +102,32 @@ class TopicInfo:
     buffer: str
     options: TopicOptions
     partitions: tuple[int, ...]
+
+    def require_alike(self, partitions: int, buffer: str, options: TopicOptions) -> None:
+        """Refuse a topic that was made otherwise.
+
+        Raises:
+            TopicExistsError: it was; the message names each difference.
+        """
+        asked = {"partitions": partitions, "buffer": buffer, **_by_name(options)}
+        here = {"partitions": len(self.partitions), "buffer": self.buffer, **_by_name(self.options)}
+        found = [
+            f"its {name} is {here[name]!r}, not {asked[name]!r}"
+            for name in asked
+            if here[name] != asked[name]
+        ]
+        if found:
+            raise TopicExistsError(
+                f"there is a topic {self.name!r} already, and it is another one: "
+                f"{'; '.join(found)}. Take another name, or use it as it is: "
+                f"client.topic({self.name!r})"
+            )
+
+
+def _by_name(options: TopicOptions) -> dict[str, Any]:
+    """The options, with the columns of values as people write them."""
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    return values | {"value_schema": options.codec and options.codec.described}
 
 
 def create(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, completing, log_check, side_check, value_check
+from txnkv.topics import catalog, completing, holders, log_check, side_check, value_check
 from txnkv.topics.partition import Partition
+from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.tail import TailEntry
 
 if TYPE_CHECKING:
@@ -32,6 +34,25 @@ def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
         "tail_bytes": sum(each["tail_bytes"] for each in found),
         "open_transactions": sum(each["open"] for each in found),
         "segments": sum(each["segments"] for each in found),
+        "subscriptions": {
+            info.name: subscription_stats(engine, info)
+            for info in engine.subscriptions.of_topic(topic)
+        },
+    }
+
+
+def subscription_stats(engine: TopicEngine, info: SubscriptionInfo) -> dict[str, Any]:
+    """Numbers about a subscription: what is left to do, and how much of it somebody has."""
+    found = holders.look(engine, info)
+    counts = Counter({"leased": 0, "free": 0, "pending": 0, "kept": 0})
+    for each in found.held:
+        counts[each.state] += each.last - each.first
+    return {
+        "type": info.type,
+        "lag": sum(engine.subscriptions.lag(info).values()),
+        "lost": sum(engine.subscriptions.lost(info).values()),
+        "consumer_pid": found.consumer_pid,
+        **counts,
     }
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv.core import Chunk
+from txnkv.core import compute as pc
 
 MAX_ROWS: Final = 1 << 16
 """Messages of a batch, at most."""

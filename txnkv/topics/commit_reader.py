@@ -8,8 +8,9 @@
 The index of commits, kept beside the aborted one, names every place where messages become
 visible: the end marker of a transaction whose messages lie before it, or batches that were
 decided when they were written. Reading goes from one to the next, so what is open holds nothing
-back and what was aborted is never looked at. Positions are places of commits: a reader that
-begins at 4 gets the d at 4, then P1, all of it.
+back and what was aborted is never given; where the batches of each lie that stand mixed,
+`batch_places` knows. Positions are places of commits: a reader that begins at 4 gets the d at 4,
+then P1, all of it.
 
 A *run* is what one look at the log gave: messages of one or more commits, decoded together. A
 transaction that is too large for a run goes on in the next one.
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, all_data, decided, walk
-from txnkv.errors import CorruptionError
+from txnkv.core import CoreError, all_data, decided
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.topics.batch_places import BatchPlaces
 from txnkv.topics.fetch import FETCH_BYTES
 from txnkv.topics.log_view import LogView, look_at
 from txnkv.topics.partition_state import CommitEntry
@@ -33,15 +35,28 @@ from txnkv.topics.reassembly import Reassembly
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
     from txnkv.topics.partition import Partition
-    from txnkv.topics.partition_log import Buffer
 
 _END: Final = 1 << 63
 _ENTRIES: Final = 1024
 """Commits of a run, at most."""
 _APART: Final = 16
 """Offsets between two commits of a run, at most: what lies there is read in vain."""
-_SCAN_BYTES: Final = 64 << 20
-"""Of the log, looked through in one look for batches of one transaction."""
+
+
+def torn_before(engine: TopicEngine, partition: Partition) -> int:
+    """A timestamp: transactions that committed at or below it may have lost messages of this
+    partition to retention; those above it have not, so far.
+    """
+
+    def see(view: LogView) -> int:
+        if not view.start:
+            return -1
+        entries = view.commits(view.start, 1 << 16)
+        torn = [entry.commit_ts for entry in entries if entry.first_offset < view.start]
+        first = next((entry.commit_ts for entry in entries if entry.commit_ts), 0)
+        return max([first - 1, *torn])
+
+    return look_at(engine, partition, see)
 
 
 class Commit(NamedTuple):
@@ -96,6 +111,8 @@ class CommitReader:
         above: commits at or below this timestamp are passed over.
         end: places at or behind it are not there; None for all that comes.
         begin: messages at or above it must be there; None where retention may take them.
+        whole: pass over transactions that began below `begin` and of which a part is gone; else
+            what is left of them is given.
 
     Attributes:
         pending, moved: see `PartitionReader`.
@@ -112,6 +129,7 @@ class CommitReader:
         above: int = -1,
         end: int | None = None,
         begin: int | None = None,
+        whole: bool = False,
     ) -> None:
         self._engine = engine
         self._partition = partition
@@ -119,7 +137,9 @@ class CommitReader:
         self._above = above
         self._end = end
         self._begin = begin
+        self._whole = whole
         self._reassembly = Reassembly()
+        self._places = BatchPlaces()
         self._empty_at: int | None = None
         self.moved = False
         self.is_behind = False
@@ -145,6 +165,7 @@ class CommitReader:
         self._read_to = 0
         self._last_ts = 0
         self._known: list[CommitEntry] = []
+        self._places.clear()
 
     # -- loading -----------------------------------------------------------------------
 
@@ -155,7 +176,8 @@ class CommitReader:
             upto: a timestamp; commits above it are not there yet.
 
         Raises:
-            OffsetOutOfRangeError: the partition does not hold the position.
+            OffsetOutOfRangeError: the partition does not hold the position, or retention took a
+                part of the transaction that comes next; nothing more of it is given.
             TopicNotFoundError: the topic was dropped.
             CorruptionError: a batch is damaged; the position stays before it.
         """
@@ -181,6 +203,8 @@ class CommitReader:
 
     def _see(self, view: LogView, upto: int | None) -> _Found | None:
         if self._inside is not None:
+            if self._whole and self._read_to < view.start:
+                raise self._torn(view, self._inside)
             return self._go_on(view, [self._inside], self._read_to)
         view.require(self._next)
         self.is_behind = view.is_behind
@@ -206,10 +230,26 @@ class CommitReader:
             return None
         first = entries[0]
         if _is_marked(first):
+            if self._whole and first.first_offset < view.start:
+                self._pass_over(view, first)
+                return None
             if self._begin is not None:
                 view.require(max(first.first_offset, self._begin))
             return self._go_on(view, [first], max(first.first_offset, view.start))
         return self._go_on(view, _together(entries), max(first.marker_offset, self._next))
+
+    def _pass_over(self, view: LogView, entry: CommitEntry) -> None:
+        if entry.first_offset >= (self._begin or 0):
+            raise self._torn(view, entry)
+        self._next = self._position = _behind(entry)
+        self.moved = True
+
+    def _torn(self, view: LogView, entry: CommitEntry) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"{self._partition.label} begins at offset {view.start} now: retention took a part of "
+            f"the transaction whose commit stands at {entry.marker_offset}. To go on behind it, "
+            f"seek to {_behind(entry)}"
+        )
 
     def _ahead(self, view: LogView) -> list[CommitEntry]:
         """Some of the commits that come next; those that are known are not asked for again."""
@@ -225,7 +265,7 @@ class CommitReader:
         first = entries[0]
         if _is_marked(first):
             upto = first.marker_offset
-            parts, read_to = _picked(view, at, upto, self._max_bytes, first.txn_id)
+            parts, read_to = self._places.read(view, first.txn_id, at, upto, self._max_bytes)
         else:
             parts = view.read(at, self._max_bytes, _behind(entries[-1]))
             read_to = 0  # the last of them says it
@@ -322,25 +362,6 @@ def _together(entries: list[CommitEntry]) -> list[CommitEntry]:
             return entries[:i]
         behind = _behind(entry)
     return entries
-
-
-def _picked(
-    view: LogView, at: int, upto: int, max_bytes: int, txn_id: int
-) -> tuple[list[Buffer], int]:
-    """Batches of one transaction out of [at, upto) of the log, others left where they are; and
-    up to where the log was looked through.
-    """
-    picked: list[Buffer] = []
-    size = 0
-    for part in view.log_parts(at, _SCAN_BYTES, upto):
-        for begin, header in walk(part):
-            if header.txn_id == txn_id and not (header.is_control or header.is_decided):
-                if picked and size + header.length > max_bytes:
-                    return picked, at
-                picked.append(part[begin : begin + header.length])
-                size += header.length
-            at = header.next_offset
-    return picked, at
 
 
 def _is_marked(entry: CommitEntry) -> bool:

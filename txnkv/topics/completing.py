@@ -27,6 +27,7 @@ import lmdb
 from txnkv.coordinator.ids import EPOCH, Timestamp
 from txnkv.coordinator.query import one
 from txnkv.core import ControlType, encode_control, place
+from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
 from txnkv.topics import catalog
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
 declare_fault_point("log.completed", "what waited for a log is in it, durable")
 
 _EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
-_MOST = (1 << 32) - 1
-"""Offsets that one filler may take."""
+_MOST = (1 << 31) - 1
+"""Offsets that one filler may take: what a batch can count."""
+_MOST_FILLERS = 1024
+"""In one hole: nobody reserves that much, so a longer one is damage."""
 
 
 class EndMarker(NamedTuple):
@@ -212,6 +215,11 @@ def _start(piece: TailEntry | EndMarker) -> int:
 
 
 def _fillers(at: int, upto: int) -> Iterator[bytes]:
+    if upto - at > _MOST * _MOST_FILLERS:
+        raise CorruptionError(
+            f"offsets [{at}, {upto}) of a log were given to nobody, more than anybody reserves: "
+            "status.db is damaged. Check the store, or restore it from a backup"
+        )
     while at < upto:
         count = min(upto - at, _MOST)
         yield place(

@@ -6,7 +6,7 @@ r"""Cursors: what a subscription has deleted of a partition, and so what it stil
              mark_delete 3  acked_ranges [5, 7) [8, 9)
 
 Everything below `mark_delete` is deleted, and ranges beyond it; a range that comes to touch
-`mark_delete` goes up in it. What is deleted stays deleted: nothing here takes an offset back.
+`mark_delete` goes up in it. What is deleted stays deleted: only `seek` takes an offset back.
 
 Offsets that are no messages (markers, aborted ones) lie between messages. A consumer knows them
 when it has read past them, and an ack takes those beside its message along, or ranges would never
@@ -79,6 +79,14 @@ def mark_delete(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> in
         (subscription_id, partition_id),
     ).fetchone()
     return None if found is None else int(found[0])
+
+
+def least_mark(cur: apsw.Cursor, partition_id: int) -> int | None:
+    """Below what all subscriptions have deleted all; None when there are none."""
+    found: Any = cur.execute(
+        "SELECT min(mark_delete) FROM cursors WHERE partition_id = ?", (partition_id,)
+    ).fetchone()
+    return None if found[0] is None else int(found[0])
 
 
 def deleted_in(
@@ -180,6 +188,19 @@ def raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> int:
         )
         bump(cur, subscription_id)
     return len(behind)
+
+
+def seek(cur: apsw.Cursor, subscription_id: int, partition_id: int, offset: int) -> None:
+    """All below an offset is deleted and nothing else, as if nothing had been delivered yet."""
+    key = (subscription_id, partition_id)
+    cur.execute(
+        "UPDATE cursors SET mark_delete = ?1, dispatched = ?1 WHERE subscription_id = ?2 "
+        "AND partition_id = ?3",
+        (offset, *key),
+    )
+    for table in ("acked_ranges", "leases", "returned_acks"):
+        cur.execute(f"DELETE FROM {table} WHERE subscription_id = ? AND partition_id = ?", key)
+    bump(cur, subscription_id)
 
 
 def bump(cur: apsw.Cursor, subscription_id: int) -> None:

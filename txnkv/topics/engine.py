@@ -16,8 +16,7 @@ was given, and whoever has LMDB's write lock can always bring it up to date.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,7 +28,10 @@ from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
+from txnkv.storage.locks import new_lock
+from txnkv.storage.shield import shielded
 from txnkv.topics import append, catalog, completing, purging
+from txnkv.topics.append import Attempt
 from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.looking_after import LookingAfter
 from txnkv.topics.participant import KIND, PartitionParticipants
@@ -37,6 +39,7 @@ from txnkv.topics.partition import Partition
 from txnkv.topics.staged_sends import StagedSendsFolder
 from txnkv.topics.subscriptions import Subscriptions
 from txnkv.topics.tail import TopicTail
+from txnkv.topics.waiting import Watch
 
 
 class Look(NamedTuple):
@@ -73,6 +76,7 @@ class TopicEngine:
     Attributes:
         tail: messages of small commits that are not flushed yet.
         staged: messages of a job's attempts, which wait for its end.
+        watch: of those who wait for messages.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -81,12 +85,13 @@ class TopicEngine:
         self.log = coordinator.log
         self.tail = TopicTail(self._write_out)
         self.log.add_member(payload.TOPIC, self.tail)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._partitions: dict[int, Partition] = {}
         self._looks: dict[int, tuple[int, Look]] = {}
         self._catalog: _Catalog | None = None
         self._sweeps: list[Callable[[Lease], None]] = []
         self._swept_term: int | None = None
+        self.watch = Watch()
         coordinator.orchestrator.add_handler(PartitionParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
         self.add_sweep(LookingAfter(self).sweep)
@@ -112,13 +117,15 @@ class TopicEngine:
     def find(self, name: str) -> TopicInfo | None:
         """The topic of this name. No I/O while the catalog does not change."""
         known = self._known().topics
-        if name not in known:
-            with self.store.status.read() as cur:
-                found = catalog.find(cur, name)
-            if found is None:
-                return None
+        return known.get(name) or self._find(name, known)
+
+    @shielded
+    def _find(self, name: str, known: dict[str, TopicInfo]) -> TopicInfo | None:
+        with self.store.status.read() as cur:
+            found = catalog.find(cur, name)
+        if found is not None:
             known[name] = found
-        return known[name]
+        return found
 
     def get(self, name: str) -> TopicInfo:
         """The topic of this name.
@@ -126,11 +133,12 @@ class TopicEngine:
         Raises:
             TopicNotFoundError: there is none.
         """
-        found = self.find(name)
-        if found is None:
-            with self.store.status.read() as cur:
-                return catalog.get(cur, name)
-        return found
+        return self.find(name) or self._look_again(name)
+
+    @shielded
+    def _look_again(self, name: str) -> TopicInfo:
+        with self.store.status.read() as cur:
+            return catalog.get(cur, name)
 
     def names(self) -> list[str]:
         with self.store.status.read() as cur:
@@ -142,8 +150,12 @@ class TopicEngine:
         Raises:
             TopicNotFoundError: it was dropped.
         """
-        if topic.id not in self._known().live:
+        if not self.is_live(topic):
             raise catalog.dropped(topic)
+
+    def is_live(self, topic: TopicInfo) -> bool:
+        """Whether a topic was not dropped. No I/O while the catalog does not change."""
+        return topic.id in self._known().live
 
     def live_at(self, topic: TopicInfo) -> int:
         """The version of the catalog in which the topic was seen not to be dropped, to send to it.
@@ -153,6 +165,14 @@ class TopicEngine:
             NotSupportedError: it is copied from another store.
         """
         catalog.require_writable(topic)
+        return self.readable_at(topic)
+
+    def readable_at(self, topic: TopicInfo) -> int:
+        """The same, to acknowledge its messages: of a copy, too.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+        """
         known = self._known()
         if topic.id not in known.live:
             raise catalog.dropped(topic)
@@ -175,9 +195,14 @@ class TopicEngine:
         version = self.log.catalog_version
         known = self._catalog
         if known is None or known.version != version:
-            with self.store.status.read() as cur:
-                known = _Catalog(version, catalog.live_topics(cur))
-            self._catalog = known
+            return self._read_catalog(version)
+        return known
+
+    @shielded
+    def _read_catalog(self, version: int) -> _Catalog:
+        with self.store.status.read() as cur:
+            known = _Catalog(version, catalog.live_topics(cur))
+        self._catalog = known
         return known
 
     def drop(self, name: str) -> bool:
@@ -193,13 +218,17 @@ class TopicEngine:
             catalog.drop(cur, topic)
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
             touched += self.subscriptions.transactions_of(cur, topic)
-        orchestrator = self.coordinator.orchestrator
-        for txn_id in set(touched):
-            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
-                orchestrator.start_abort(txn_id, f"topic {name!r} was dropped")
-            orchestrator.finish(txn_id)
+        self.abort_all(touched, f"topic {name!r} was dropped")
         purging.purge(self)
         return True
+
+    def abort_all(self, txn_ids: Iterable[int], reason: str) -> None:
+        """Abort stored transactions that touched what was dropped."""
+        orchestrator = self.coordinator.orchestrator
+        for txn_id in set(txn_ids):
+            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
+                orchestrator.start_abort(txn_id, reason)
+            orchestrator.finish(txn_id)
 
     # -- partitions --------------------------------------------------------------------
 
@@ -265,13 +294,21 @@ class TopicEngine:
 
     # -- writing -----------------------------------------------------------------------
 
-    def append(self, row: TxnRow, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+    def append(
+        self,
+        row: TxnRow,
+        partition: Partition,
+        batches: Sequence[bytes],
+        attempt: Attempt | None = None,
+    ) -> list[int]:
         """Append batches of a large transaction; see `txnkv.topics.append`."""
-        return append.append(self, row, partition, batches)
+        return append.append(self, row, partition, batches, attempt)
 
-    def append_alone(self, partition: Partition, batches: Sequence[bytes]) -> list[int]:
+    def append_alone(
+        self, partition: Partition, batches: Sequence[bytes], attempt: Attempt | None = None
+    ) -> list[int]:
         """Append plain batches, outside of a transaction; see `txnkv.topics.append`."""
-        return append.append_alone(self, partition, batches)
+        return append.append_alone(self, partition, batches, attempt)
 
     def _write_out(self, partition_ids: list[int]) -> None:
         with self.store.status.read() as cur:
@@ -328,7 +365,7 @@ class TopicEngine:
             completing.forget_markers(self.store, written)
 
     def after_fork_in_child(self) -> None:
-        """New locks: a thread that is not in this process may have held the old ones."""
-        self._lock = threading.Lock()
+        """Forget what the parent looks at."""
         self._looks = {}
+        self.watch = Watch()
         self.subscriptions.after_fork_in_child()

@@ -19,13 +19,13 @@ Lock order: the write lock of status.db, then `lock`, under which nothing is rea
 from __future__ import annotations
 
 import heapq
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import apsw
 
 from txnkv.coordinator.query import one
+from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 from txnkv.topics import cursors, pending_acks
@@ -40,8 +40,15 @@ Held = dict[int, Ranges]
 _GONE = -2
 """Stands for the version of a subscription that was dropped."""
 
+_ALL = 1 << 62
+"""Above every offset."""
+
 _ELSEWHERE = 0
 """Stands for the holds that status.db has."""
+
+
+_MANY = 100
+"""Rows of what came back that status.db may keep although they were read."""
 
 
 class _Found(NamedTuple):
@@ -59,26 +66,30 @@ class Exclusive:
         cursors: by partition id.
         gaps: by partition id: what a reader has seen not to be messages.
         pieces: by partition id and offset of a large message, where its other pieces are.
+        redelivered: by partition id and offset, how often, of messages that came back.
     """
 
     def __init__(self, store: Store, info: SubscriptionInfo) -> None:
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self.info = info
         self._store = store
         self._number: int | None = None
-        self._returned = 0
+        self._returned = 0  # the last row of `returned_acks` that was read
+        self._kept = 0  # so many rows were read and not deleted
         self._commits = 0
         self.version = -1
         self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
         self.gaps: Held = {id: Ranges() for id in info.topic.partitions}
         self.pieces: dict[int, dict[int, Ranges]] = {}
+        self.redelivered: dict[int, dict[int, int]] = {id: {} for id in info.topic.partitions}
         self.pending: Held = {id: Ranges() for id in info.topic.partitions}
         self._positions: dict[int, tuple[object, int]] = {}
         self._foreign: Held = {}
         self._holds: dict[int, Held] = {}
         self._back: Held = {id: Ranges() for id in info.topic.partitions}
         self._later: list[tuple[int, int, int]] = []
+        self._when: dict[tuple[int, int], int] = {}  # of each in `_later` that counts
         self.look()
 
     # -- what others did ---------------------------------------------------------------
@@ -143,7 +154,20 @@ class Exclusive:
         for row, id, first, last in found.returned:
             if row > self._returned:
                 self._returned = row
+                self._kept += 1
                 self._back[id].add(first, last)
+
+    def prune(self) -> None:
+        """Have status.db forget what came back and is here, when it has become much."""
+        with self.lock:
+            if self._kept < _MANY:
+                return
+            returned, self._kept = self._returned, 0
+        with self._store.status.write(sync=False) as cur:
+            cur.execute(
+                "DELETE FROM returned_acks WHERE subscription_id = ? AND id <= ?",
+                (self.info.id, returned),
+            )
 
     # -- delivering --------------------------------------------------------------------
 
@@ -175,6 +199,7 @@ class Exclusive:
             if delay > 0:
                 when = clock.monotonic_micros() + int(delay * 1e6)
                 for offset in range(first, last):
+                    self._when[partition_id, offset] = when
                     heapq.heappush(self._later, (when, partition_id, offset))
             else:
                 self._back[partition_id].add(first, last)
@@ -186,8 +211,10 @@ class Exclusive:
         with self.lock:
             now = clock.monotonic_micros()
             while self._later and self._later[0][0] <= now:
-                _, partition_id, offset = heapq.heappop(self._later)
-                self._back[partition_id].add(offset, offset + 1)
+                when, partition_id, offset = heapq.heappop(self._later)
+                if self._when.get((partition_id, offset)) == when:  # else it was put off again
+                    del self._when[partition_id, offset]
+                    self._back[partition_id].add(offset, offset + 1)
             for partition_id, ranges in self._back.items():
                 if ranges:
                     return partition_id, *ranges.pop()
@@ -277,6 +304,26 @@ class Exclusive:
                 raise conflict(self.info, number, offset, why)
             self._positions[partition_id] = (owner, offset + 1)
 
+    def take_partition(self, owner: object, partition_id: int) -> bool:
+        """Have a partition to oneself, as if by a cumulative ack of all of it.
+
+        Returns:
+            False, and nothing was taken: an ack is pending there.
+        """
+        with self.lock:
+            taken = self.pending[partition_id] or partition_id in self._positions
+            if taken or any(held.get(partition_id) for held in self._holds.values()):
+                return False
+            self._positions[partition_id] = (owner, _ALL)
+            return True
+
+    def begin_anew(self, partition_id: int) -> None:
+        """Nothing of a partition was delivered yet: its cursor was moved."""
+        with self.lock:
+            self._back[partition_id] = Ranges()
+            self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
+            self.redelivered[partition_id] = {}
+
     def release(self, owner: object, held: Held, positions: dict[int, int]) -> None:
         """What `take` and `take_position` took is not pending any more."""
         with self.lock:
@@ -349,8 +396,12 @@ class Exclusive:
             self._commits += 1
             for partition_id, ranges in deleted.items():
                 cursor = self.cursors[partition_id]
+                counts = self.redelivered[partition_id]
                 for first, last in ranges:
                     cursor.delete(first, last)
+                    for offset in range(first, last) if last - first < len(counts) else [*counts]:
+                        if first <= offset < last:
+                            counts.pop(offset, None)
                 gaps = self.gaps[partition_id]
                 if gaps:
                     gaps.remove(0, cursor.mark)

@@ -31,6 +31,7 @@ import lmdb
 
 from txnkv.core import BatchHeader, walk
 from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics import retention
 from txnkv.topics.fetch import READ_UNCOMMITTED, FetchResult, fetch
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
@@ -89,7 +90,7 @@ class Follower:
         if common < end:
             self._truncate(common)
         if start < there.start:
-            self._begin_at(there.start)
+            self._give_up(there.start)
 
     def catch_up(self) -> Iterator[int]:
         """Copy up to the source's high watermark as it is when this begins. Bytes, step by step."""
@@ -130,10 +131,12 @@ class Follower:
 
     def _same(self, own: tuple[BatchHeader, bytes]) -> bool:
         header, batch = own
-        if self._origin.side is not None:
-            return True  # compaction cuts its batches anew
         theirs = self._fetch(header.base_offset, _ONE).records
-        return theirs[: header.length] == batch
+        if self._origin.side is None:
+            return theirs[: header.length] == batch
+        # Compaction cuts its batches anew; but of one commit they stay, at its offsets.
+        other = walk(theirs)[0][1]
+        return (header.txn_id, header.commit_ts) == (other.txn_id, other.commit_ts)
 
     def _own_batch(self, offset: int) -> tuple[BatchHeader, bytes]:
         with self._copy.environment.read() as txn:
@@ -149,6 +152,16 @@ class Follower:
     def _put(self, records: bytes) -> None:
         self._copy.environment.write(lambda txn: self._copy.log.put(txn, [records]))
         fault_point("follow.put")
+
+    def _give_up(self, offset: int) -> None:
+        def may_go(_: lmdb.Transaction, offset: int) -> bool:
+            kept = retention.kept_from(self._engine, self._copy)
+            return kept is None or offset <= kept
+
+        kept = retention.kept_from(self._engine, self._copy)
+        offset = offset if kept is None else min(offset, kept)
+        if retention.give_up(self._engine, self._copy, offset, may_go):
+            fault_point("follow.cut")
 
     def _begin_at(self, offset: int) -> None:
         def begin(txn: lmdb.Transaction) -> None:

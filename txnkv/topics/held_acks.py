@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import apsw
+
 from txnkv.errors import OffsetOutOfRangeError
+from txnkv.storage.store import Store
+from txnkv.topics import cursors, pending_acks, subscription_rows
 from txnkv.topics.exclusive import Exclusive, Held
 from txnkv.topics.message import MessageId
+from txnkv.topics.pending_acks import conflict
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_info import SubscriptionInfo
 
@@ -19,6 +24,7 @@ class HeldAcks:
     Attributes:
         info: which one.
         state: in whose memory they are; None: in status.db, or nowhere yet.
+        version: of `state`, before the first of them was taken.
         held: individual ones, by partition id.
         positions: cumulative ones: all below.
         deleted: what the commit deletes, of those in memory.
@@ -27,6 +33,7 @@ class HeldAcks:
 
     info: SubscriptionInfo
     state: Exclusive | None
+    version: int | None = None
     held: Held = field(default_factory=dict)
     positions: dict[int, int] = field(default_factory=dict)
     deleted: Held = field(default_factory=dict)
@@ -72,10 +79,37 @@ def remember(acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool) -
             acks.ranges(partition_id).add(offset, offset + 1)
 
 
+def refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -> None:
+    """Compare what a transaction has in memory with what status.db has of others. Of its own it
+    may have what a write left there that failed late.
+
+    Raises:
+        AckConflictError: another process was first.
+    """
+    info = acks.info
+    subscription_rows.require(cur, info)
+
+    def taken(partition_id: int, first: int, last: int) -> bool:
+        return bool(
+            pending_acks.rows(cur, store, info.id, partition_id, first, last, besides=txn_id)
+        )
+
+    def deleted(partition_id: int, first: int, last: int) -> bool:
+        return bool(cursors.deleted_in(cur, info.id, partition_id, first, last))
+
+    for number, id in enumerate(info.topic.partitions):
+        for first, last in acks.held.get(id, ()):
+            if deleted(id, first, last) or taken(id, first, last):
+                raise conflict(info, number, first, "was acknowledged first by another process")
+        position = acks.positions.get(id, 0)
+        if position and (deleted(id, position - 1, position) or taken(id, 0, position)):
+            raise conflict(info, number, position - 1, "was acknowledged first by another process")
+
+
 def refuse_unknown(info: SubscriptionInfo, number: int, offsets: list[int], end: int) -> None:
     if offsets[0] < 0 or offsets[-1] >= end:
         raise OffsetOutOfRangeError(
-            f"{info}: partition {number} has messages up to offset {end}, exclusive; "
+            f"{info}: partition {number} has committed messages up to offset {end}, exclusive; "
             f"{offsets[-1] if offsets[0] >= 0 else offsets[0]} is none. Acknowledge what was "
             "delivered"
         )

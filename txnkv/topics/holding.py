@@ -8,29 +8,45 @@ run is over                                   what no attempt deleted is deliver
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from txnkv.errors import ClosedError
+from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.shield import shielded
 from txnkv.topics import pending_acks
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
 
 
-class Hold:
-    """One run. Making one costs nothing; `release` ends it, once."""
+class _Where:
+    """Where acks of a run are kept."""
 
-    def __init__(self, engine: TopicEngine) -> None:
-        self._engine = engine
-        self.id = int.from_bytes(os.urandom(7), "big") + 1
+    def __init__(self) -> None:
         self.in_memory = False
         self.in_status = False
 
+
+class Hold:
+    """One run. `release` lets what was acknowledged, and not committed, be delivered again; so it
+    is when this is dropped.
+    """
+
+    def __init__(self, engine: TopicEngine) -> None:
+        self.id = int.from_bytes(os.urandom(7), "big") + 1
+        self.where = _Where()
+        self._over = WhenDropped(self, _end, engine, self.id, self.where)
+
+    @shielded
     def release(self) -> None:
-        """Let what was acknowledged, and not committed, be delivered again."""
-        if self.in_memory:
-            self.in_memory = False
-            self._engine.subscriptions.end_hold(self.id)
-        if self.in_status:
-            self.in_status = False
-            with self._engine.store.status.write(sync=False) as cur:
-                pending_acks.end_hold(cur, self.id)
+        """The run is over. Twice is fine."""
+        self._over()
+
+
+def _end(engine: TopicEngine, id: int, where: _Where) -> None:
+    if where.in_memory:
+        engine.subscriptions.end_hold(id)
+    if where.in_status:
+        with suppress(ClosedError), engine.store.status.write(sync=False) as cur:
+            pending_acks.end_hold(cur, id)

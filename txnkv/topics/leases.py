@@ -18,41 +18,50 @@ delivered again anyway.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
 
-from txnkv.coordinator.query import one
-from txnkv.errors import TopicNotFoundError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.topics import cursors, pending_acks
-from txnkv.topics.message import Message, MessageId
+from txnkv.topics.lease_holders import LeaseHolders, free_dead
+from txnkv.topics.message import MessageId
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.redelivery import Delivery, Source, read_range
-from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
-from txnkv.topics.subscription_rows import Place
+from txnkv.topics.redelivery import (
+    FOR_EVER,
+    Delivery,
+    DeliveryReader,
+    Read,
+    Source,
+    read_range,
+)
+from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.subscription_rows import Place, dropped
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
 
-_FOR_EVER: Final = 1 << 62
-_LOOK_FOR_DEAD: Final = 200_000
-"""Microseconds between two looks for processes that died with leases."""
-
 
 class _Claim(NamedTuple):
-    """A lease that is this consumer's now."""
+    """A lease that is this consumer's now, of a message that was delivered before.
+
+    Attributes:
+        before: how often.
+        until: when it runs out.
+    """
 
     partition_id: int
     offset: int
     before: int
+    until: int
 
 
-class LeaseReader:
-    """The messages of a subscription with leases, for one of its consumers. One thread at a time.
+class LeaseReader(DeliveryReader):
+    """For one of the consumers of a subscription with leases.
 
     Args:
         engine: of the topics.
@@ -64,6 +73,7 @@ class LeaseReader:
     def __init__(
         self, engine: TopicEngine, info: SubscriptionInfo, place: Place, numbers: Sequence[int]
     ) -> None:
+        super().__init__()
         self._engine = engine
         self._store = engine.store
         self._info = info
@@ -75,64 +85,62 @@ class LeaseReader:
             partitions[n].id: Source(engine, partitions[n], dispatched[partitions[n].id])
             for n in numbers
         }
+        self._claims: deque[_Claim] = deque()
+        self._failed: Exception | None = None
+        self._holders = LeaseHolders(self._store, info.id)
+        self._number: int | None = None
         self._next_due = 0
-        self._looked_for_dead = 0
         self._turn = 0
 
     @property
     def pending(self) -> bool:
-        """More may come without the change number saying so."""
+        """See `DeliveryReader`."""
         return any(source.pending for source in self._sources.values())
 
     def stirred(self) -> bool:
-        """The time of a lease may have come."""
-        now = clock.monotonic_micros()
-        return now >= self._next_due or now >= self._looked_for_dead + _LOOK_FOR_DEAD
+        """See `DeliveryReader`."""
+        return clock.monotonic_micros() >= self._next_due or self._holders.have_died()
 
-    def take(self, most: int) -> list[Delivery]:
-        """The next messages, at most so many, leased; none when there are none now."""
-        found: list[Delivery] = []
+    def _is_mine(self, delivery: Delivery) -> bool:
+        return clock.monotonic_micros() < delivery.until
+
+    def seek(self, number: int, offset: int) -> None:
+        """See `DeliveryReader`. The source follows `dispatched`, as those of other consumers do."""
+        super().seek(number, offset)
+        partition_id = self._info.topic.partitions[number]
+        self._claims = deque(each for each in self._claims if each.partition_id != partition_id)
+
+    def _gather(self, most: int) -> None:
+        self._failed = None
+        self._read_claims()
         more = True
-        while more and len(found) < most:
-            free, more = self._look()
-            if free or any(source.peek() for source in self._sources.values()):
-                more = self._claim(found, most)
-        return found
+        while more and len(self._ready) < most:
+            dead = self._holders.have_died()
+            more = self._look()
+            due = self._next_due <= clock.monotonic_micros()
+            if dead or due or any(source.ready for source in self._sources.values()):
+                more |= self._claim(most - len(self._ready), dead)
+        if self._failed is not None and not self._ready:
+            raise self._failed
 
-    def _claim(self, found: list[Delivery], most: int) -> bool:
-        """Lease what there is; whether there may be more."""
-        wanted = most - len(found)
-        with self._store.status.write(sync=False) as cur:
-            freed = self._claim_freed(cur, wanted)
-            fresh, passed = self._claim_new(cur, wanted - len(freed))
-        fault_point("leases.claimed")
-        for claim in freed:
-            found += self._read_again(claim)
-        found += [Delivery(message, 0) for message in fresh]
-        return bool(freed or fresh or passed)
-
-    def _look(self) -> tuple[bool, bool]:
-        """Whether leases are free; whether a source has more to look at. Reads ahead."""
-        now = clock.monotonic_micros()
-        with self._store.status.read(durable=False) as cur:
-            dispatched = self._dispatched(cur)
-            (due,) = one(
-                cur, "SELECT min(until) FROM leases WHERE subscription_id = ?", (self._info.id,)
-            )
-            dead = False
-            if now >= self._looked_for_dead + _LOOK_FOR_DEAD:
-                self._looked_for_dead = now
-                dead = bool(self._dead(cur)) or _has_memory_of_others(cur, self._info.id)
-        if not dispatched:
-            self._engine.require_live(self._info.topic)
-            raise TopicNotFoundError(f"{self._info} was dropped: subscribe again")
-        self._next_due = _FOR_EVER if due is None else due
+    def _look(self) -> bool:
+        """When leases are due; reads ahead. Whether a source has more to look at."""
+        number = self._store.status.change_number()
+        if number is None or number != self._number:
+            with self._store.status.read(durable=False) as cur:
+                dispatched = self._dispatched(cur)
+                due = self._due(cur)
+            if not dispatched:
+                self._engine.require_live(self._info.topic)
+                raise dropped(self._info)
+            self._number, self._next_due = number, due
+            for partition_id, source in self._sources.items():
+                source.go_to(dispatched.get(partition_id, 0))
         moved = False
-        for partition_id, source in self._sources.items():
-            source.skip_to(dispatched.get(partition_id, 0))
+        for source in self._sources.values():
             source.fill()
             moved |= source.moved
-        return dead or self._next_due <= now, moved
+        return moved
 
     def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
         found: list[Any] = cur.execute(
@@ -141,48 +149,70 @@ class LeaseReader:
         ).fetchall()
         return dict(found)
 
-    def _dead(self, cur: apsw.Cursor) -> list[tuple[int, int]]:
-        found: list[Any] = cur.execute(
-            "SELECT DISTINCT slot, start FROM leases WHERE subscription_id = ? "
-            "AND slot IS NOT NULL AND until IS NOT NULL",
+    def _due(self, cur: apsw.Cursor) -> int:
+        """When the first lease of these partitions that has a time can be claimed."""
+        found: Any = cur.execute(
+            f"SELECT until FROM leases WHERE subscription_id = ? AND until >= 0 "
+            f"AND {self._is_here} ORDER BY until LIMIT 1",
             (self._info.id,),
-        ).fetchall()
-        alive = self._store.runtime.slot_alive
-        return [(slot, start) for slot, start in found if not alive(slot, start)]
+        ).fetchone()
+        return FOR_EVER if found is None else int(found[0])
+
+    @property
+    def _is_here(self) -> str:
+        return f"partition_id IN ({', '.join(map(str, self._sources))})"
 
     # -- claiming ----------------------------------------------------------------------
 
     @property
     def _until(self) -> int:
-        if self._info.type == EXCLUSIVE:
-            return _FOR_EVER
-        return clock.monotonic_micros() + int(self._info.lease_seconds * 1e6)
+        seconds = self._info.lease_time
+        return FOR_EVER if seconds is None else clock.monotonic_micros() + int(seconds * 1e6)
+
+    def _claim(self, most: int, dead: bool) -> bool:
+        """Lease what there is; whether there may be more."""
+        with self._store.status.write(sync=False) as cur:
+            if dead:
+                pending_acks.free_dead(cur, self._store, self._info.id)
+                free_dead(cur, self._store, self._info.id)
+            freed = self._claim_freed(cur, most)
+            fresh, upto = self._claim_new(cur, most - len(freed))
+        fault_point("leases.claimed")
+        self._holders.freed()
+        self._claims += freed
+        try:
+            self._read_claims()
+        finally:
+            self._ready += fresh
+        for partition_id, offset in upto.items():
+            self._sources[partition_id].go_to(offset)
+        return bool(freed or upto)
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
-        info = self._info
-        pending_acks.free_dead(cur, self._store, info.id)
-        for slot, start in self._dead(cur):
-            cur.execute(
-                "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
-                "AND slot = ? AND start = ? AND until IS NOT NULL",
-                (info.id, slot, start),
-            )
-        due: list[Any] = cur.execute(
-            "SELECT partition_id, message, deliveries FROM leases WHERE subscription_id = ? "
-            "AND until <= ? ORDER BY partition_id, message",
-            (info.id, clock.monotonic_micros()),
-        ).fetchall()
+        now = clock.monotonic_micros()
+        timeouts = self._engine.coordinator.metrics.messages_timed_out
         claims: list[_Claim] = []
-        blocked = self._blocked_in(cur)
-        for partition_id, offset, before in due:
-            if partition_id not in self._sources:
-                continue
-            if offset in blocked.get(partition_id, ()):
-                _lease(cur, info.id, partition_id, offset, None, None)
-            elif len(claims) < most:
-                _lease(cur, info.id, partition_id, offset, self._place, self._until)
-                claims.append(_Claim(partition_id, offset, before))
-        return claims
+        blocked: dict[int, Ranges] | None = None
+        while len(claims) < most:
+            due: list[Any] = cur.execute(
+                "SELECT partition_id, message, deliveries, slot FROM leases "
+                f"WHERE subscription_id = ? AND until BETWEEN 0 AND ? AND {self._is_here} "
+                "ORDER BY until, partition_id, message LIMIT ?",
+                (self._info.id, now, most - len(claims)),
+            ).fetchall()
+            if not due:
+                break
+            if blocked is None:
+                blocked = self._blocked_in(cur)
+            for partition_id, offset, before, slot in due:
+                timeouts.add(slot is not None)  # else it was given back
+                if offset in blocked.get(partition_id, ()):
+                    _lease(cur, self._info.id, partition_id, offset, None, None)
+                else:
+                    until = self._until
+                    _lease(cur, self._info.id, partition_id, offset, self._place, until)
+                    claims.append(_Claim(partition_id, offset, before, until))
+        return sorted(claims)
 
     def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
         blocked: dict[int, Ranges] = {}
@@ -190,67 +220,68 @@ class LeaseReader:
             blocked.setdefault(id, Ranges()).add(first, last)
         return blocked
 
-    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Message], bool]:
-        """New messages; and whether something was passed over."""
-        found: list[Message] = []
-        passed = False
+    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
+        """New messages; and up to where they, and what was passed over, are claimed."""
+        found: list[Delivery] = []
+        moved: dict[int, int] = {}
         blocked: dict[int, Ranges] | None = None
         ids = list(self._sources)
         self._turn = (self._turn + 1) % len(ids)
         dispatched = self._dispatched(cur)
         for id in ids[self._turn :] + ids[: self._turn]:
-            source, upto = self._sources[id], dispatched.get(id)
-            if upto is None or len(found) >= most:
+            source, begin = self._sources[id], dispatched.get(id)
+            if begin is None or not source.is_behind(begin):
                 continue
-            source.skip_to(upto)
-            before = upto
-            while len(found) < most and (read := source.peek()) is not None:
+            for read in source.ready:
+                offset = read.message.offset
+                if len(found) >= most:
+                    break
+                if offset < begin:
+                    continue
                 if blocked is None:
                     blocked = self._blocked_in(cur)
-                source.next()
-                offset = read.message.offset
-                upto = offset + 1
-                if offset in cursors.deleted_in(cur, self._info.id, id, offset, upto):
-                    cursors.delete(cur, self._info.id, id, read.begin, upto)
-                    passed = True
+                moved[id] = offset + 1
+                if offset in cursors.deleted_in(cur, self._info.id, id, offset, offset + 1):
+                    cursors.delete(cur, self._info.id, id, read.begin, offset + 1)
                     continue
                 free = offset not in blocked.get(id, ())
                 place, until = (self._place, self._until) if free else (None, None)
                 _new_lease(cur, self._info.id, id, read, place, until)
-                passed |= not free
-                if free:
-                    found.append(read.message)
-            if upto != before:
-                cur.execute(
-                    "UPDATE cursors SET dispatched = ? WHERE subscription_id = ? "
-                    "AND partition_id = ?",
-                    (upto, self._info.id, id),
-                )
-        return found, passed
+                if until is not None:
+                    found.append(Delivery(read.message, 0, until))
+        cur.executemany(
+            "UPDATE cursors SET dispatched = ? WHERE subscription_id = ? AND partition_id = ?",
+            [(upto, self._info.id, id) for id, upto in moved.items()],
+        )
+        return found, moved
+
+    # -- what was delivered before -----------------------------------------------------
+
+    def _read_claims(self) -> None:
+        """Have the messages of claims ready. One that cannot be read is tried again by the next
+        call, and keeps no other from being given.
+        """
+        for _ in range(len(self._claims)):
+            claim = self._claims[0]
+            try:
+                found = self._read_again(claim)
+            except Exception as error:
+                self._failed = error
+                self._claims.rotate(-1)
+            else:
+                self._claims.popleft()
+                self._ready += found
 
     def _read_again(self, claim: _Claim) -> list[Delivery]:
-        """The message of a lease; none when retention took it."""
-        partition = self._sources[claim.partition_id].partition
-        at = claim.offset
-        for begin in self._beginnings(claim):
-            for message in read_range(self._engine, partition, begin, at + 1):
-                if message.offset == at:
-                    return [Delivery(message, claim.before)]
+        """The message of a lease; none when retention took it, or the lease ran out."""
+        if clock.monotonic_micros() >= claim.until:
+            return []
+        partition, at = self._sources[claim.partition_id].partition, claim.offset
+        for message in read_range(self._engine, partition, at, at + 1):
+            return [Delivery(message, claim.before, claim.until)]
         with self._store.status.write(sync=False) as cur:
             pending_acks.delete(cur, self._info.id, claim.partition_id, at, at + 1)
         return []
-
-    def _beginnings(self, claim: _Claim) -> list[int]:
-        """Where to read from for a message: it may be a large one, among others' messages."""
-        id = self._info.id
-        with self._store.status.read(durable=False) as cur:
-            found = cur.execute(
-                "SELECT first FROM leases WHERE subscription_id = ? AND partition_id = ? "
-                "AND message = ?",
-                (id, claim.partition_id, claim.offset),
-            ).fetchone()
-            mark = cursors.mark_delete(cur, id, claim.partition_id) or 0
-        return [claim.offset if found is None else int(found[0]), mark]
 
     # -- giving back -------------------------------------------------------------------
 
@@ -300,7 +331,7 @@ def _new_lease(
     cur: apsw.Cursor,
     id: int,
     partition_id: int,
-    read: tuple[int, Message],
+    read: Read,
     place: Place | None,
     until: int | None,
 ) -> None:
@@ -318,11 +349,3 @@ def _new_lease(
             until,
         ),
     )
-
-
-def _has_memory_of_others(cur: apsw.Cursor, id: int) -> bool:
-    """Whether acks are pending that go with a process or a deadline."""
-    found = cur.execute(
-        "SELECT 1 FROM pending_acks WHERE subscription_id = ? AND NOT stored LIMIT 1", (id,)
-    ).fetchone()
-    return found is not None

@@ -3,7 +3,8 @@
 Databases, each by offset (u64 big-endian) but for `state` and `open`:
 
     log        chunks of batches              log_chunks
-    state      one record, under "log": start, end, low water mark, the last snapshot
+    state      one record, under "log": start, end, low water mark, the last snapshot; beside it
+               what subscriptions have lost                            unacknowledged
     open       "i" + transaction -> first offset, since;  "o" + first offset -> transaction
     aborted    last offset, first offset -> an entry of 34 bytes       log_indexes
     spans      level, bin, last offset, first offset of an entry       log_indexes

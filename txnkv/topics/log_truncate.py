@@ -142,8 +142,9 @@ class LogCutter:
         self._segments.put(segment._replace(bytes=segment.bytes + size))
 
     def _begin_at(self, offset: int) -> None:
-        for db in self._dbs.values():
-            self._txn.drop(db, delete=False)
+        for name, db in self._dbs.items():
+            if name != STATE:
+                self._txn.drop(db, delete=False)
         self._store(LogState(offset, offset))
 
     def _drop_below(self, offset: int) -> None:

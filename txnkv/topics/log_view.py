@@ -27,7 +27,7 @@ was, and only what came behind it is looked at.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -126,6 +126,11 @@ class LogView:
         self.last_stable_offset = high if stable == self.end else stable
 
     @property
+    def label(self) -> str:
+        """The partition, for messages."""
+        return self._partition.label
+
+    @property
     def bounds(self) -> Bounds:
         """What the partition holds."""
         return Bounds(self.start, self.high_watermark, self.last_stable_offset)
@@ -217,6 +222,17 @@ class LogView:
         """As `read`, of the log in LMDB alone."""
         assert self._txn is not None, "there is no log"
         return self._partition.log.read(self._txn, offset, max_bytes, min(upto, self.end))
+
+    def chunks(self, offset: int, upto: int) -> Iterator[tuple[int, memoryview]]:
+        """Chunks of the log in LMDB with batches in [offset, upto), by their keys."""
+        assert self._txn is not None, "there is no log"
+        return self._partition.log.chunks(self._txn).between(offset, upto)
+
+    def chunk(self, key: int) -> memoryview | None:
+        """The chunk of a key; None where there is none."""
+        assert self._txn is not None, "there is no log"
+        found = self._partition.log.chunks(self._txn).at(key)
+        return found[1] if found is not None and found[0] == key else None
 
     def _tail(self, offset: int) -> list[TailEntry]:
         """Entries without a gap from an offset at or behind LMDB's end on."""

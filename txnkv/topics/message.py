@@ -33,9 +33,13 @@ class Message:
         partition: its number.
         offset: its place in the partition.
         txn_id: of the transaction that sent it; None when it was sent outside of any.
+        redelivery_count: how often a subscription delivered it before: in all where deliveries
+            are counted (shared ones, `max_deliveries`, `ack_timeout`), else to this consumer.
     """
 
-    __slots__ = ("_headers", "_micros", "key", "offset", "partition", "txn_id", "value")
+    __slots__ = (
+        "_headers", "_micros", "key", "offset", "partition", "redelivery_count", "txn_id", "value",
+    )  # fmt: skip
 
     value: Any
 
@@ -67,6 +71,7 @@ class Message:
         self.partition = partition
         self.offset = offset
         self.txn_id = txn_id
+        self.redelivery_count = 0
 
     @property
     def raw(self) -> bytes | None:
@@ -147,6 +152,7 @@ class TypedMessage(Message):
         self.partition = partition
         self.offset = offset
         self.txn_id = txn_id
+        self.redelivery_count = 0
 
     @property
     def value(self) -> Any:
@@ -178,7 +184,8 @@ class TypedMessage(Message):
 
     def __reduce__(self) -> tuple[Any, ...]:
         places = (self._micros, self.partition, self.offset, self.txn_id)
-        return TypedMessage, (self._codec, self._raw, self.key, self._headers, *places)
+        made_of = (self._codec, self._raw, self.key, self._headers, *places)
+        return TypedMessage, made_of, (None, {"redelivery_count": self.redelivery_count})
 
 
 def messages_of(

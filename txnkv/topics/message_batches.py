@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.topics.messages import MAX_VALUE_BYTES, TIME, Outgoing, lean
 from txnkv.topics.values import ValueCodec

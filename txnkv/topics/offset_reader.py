@@ -16,6 +16,7 @@ import pyarrow as pa
 from txnkv.core import CommittedFilter, CoreError, all_data
 from txnkv.errors import CorruptionError
 from txnkv.topics.fetch import FETCH_BYTES, FetchResult, fetch, is_committed
+from txnkv.topics.look_back import LookBack
 from txnkv.topics.reassembly import Reassembly
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ class OffsetReader:
         self._max_bytes = max_bytes
         self._filter = CommittedFilter() if is_committed(isolation) else None
         self._reassembly = Reassembly()
+        self._look_back = LookBack(
+            engine, partition, self._reassembly, begin=0, max_bytes=max_bytes, skip_lost=True
+        )
         self._empty_at: int | None = None
         self.moved = False
         self._ready: pa.RecordBatch | None = None
@@ -85,13 +89,10 @@ class OffsetReader:
 
     @property
     def position(self) -> int:
-        """Where a new reader would go on.
-
-        That is behind the last message that was given, unless a large message has begun before
-        it of which not all pieces were found yet: then it is where that one begins.
+        """Where a new reader would go on: behind the last message that was given, and before
+        those that are not, large ones that have begun included.
         """
-        begun = self._reassembly.first_offset
-        return self._position if begun is None else min(begun, self._position)
+        return self._position
 
     @property
     def large(self) -> dict[int, int]:
@@ -168,6 +169,7 @@ class OffsetReader:
         else:
             assert found.aborted is not None
             spans = self._filter.keep(records, found.aborted, at, found.last_stable_offset)
+        self._look_back.complete(records, spans)
         rows = self._reassembly.decode(records, spans, at) if len(spans) else None
         if self._filter is None:
             self._reassembly.end_transactions(records)

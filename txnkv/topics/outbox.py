@@ -20,12 +20,19 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.coordinator import payload
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.errors import TransactionTimedOutError
-from txnkv.storage.seam import clock
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    StorageFullError,
+    TransactionTimedOutError,
+    TxnkvError,
+    UnavailableError,
+)
 from txnkv.topics import catalog, chunking
 from txnkv.topics.acks import PendingAcks
+from txnkv.topics.append import Attempt, is_appended
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Single, as_arrow, now_micros
@@ -59,6 +66,13 @@ class _Lot(NamedTuple):
     size: int
 
 
+class _Portion(NamedTuple):
+    """Batches that are appended at once, and where that was tried."""
+
+    batches: list[bytes]
+    attempt: Attempt
+
+
 class _Partition:
     """What goes to one partition, in its order."""
 
@@ -67,7 +81,7 @@ class _Partition:
     def __init__(self, topic: TopicInfo) -> None:
         self.topic = topic
         self.lots: list[_Lot] = []
-        self.portions: list[list[bytes]] = []  # encoded, to be appended first
+        self.portions: list[_Portion] = []  # encoded, to be appended first
 
 
 class CommitParts(NamedTuple):
@@ -102,7 +116,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        return not self._partitions and self._acks is None
+        return not self._partitions and (self._acks is None or self._acks.empty)
 
     @property
     def too_large(self) -> bool:
@@ -136,21 +150,20 @@ class Outbox:
         self._bytes += size + _MESSAGE_BYTES * messages.num_rows
 
     def acknowledge(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool, again: bool
     ) -> None:
-        """Take acknowledgements.
+        """Take acknowledgements; `again` when the same call failed before.
 
         Raises:
             AckConflictError: another transaction has one of them.
             OffsetOutOfRangeError: there is no such message.
         """
-        acks = self._acks
-        if acks is None:
-            acks = PendingAcks(
+        if self._acks is None:
+            # Kept from its making: what is refused later is given back with the transaction.
+            self._acks = PendingAcks(
                 self._engine, self._row, transactional=self._transactional, hold=self._hold
             )
-        acks.add(info, ids, cumulative=cumulative)
-        self._acks = acks
+        self._acks.add(info, ids, cumulative=cumulative, again=again)
 
     # -- small -------------------------------------------------------------------------
 
@@ -177,7 +190,7 @@ class Outbox:
 
     def _validate(self, cur: apsw.Cursor, latest: Timestamp) -> None:
         row = self._row
-        if row.deadline is not None and clock.monotonic_micros() > row.deadline:
+        if past_timeout(row):
             raise TransactionTimedOutError(
                 f"cannot commit: transaction {row.txn_id} timed out, after "
                 f"{(row.timeout or 0) / 1e6:g} s. Begin a new transaction, with a longer timeout"
@@ -213,7 +226,7 @@ class Outbox:
             if partition is None:
                 raise catalog.dropped(kept.topic)
             while kept.portions:
-                self._engine.append(row, partition, kept.portions[0])
+                self._engine.append(row, partition, *kept.portions[0])
                 del kept.portions[0]
             del self._partitions[id]
         if self._acks is not None:
@@ -229,12 +242,31 @@ def send_alone(
 
     Raises:
         TopicNotFoundError: the topic was dropped; nothing was sent.
-        StorageFullError: no room; nothing was sent.
+        StorageFullError, UnavailableError: the disk is full or failed; nothing was sent.
+        CommitOutcomeUnknownError: and whether it was sent cannot be seen; its `ask` tells.
     """
     engine.live_at(topic)
     lots = [_Lot(some, now_micros(), some.nbytes) for some in messages]
     partition = engine.partitions(topic)[number]
-    engine.append_alone(partition, _encoded(topic, lots, 0, decided=False))
+    attempt = Attempt()
+
+    def sent() -> bool:
+        return is_appended(engine, partition, attempt)
+
+    try:
+        engine.append_alone(partition, _encoded(topic, lots, 0, decided=False), attempt)
+    except (StorageFullError, UnavailableError) as error:
+        try:
+            if sent():
+                return
+        except TxnkvError:
+            raise CommitOutcomeUnknownError(
+                f"the disk failed while messages were appended to {partition.label} ({error}). "
+                "They are there, all of them, or not",
+                0,
+                sent,
+            ) from error
+        raise
 
 
 def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bool) -> list[bytes]:
@@ -299,13 +331,13 @@ def _count(batches: Sequence[bytes]) -> int:
     return sum([_COUNT.unpack_from(batch, 28)[0] for batch in batches])
 
 
-def _portions(batches: list[bytes]) -> list[list[bytes]]:
-    portions: list[list[bytes]] = []
+def _portions(batches: list[bytes]) -> list[_Portion]:
+    portions: list[_Portion] = []
     size = _APPEND_BYTES
     for batch in batches:
         if size >= _APPEND_BYTES:
-            portions.append([])
+            portions.append(_Portion([], Attempt()))
             size = 0
-        portions[-1].append(batch)
+        portions[-1].batches.append(batch)
         size += len(batch)
     return portions

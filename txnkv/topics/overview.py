@@ -52,11 +52,13 @@ class SubscriptionOverview:
         name: of the subscription.
         type: "exclusive" or "shared".
         lag: offsets that are decided and not acknowledged, by partition.
+        lost: messages that retention took before they were acknowledged, by partition.
     """
 
     name: str
     type: str
     lag: dict[int, int]
+    lost: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def look(engine: TopicEngine, topic: TopicInfo) -> TopicOverview:
         topic,
         tuple(look_at_partition(engine, each) for each in engine.partitions(topic)),
         tuple(
-            SubscriptionOverview(info.name, info.type, subscriptions.lag(info))
+            SubscriptionOverview(
+                info.name, info.type, subscriptions.lag(info), subscriptions.lost(info)
+            )
             for info in subscriptions.of_topic(topic)
         ),
     )

@@ -242,6 +242,10 @@ class PartitionLog:
             room -= len(part)
         return found
 
+    def chunks(self, txn: lmdb.Transaction) -> ChunkReader:
+        """The chunks of a log that holds something, as they lie."""
+        return ChunkReader(txn, self._db(LOG))
+
     def _parts(
         self,
         txn: lmdb.Transaction,

@@ -14,9 +14,9 @@ import random
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.topics.messages import Outgoing, Single
 
 _MIX: Final = 0x9E3779B97F4A7C15

@@ -74,14 +74,32 @@ def conflict(info: SubscriptionInfo, number: int, offset: int, why: str) -> AckC
     )
 
 
+def given_back(txn_id: int) -> AckConflictError:
+    """The error for a commit of acks that others may have by now."""
+    return AckConflictError(
+        f"acknowledgements of transaction {txn_id} were given to others: it passed its deadline. "
+        "It was aborted whole; begin a new one"
+    )
+
+
 def rows(
-    cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int, first: int, last: int
+    cur: apsw.Cursor,
+    store: Store,
+    subscription_id: int,
+    partition_id: int,
+    first: int,
+    last: int,
+    *,
+    besides: int = 0,
 ) -> list[PendingRow]:
-    """Pending acks that overlap [first, last). Those of the dead are not among them."""
+    """Pending acks that overlap [first, last). Those of the dead are not among them, nor those of
+    one transaction.
+    """
     found: list[Any] = cur.execute(
         "SELECT txn_id, first, last, stored, slot, start, expires FROM pending_acks "
-        "WHERE subscription_id = ? AND partition_id = ? AND txn_id > 0 AND first < ? AND last > ?",
-        (subscription_id, partition_id, last, first),
+        "WHERE subscription_id = ? AND partition_id = ? AND txn_id > 0 AND txn_id <> ? "
+        "AND first < ? AND last > ?",
+        (subscription_id, partition_id, besides, last, first),
     ).fetchall()
     return [
         PendingRow(txn_id, low, high)
@@ -131,14 +149,16 @@ def refuse(
     number: int,
     txn_id: int,
     offsets: Sequence[int],
-    *,
     cumulative: bool,
+    besides: int,
 ) -> None:
     """Refuse what a transaction may not acknowledge, by what status.db has.
 
     Args:
         number: of the partition.
         offsets: of the messages that it names; in order.
+        cumulative: with all before.
+        besides: whose acks do not count: its own, when it was let pass before and may be there.
 
     Raises:
         AckConflictError: one of them is not to be had.
@@ -146,7 +166,8 @@ def refuse(
     partition_id = info.topic.partitions[number]
     low, high = offsets[0], offsets[-1] + 1
     deleted = cursors.deleted_in(cur, info.id, partition_id, low, high)
-    held = rows(cur, store, info.id, partition_id, 0 if cumulative else low, high)
+    first = 0 if cumulative else low
+    held = rows(cur, store, info.id, partition_id, first, high, besides=besides)
     if not deleted and not held:
         return
     for offset in offsets:
@@ -163,12 +184,14 @@ def refuse(
 def register(
     cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, holder: Holder, ranges: Ranges
 ) -> int:
-    """Note individual acks, which `refuse` has let pass. Answers how many rows more there are."""
+    """Note individual acks, which `refuse` has let pass. Answers how many rows more there are.
+    Again is harmless.
+    """
     more = 0
     for first, last in ranges:
         cur.execute(
-            "UPDATE pending_acks SET last = ? WHERE subscription_id = ? AND partition_id = ? "
-            "AND txn_id = ? AND last = ? AND first >= 0",
+            "UPDATE pending_acks SET last = max(last, ?1) WHERE subscription_id = ?2 "
+            "AND partition_id = ?3 AND txn_id = ?4 AND first BETWEEN 0 AND ?5 AND last >= ?5",
             (last, info.id, partition_id, holder.txn_id, first),
         )
         if cur.connection.changes() == 0:
@@ -272,18 +295,22 @@ def delete(
     cursors.delete(cur, subscription_id, partition_id, first, last)
 
 
-def give_back(cur: apsw.Cursor, store: Store, txn_id: int) -> bool:
+def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = True) -> bool:
     """The transaction is aborted: what it holds is to be delivered again.
 
     What belongs to a `client.run` that goes on stays away from consumers until that has ended.
+
+    Args:
+        stored: False: only what it had while it was small. A late finalizer must not take the
+            acks of a transaction that has been stored since.
 
     Returns:
         Whether there was anything.
     """
     found: list[Any] = cur.execute(
         "SELECT subscription_id, partition_id, first, last, hold, slot, start FROM pending_acks "
-        "WHERE txn_id = ?",
-        (txn_id,),
+        "WHERE txn_id = ? AND stored <= ?",
+        (txn_id, stored),
     ).fetchall()
     for subscription_id, partition_id, first, last, hold, slot, start in found:
         if hold is not None and store.runtime.slot_alive(slot, start):
@@ -294,7 +321,7 @@ def give_back(cur: apsw.Cursor, store: Store, txn_id: int) -> bool:
             )
         else:
             _return(cur, subscription_id, partition_id, first, last)
-    cur.execute("DELETE FROM pending_acks WHERE txn_id = ?", (txn_id,))
+    cur.execute("DELETE FROM pending_acks WHERE txn_id = ? AND stored <= ?", (txn_id, stored))
     for subscription_id in {row[0] for row in found}:
         cursors.bump(cur, subscription_id)
     return bool(found)

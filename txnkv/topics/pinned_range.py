@@ -6,11 +6,8 @@
 Below the last stable offset all is decided and nothing changes any more, so whoever reads the
 range, in whichever process and however often, gets the same messages. A range may begin and end
 anywhere, also inside of a batch. The message that is too large for a batch is in the range that
-its last piece is in, where it has its offset; its reader looks back for the pieces before:
-
-    offset    10   11   12 | 13   14   15        F: a message in three pieces
-    batch     a    F0   F1 | b    F2   c
-    given     a(10)        | b(13) F(14) c(15)   and looks back as far as 11
+its last piece is in, where it has its offset; its reader looks back for the pieces before
+(`look_back`).
 
 Retention may take the beginning of the log while a range is read, or between the plan and the
 read: that is an error, and nothing is left out in silence. `begin` is where the log began for
@@ -25,10 +22,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CommittedFilter, CoreError, all_data, read_chunk, read_header, walk
+from txnkv.core import CommittedFilter, CoreError, all_data
 from txnkv.core.log_batch import Spans
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.log_view import LogView, look_at
+from txnkv.topics.look_back import LookBack
 from txnkv.topics.reassembly import Reassembly
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 2 << 20
 """Of one look at the log, about."""
 _END: Final = 1 << 63
-_LOOK_BACK: Final = 64
-"""Offsets, for the first look back; each further one goes four times as far."""
 
 
 class PinnedRange(NamedTuple):
@@ -122,7 +118,14 @@ class _Reading:
         self._skip_lost = skip_lost
         self._filter = CommittedFilter()
         self._reassembly = Reassembly()
-        self._known: set[int] = set()  # large messages that were begun, or looked for
+        self._look_back = LookBack(
+            engine,
+            partition,
+            self._reassembly,
+            begin=pinned.begin,
+            max_bytes=max_bytes,
+            skip_lost=skip_lost,
+        )
         self._edge = 0
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -165,62 +168,8 @@ class _Reading:
         return look_at(self._engine, self._partition, see)
 
     def _decoded(self, records: bytes, spans: Spans, at: int) -> pa.RecordBatch:
-        if spans.has_chunks:
-            for place, _ in spans:
-                chunk = read_chunk(records, place)
-                if chunk is None or chunk.message_id in self._known:
-                    continue
-                self._known.add(chunk.message_id)
-                if chunk.piece:
-                    header = read_header(records, place)
-                    self._look_back(chunk.message_id, header.base_offset)
+        self._look_back.complete(records, spans)
         return self._reassembly.decode(records, spans, at)
-
-    # -- large messages that began before the range ------------------------------------
-
-    def _look_back(self, message_id: int, before: int) -> None:
-        """Take in the pieces of a message that lie before an offset, if all of them do."""
-        reach = _LOOK_BACK
-        while True:
-            low = max(self._pinned.begin, before - reach)
-            start, found = look_at(
-                self._engine,
-                self._partition,
-                lambda view, low=low: self._pieces(view, message_id, low, before),  # type: ignore[misc]
-            )
-            if found and read_chunk(found[0]).piece == 0:  # type: ignore[union-attr]
-                for piece in found:
-                    self._reassembly.decode(piece, all_data(piece, 0, _END), 0)
-                return
-            if start > low and self._skip_lost:
-                return
-            if start > low:
-                raise OffsetOutOfRangeError(
-                    f"{self._partition.label} begins at offset {start} now, in the middle of a "
-                    f"large message that is read at {before}: retention took its first pieces"
-                )
-            if low == self._pinned.begin:
-                return  # it had no beginning when the reader began
-            reach *= 4
-
-    def _pieces(
-        self, view: LogView, message_id: int, low: int, before: int
-    ) -> tuple[int, list[bytes]]:
-        """Where the log begins, and the pieces of a message in [low, before)."""
-        at = max(low, view.start)
-        found: list[bytes] = []
-        while at < before:
-            for part in view.read(at, self._max_bytes, view.high_watermark):
-                for place, header in walk(part):
-                    at = header.next_offset
-                    if header.base_offset >= before:
-                        break
-                    if not header.is_chunk:
-                        continue
-                    chunk = read_chunk(part, place)
-                    if chunk is not None and chunk.message_id == message_id:
-                        found.append(bytes(part[place : place + header.length]))
-        return view.start, found
 
 
 def _below(rows: pa.RecordBatch, end: int) -> int:

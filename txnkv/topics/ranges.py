@@ -86,6 +86,16 @@ class Ranges:
         at = bisect_right(self._last, first)
         return at < len(self._first) and self._first[at] < last and first < last
 
+    def gap_from(self, offset: int) -> tuple[int, int]:
+        """The first offset at or behind this one that is not in, and the next behind it that is;
+        2^63 where there is none.
+        """
+        at = bisect_right(self._last, offset)
+        if at < len(self._first) and self._first[at] <= offset:
+            offset = self._last[at]
+            at += 1
+        return offset, self._first[at] if at < len(self._first) else 1 << 63
+
     def touching(self, first: int, last: int) -> tuple[int, int]:
         """[first, last), made longer by what lies at either end of it."""
         low = bisect_left(self._last, first)

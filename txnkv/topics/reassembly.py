@@ -5,7 +5,8 @@
     given    a(10)           b(13) F(14) c(15)   F: key, headers and time of F0
 
 The pieces of a message stand in one transaction, so a reader of committed messages finds all of
-them; others' batches may stand between. One who began in the middle of a message leaves it out.
+them; others' batches may stand between. One who began in the middle looks back for the pieces
+before (`look_back`); a message of which retention took some is left out.
 Who reads what is not committed may wait for pieces of a transaction that ends without them: its
 end marker says so.
 """
@@ -50,12 +51,9 @@ class Reassembly:
         """A message has begun that is not complete."""
         return bool(self._partials)
 
-    @property
-    def first_offset(self) -> int | None:
-        """Where the first message begins that is not complete; None when all are."""
-        if not self._partials:
-            return None
-        return min(each.first_offset for each in self._partials.values())
+    def has(self, message_id: int) -> bool:
+        """This one has begun and is not complete."""
+        return message_id in self._partials
 
     def decode(self, buf: bytes, spans: Spans, from_offset: int) -> pa.RecordBatch:
         """As `core.decode`, with large messages whole.

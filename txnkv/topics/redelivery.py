@@ -6,21 +6,25 @@
 Between messages lie offsets that are none. They are noted as gaps while reading, and go with the
 ack beside them. The pieces of a large message are no gaps: they go with that message alone, or a
 cursor could come to stand in the middle of it.
+
+What a reader has taken for its consumer stays with it until it is given, whatever fails meanwhile.
 """
 
 from __future__ import annotations
 
-import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.storage.locks import new_rlock
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.log_view import bounds
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_rows import dropped
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 1000
 """So many messages are made objects at a time."""
+
+FOR_EVER: Final = 1 << 62
+"""Of monotonic microseconds."""
 
 _BACK_BYTES: Final = 64 << 10
 """Is fetched at once where single messages are wanted again."""
@@ -37,11 +44,13 @@ class Delivery(NamedTuple):
     """A message that is given to the consumer.
 
     Attributes:
-        before: how often it was delivered before; 0 where nobody counts.
+        before: how often it was delivered before.
+        until: then it is anybody's, in monotonic microseconds.
     """
 
     message: Message
     before: int
+    until: int = FOR_EVER
 
 
 class Read(NamedTuple):
@@ -71,17 +80,14 @@ class Source:
     ) -> None:
         """Begins at an offset; what it finds not to be messages is noted in `state`."""
         self._engine = engine
-        self._lock = threading.RLock() if state is None else state.lock
+        self._state = state
+        self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
         self._reader = OffsetReader(engine, partition, offset, "read_committed")
         self._ready: deque[Read] = deque()
+        self._begin = offset
         self._seen = offset
-        self.gaps = Ranges() if state is None else state.gaps[partition.id]
-        self.pieces: dict[int, Ranges] = {}
-        if state is not None:
-            self.pieces = state.pieces.setdefault(partition.id, {})
         self._large: dict[int, int] = {}  # offset of each, and of its first piece
-        self._begins: dict[int, int] = {}
         self._undecided = Ranges()  # gaps, or pieces of large messages
         self.moved = False
 
@@ -129,7 +135,8 @@ class Source:
         """A message follows; answers from where on there is no other's before it."""
         first, self._seen = self._seen, offset + 1
         if not self._large and not self._reader.has_begun:
-            self.gaps.add(first, offset)
+            if self._state is not None:
+                self._state.gaps[self.partition.id].add(first, offset)
             return first
         self._undecided.add(first, offset)
         begin = self._large.get(offset, offset)
@@ -146,22 +153,18 @@ class Source:
 
     def _decide(self) -> None:
         """No large message is under way: what is no message is a piece of one, or a gap."""
-        for offset, begin in self._large.items():
+        undecided, large = self._undecided, self._large
+        self._undecided, self._large = Ranges(), {}
+        if self._state is None:
+            return
+        known = self._state.pieces.setdefault(self.partition.id, {})
+        for offset, begin in large.items():
             pieces = Ranges([(begin, offset)])
-            pieces = pieces.minus(pieces.minus(self._undecided))
+            pieces = pieces.minus(pieces.minus(undecided))
             if pieces:
-                self.pieces[offset] = pieces
-                self._begins[offset] = begin
-                self._undecided.difference_update(pieces)
-        self.gaps.update(self._undecided)
-        self._undecided = Ranges()
-        self._large = {}
-
-    def begin(self, first: int, last: int) -> int:
-        """Where the messages of [first, last) begin, large ones with their first piece."""
-        with self._lock:
-            large = [low for at, low in self._begins.items() if first <= at < last]
-        return min(large, default=first)
+                known[offset] = pieces
+                undecided.difference_update(pieces)
+        self._state.gaps[self.partition.id].update(undecided)
 
     def next(self) -> Read | None:
         """The next message, if one is ready."""
@@ -171,17 +174,83 @@ class Source:
         """The same, which stays."""
         return self._ready[0] if self._ready else None
 
-    def skip_to(self, offset: int) -> None:
-        """Others have what comes before."""
+    @property
+    def ready(self) -> Sequence[Read]:
+        """The messages that are ready, in order."""
+        return self._ready
+
+    def is_behind(self, offset: int) -> bool:
+        """Whether this began to read at or below an offset."""
+        return self._begin <= offset
+
+    def go_to(self, offset: int) -> None:
+        """Others have what comes before, and all from there on is to be given."""
+        if not self.is_behind(offset):
+            self.restart(offset)
+            return
+        self._begin = offset
         while self._ready and self._ready[0].message.offset < offset:
             self._ready.popleft()
         if not self._ready and self._reader.position < offset:
             self._reader.seek(offset)
             self._seen = max(self._seen, offset)
 
+    def restart(self, offset: int) -> None:
+        """Read from an offset on, wherever this was."""
+        self._ready.clear()
+        self._reader.seek(offset)
+        self._begin = self._seen = offset
+        self._undecided, self._large = Ranges(), {}
 
-class ExclusiveReader:
-    """The messages of an exclusive subscription for its one consumer. One thread at a time.
+
+class DeliveryReader(ABC):
+    """The messages of a subscription for one consumer. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Delivery] = deque()
+
+    def take(self, most: int) -> list[Delivery]:
+        """The next messages, at most so many; none when there are none now."""
+        if self._ready:
+            self._ready = deque(each for each in self._ready if self._is_mine(each))
+        ready = self._ready
+        try:
+            if len(ready) < most:
+                self._gather(most)
+        except Exception:
+            if not ready:
+                raise
+            # What it failed at is there still: the next call meets it again.
+        return [ready.popleft() for _ in range(min(most, len(ready)))]
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """These were taken last, and not given: they are taken again."""
+        self._ready.extendleft(reversed(deliveries))
+
+    def seek(self, number: int, offset: int) -> None:
+        """The cursor of a partition was moved: what was read of it is forgotten."""
+        self._ready = deque(each for each in self._ready if each.message.partition != number)
+
+    @property
+    @abstractmethod
+    def pending(self) -> bool:
+        """More may come without the change number saying so."""
+
+    @abstractmethod
+    def stirred(self) -> bool:
+        """Something may be there, which the change number may not show."""
+
+    @abstractmethod
+    def _gather(self, most: int) -> None:
+        """Have so many ready, if there are."""
+
+    @abstractmethod
+    def _is_mine(self, delivery: Delivery) -> bool:
+        """Whether one that waits is this consumer's still."""
+
+
+class ExclusiveReader(DeliveryReader):
+    """For the one consumer of an exclusive subscription.
 
     Args:
         engine: of the topics.
@@ -190,6 +259,7 @@ class ExclusiveReader:
     """
 
     def __init__(self, engine: TopicEngine, state: Exclusive, numbers: Sequence[int]) -> None:
+        super().__init__()
         self._engine = engine
         self._state = state
         partitions = engine.partitions(state.info.topic)
@@ -200,62 +270,78 @@ class ExclusiveReader:
 
     @property
     def pending(self) -> bool:
-        """More may come without the change number saying so."""
+        """See `DeliveryReader`."""
         return any(source.pending for source in self._sources)
 
     def stirred(self) -> bool:
-        """Something came back, which the change number may not show."""
+        """See `DeliveryReader`."""
         return self._state.something_back()
 
-    def take(self, most: int) -> list[Delivery]:
-        """The next messages, at most so many; none when there are none now."""
-        state = self._state
+    def _is_mine(self, delivery: Delivery) -> bool:
+        message = delivery.message
+        partition_id = self._state.info.topic.partitions[message.partition]
+        return self._state.deliverable(partition_id, message.offset)
+
+    def seek(self, number: int, offset: int) -> None:
+        """See `DeliveryReader`."""
+        super().seek(number, offset)
+        for source in self._sources:
+            if source.partition.number == number:
+                source.restart(offset)
+
+    def _gather(self, most: int) -> None:
+        state, ready = self._state, self._ready
         state.look()
         if state.gone:
             self._engine.require_live(state.info.topic)
-            raise TopicNotFoundError(f"{state.info} was dropped: subscribe again")
-        found: list[Delivery] = []
-        while len(found) < most and (back := state.next_back()) is not None:
-            self._take_back(found, most, *back)
+            raise dropped(state.info)
+        state.prune()
+        while len(ready) < most and (back := state.next_back()) is not None:
+            self._take_back(most, *back)
         moved = True
-        while moved and len(found) < most:
+        while moved and len(ready) < most:
             moved = False
             for _ in range(len(self._sources)):
                 self._sources.rotate(-1)
                 source = self._sources[-1]
-                self._take_from(source, found, most)
+                self._take_from(source, most)
                 moved |= source.moved
-                if len(found) == most:
+                if len(ready) >= most:
                     break
-            if found:
+            if ready:
                 break
-        if found:
-            return found
-        self._engine.subscriptions.expire(state.info.id)
-        return self.take(most) if state.something_back() else found
+        if not ready:
+            self._engine.subscriptions.expire(state.info.id)
+            if state.something_back():
+                self._gather(most)
 
-    def _take_from(self, source: Source, found: list[Delivery], most: int) -> None:
-        state, id = self._state, source.partition.id
-        while len(found) < most and source.fill():
-            while len(found) < most and (read := source.next()) is not None:
+    def _take_from(self, source: Source, most: int) -> None:
+        state, id, ready = self._state, source.partition.id, self._ready
+        while len(ready) < most and source.fill():
+            while len(ready) < most and (read := source.next()) is not None:
                 if state.deliverable(id, read.message.offset):
-                    found.append(Delivery(read.message, 0))
+                    ready.append(Delivery(read.message, 0))
 
-    def _take_back(self, found: list[Delivery], most: int, id: int, first: int, last: int) -> None:
+    def _take_back(self, most: int, id: int, first: int, last: int) -> None:
         source = next((one for one in self._sources if one.partition.id == id), None)
         if source is None:
             return
-        state = self._state
+        state, ready = self._state, self._ready
         last = min(last, source.position)
         first = max(first, state.cursors[id].mark)
-        for message in read_range(self._engine, source.partition, source.begin(first, last), last):
-            if message.offset < first:
-                continue
-            if len(found) == most:
-                state.put_back(id, message.offset, last)
-                return
-            if state.deliverable(id, message.offset):
-                found.append(Delivery(message, 0))
+        try:
+            for message in read_range(self._engine, source.partition, first, last):
+                if len(ready) >= most:
+                    return
+                first = message.offset + 1
+                if state.deliverable(id, message.offset):
+                    counts = state.redelivered[id]
+                    counts[message.offset] = before = counts.get(message.offset, 0) + 1
+                    ready.append(Delivery(message, before))
+            first = last
+        finally:
+            if first < last:
+                state.put_back(id, first, last)
 
 
 def read_range(

@@ -11,6 +11,11 @@ A segment is too old when its *newest* message is; a log is too large when it wo
 `retention_bytes` without its oldest segment. If even the last segment is too old, another one is
 begun first, so an idle log becomes empty.
 
+What a subscription has not acknowledged goes, too, and is counted and warned of; in a topic with
+`retain_unacknowledged` it stays: the limit is then the least mark of its cursors, if that is below
+the LSO. It is read under LMDB's write lock, and who makes or moves a subscription waits for that
+lock once its cursors are there (`await_cuts`): a cut that did not see them is done by then.
+
 Readers behind the new start get OffsetOutOfRangeError. What a side log keeps for the messages that
 went goes with its next sweep. The order in which a crash can come does not matter: a log that
 has given up less than it may gives up the rest next time.
@@ -18,14 +23,16 @@ has given up less than it may gives up the rest next time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
 
 from txnkv.coordinator.lease import Lease
 from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics import cursors, unacknowledged
 from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.messages import now_micros
 from txnkv.topics.partition import Partition
@@ -33,6 +40,8 @@ from txnkv.topics.segments import NEVER, Segment
 
 if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
+
+_log: Final = logging.getLogger("txnkv")
 
 declare_fault_point("retention.dropped", "an old segment is taken out of a log, durably")
 declare_fault_point("retention.rolled", "the last segment of an idle log is closed, durably")
@@ -51,14 +60,14 @@ class Surplus(NamedTuple):
 
 
 def surplus(
-    segments: Sequence[Segment], end: int, stable: int, now: int, options: TopicOptions
+    segments: Sequence[Segment], end: int, limit: int, now: int, options: TopicOptions
 ) -> Surplus:
     """What may go.
 
     Args:
         segments: of the log, oldest first.
         end: of the log.
-        stable: its last stable offset.
+        limit: nothing at or above it goes.
         now: microseconds since 1970.
         options: of the topic.
     """
@@ -69,7 +78,7 @@ def surplus(
     for segment, following in pairwise(segments):
         old = oldest is not None and segment.max_timestamp < oldest
         large = most is not None and total - segment.bytes >= most
-        if following.base > stable or not (old or large):
+        if following.base > limit or not (old or large):
             return Surplus(starts, False)
         starts.append(following.base)
         total -= segment.bytes
@@ -78,15 +87,33 @@ def surplus(
         last is not None
         and oldest is not None
         and NEVER < last.max_timestamp < oldest
-        and end <= stable
+        and end <= limit
     )
     return Surplus(starts, idle)
 
 
-def enforce(partition: Partition, check: Callable[[], None] = lambda: None) -> int:
+def kept_from(engine: TopicEngine, partition: Partition) -> int | None:
+    """From where on a topic keeps messages for subscriptions; None: it keeps none for them."""
+    if not partition.topic.options.retain_unacknowledged:
+        return None
+    with engine.store.status.read() as cur:
+        return cursors.least_mark(cur, partition.id)
+
+
+def await_cuts(partitions: Sequence[Partition]) -> None:
+    """From here on, nothing goes that cursors which are in status.db now still need."""
+    for partition in partitions:
+        if partition.topic.options.retain_unacknowledged and partition.exists:
+            partition.environment.write(lambda _: None)
+
+
+def enforce(
+    engine: TopicEngine, partition: Partition, check: Callable[[], None] = lambda: None
+) -> int:
     """Give up what a partition's options do not keep.
 
     Args:
+        engine: of the topics.
         partition: of a topic that is not dropped.
         check: called inside each LMDB write; raises to stop.
 
@@ -101,31 +128,73 @@ def enforce(partition: Partition, check: Callable[[], None] = lambda: None) -> i
     environment, log = partition.environment, partition.log
 
     def found(txn: lmdb.Transaction) -> Surplus:
-        stable = log.last_stable_offset(txn)
-        return surplus(log.segments(txn), log.end(txn), stable, now_micros(), options)
+        stable, kept = log.last_stable_offset(txn), kept_from(engine, partition)
+        limit = stable if kept is None else min(stable, kept)
+        return surplus(log.segments(txn), log.end(txn), limit, now_micros(), options)
 
-    def drop_one(txn: lmdb.Transaction) -> bool:
-        check()
-        starts = found(txn).starts
-        if starts:
-            log.advance_start(txn, max(starts[0], log.start(txn)))
-        return bool(starts)
+    def look() -> Surplus:
+        with environment.read() as txn:
+            return found(txn)
 
     def roll(txn: lmdb.Transaction) -> None:
         check()
         if found(txn).roll:
             log.roll(txn)
 
-    with environment.read() as txn:
-        gone, idle = found(txn)
-    if idle:
+    def may_go(txn: lmdb.Transaction, offset: int) -> bool:
+        check()
+        return offset in found(txn).starts
+
+    if look().roll:
         environment.write(roll)
         fault_point("retention.rolled")
     dropped = 0
-    while (gone or idle) and environment.write(drop_one):
+    while (starts := look().starts) and give_up(engine, partition, starts[0], may_go):
         fault_point("retention.dropped")
         dropped += 1
     return dropped
+
+
+def give_up(
+    engine: TopicEngine,
+    partition: Partition,
+    offset: int,
+    may_go: Callable[[lmdb.Transaction, int], bool],
+) -> bool:
+    """Make an offset the start of a log, count what subscriptions lose by it, and warn of that.
+
+    Args:
+        engine: of the topics.
+        partition: of a topic that is not dropped.
+        offset: all below is decided, and in the log.
+        may_go: called inside the LMDB write: whether what is below the offset may go.
+
+    Returns:
+        Whether it went.
+    """
+    with partition.environment.read() as txn:
+        start = partition.log.start(txn)
+    lost = unacknowledged.below(engine, partition, start, offset)
+
+    def cut(txn: lmdb.Transaction) -> bool:
+        if not may_go(txn, offset):
+            return False
+        partition.log.advance_start(txn, max(offset, partition.log.start(txn)))
+        for info, count in lost:
+            unacknowledged.add_lost(txn, partition, info.id, count)
+        return True
+
+    if not partition.environment.write(cut):
+        return False
+    for info, count in lost:
+        engine.coordinator.metrics.messages_lost_to_retention.add(count)
+        _log.warning(
+            "%s: retention took messages below offset %d that %s had not acknowledged, %d of them. "
+            "Keep messages longer, drop the subscription, or make the topic with "
+            "retain_unacknowledged=True",
+            partition.label, offset, info, count,
+        )  # fmt: skip
+    return True
 
 
 def enforce_all(engine: TopicEngine, check: Callable[[], None] = lambda: None) -> int:
@@ -136,7 +205,7 @@ def enforce_all(engine: TopicEngine, check: Callable[[], None] = lambda: None) -
         if topic is None:  # dropped meanwhile
             continue
         for partition in engine.partitions(topic):
-            dropped += enforce(partition, check)
+            dropped += enforce(engine, partition, check)
     return dropped
 
 

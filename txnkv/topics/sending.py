@@ -138,6 +138,7 @@ class Sender:
             following = producer_state.following(share.sending.last_sequence)
             self._next[share.partition_id] = following
             self.sent += share.messages
+            self._engine.coordinator.metrics.messages_sent.add(share.messages)
         return [Delivered(share.number, share.base, share.places) for share in shares]
 
     def _renew(self) -> None:

@@ -102,13 +102,16 @@ class SideLogs:
 
     # -- OPEN --------------------------------------------------------------------------
 
-    def append(self, txn: lmdb.Transaction, txn_id: int, batches: Sequence[bytes]) -> None:
+    def append(self, txn: lmdb.Transaction, txn_id: int, batches: Sequence[bytes]) -> int:
         """Adds batches of an open transaction, in the order of the calls.
 
         Args:
             txn: a write transaction; they count when it commits.
             txn_id: of the transaction.
             batches: data batches with its id, without offsets.
+
+        Returns:
+            The index of the first message.
 
         Raises:
             InvalidTxnStateError: the transaction has ended here; nothing was added.
@@ -124,7 +127,7 @@ class SideLogs:
             )
         sealed = [decided(batch, txn_id) for batch in batches]
         if not sealed:
-            return
+            return side.count
         headers = [read_header(batch) for batch in sealed]
         count = sum(header.count for header in headers)
         if side.count + count > MOST_MESSAGES:
@@ -137,6 +140,36 @@ class SideLogs:
             newest = max(newest, side.max_timestamp)
         added = self._added(txn, txn_id, side, sealed, count)
         index.put(txn_id, added._replace(max_timestamp=newest))
+        return side.count
+
+    def holds(
+        self, txn: lmdb.Transaction, txn_id: int, index: int, batches: Sequence[bytes]
+    ) -> bool:
+        """Whether an append that failed is here all the same; writes, so that it is durable.
+
+        Another writer of the transaction may have come to the index instead. Its batches differ:
+        they were made at another microsecond, or say something else.
+
+        Args:
+            txn: a write transaction.
+            txn_id: of the transaction.
+            index: that `append` gave, or would have given.
+            batches: as they were given to `append`.
+        """
+        sides = SideIndex(txn, self.environment)
+        side = sides.get(txn_id)
+        if side is None or side.state is not SideState.OPEN:
+            return False
+        wanted = place(b"".join(decided(batch, txn_id) for batch in batches), index)
+        found = bytearray()
+        for run in side.runs:
+            first = max(index, run.first)
+            if first < run.end and len(found) < len(wanted):
+                room = len(wanted) - len(found)
+                for part in self._run(txn, txn_id, run, first, room, 0, 0):
+                    found += part
+        sides.put(txn_id, side)
+        return found.startswith(wanted)
 
     def _added(
         self, txn: lmdb.Transaction, txn_id: int, side: SideTxn, batches: list[bytes], count: int

@@ -7,13 +7,14 @@ it was sent. Partitions go side by side.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import TYPE_CHECKING, Final
 
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TopicNotFoundError
+from txnkv.storage.locks import new_event
 from txnkv.topics import staged_file
 from txnkv.topics.append import append_runs
 from txnkv.topics.partition import Partition
@@ -78,7 +79,7 @@ class StagedLots:
 
         After an error some of it is in the logs: the transaction must not commit.
         """
-        stop = Event()
+        stop = new_event()
 
         def append_to(partition: Partition) -> None:
             try:
@@ -98,7 +99,7 @@ class StagedLots:
             finally:
                 stop.set()
 
-    def _append_to(self, row: TxnRow, partition: Partition, stop: Event) -> None:
+    def _append_to(self, row: TxnRow, partition: Partition, stop: threading.Event) -> None:
         memory = bytearray()  # of all groups: new memory for each would cost as much as reading
         for group in _grouped(self._wanted[partition.id]):
             if stop.is_set():

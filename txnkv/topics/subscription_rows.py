@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -12,10 +13,16 @@ from txnkv.errors import TopicNotFoundError, UnavailableError
 from txnkv.storage.seam import boot_id
 from txnkv.storage.store import Store
 from txnkv.topics import catalog, cursors
-from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.subscription_info import EXCLUSIVE, SHARED, SubscriptionInfo
+from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.topics.subscription_info import (
+    EXCLUSIVE,
+    FAILOVER,
+    SHARED,
+    SubscriptionInfo,
+    SubscriptionOptions,
+)
 
-OPTIONS: Final = ("lease_seconds", "max_deliveries", "dead_letter", "redelivery_delay")
+OPTIONS: Final = tuple(SubscriptionOptions.__annotations__)
 
 
 class Place(NamedTuple):
@@ -34,10 +41,16 @@ def check(info: SubscriptionInfo) -> None:
     """
     if not info.name or not isinstance(info.name, str):
         raise ValueError(f"a subscription's name is a non-empty string, not {info.name!r}")
-    if info.type not in (EXCLUSIVE, SHARED):
-        raise ValueError(f"type is 'exclusive' or 'shared', not {info.type!r}")
+    if info.type not in (EXCLUSIVE, SHARED, FAILOVER):
+        raise ValueError(f"type is 'exclusive', 'shared' or 'failover', not {info.type!r}")
     if not info.lease_seconds > 0:
         raise ValueError(f"lease_seconds is above 0, not {info.lease_seconds!r}")
+    if info.ack_timeout is not None and not info.ack_timeout > 0:
+        raise ValueError(f"ack_timeout is None or above 0, not {info.ack_timeout!r}")
+    if info.ack_timeout is not None and info.type == SHARED:
+        raise ValueError(
+            "ack_timeout is for exclusive subscriptions: shared ones have lease_seconds"
+        )
     if info.max_deliveries is not None and info.max_deliveries < 1:
         raise ValueError(f"max_deliveries is None or at least 1, not {info.max_deliveries!r}")
     if info.dead_letter is not None and info.max_deliveries is None:
@@ -70,45 +83,54 @@ def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
     ]
 
 
-def make(
-    cur: apsw.Cursor, store: Store, wanted: SubscriptionInfo, starts: dict[int, int]
-) -> SubscriptionInfo:
-    """Add a subscription, or give the one of this name the options of `wanted`.
+def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> SubscriptionInfo:
+    """Add a subscription; its options are to be set.
 
     Args:
         wanted: its id does not count.
-        starts: where cursors begin, by partition id, if it is new.
+        starts: where cursors begin, by partition id.
+    """
+    cur.execute(
+        "INSERT INTO subscriptions (topic_id, name, type, options, leased) "
+        "VALUES (?, ?, ?, '{}', ?)",
+        (wanted.topic.id, wanted.name, wanted.type, wanted.leased),
+    )
+    id = cur.connection.last_insert_rowid()
+    for partition_id, offset in starts.items():
+        cursors.create(cur, id, partition_id, offset)
+    return replace(wanted, id=id)
+
+
+def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+    """Give a subscription these options, and make the dead letter topic that they name.
 
     Raises:
-        ValueError: there is one of the other type.
+        ValueError: that topic holds other values.
+        NotSupportedError: it is a copy.
     """
-    catalog.require_live(cur, wanted.topic)
-    options = json.dumps({name: getattr(wanted, name) for name in OPTIONS})
-    known = find(cur, wanted.topic, wanted.name)
-    if known is None:
-        cur.execute(
-            "INSERT INTO subscriptions (topic_id, name, type, options, leased) "
-            "VALUES (?, ?, ?, ?, ?)",
-            (wanted.topic.id, wanted.name, wanted.type, options, wanted.leased),
-        )
-        id = cur.connection.last_insert_rowid()
-        for partition_id, offset in starts.items():
-            cursors.create(cur, id, partition_id, offset)
-    else:
-        if known.type != wanted.type:
-            raise ValueError(
-                f"{known} is {known.type}, not {wanted.type}: subscribe so, or take another name"
-            )
-        id = known.id
-    if known is None or known.leased != wanted.leased:
-        _begin_anew(cur, id)
+    if info.dead_letter is not None:
+        _provide_dead_letter(cur, info, info.dead_letter)
+    (leased,) = one(cur, "SELECT leased FROM subscriptions WHERE id = ?", (info.id,))
+    if leased != info.leased:
+        _begin_anew(cur, info.id)
     cur.execute(
         "UPDATE subscriptions SET options = ?, leased = ? WHERE id = ?",
-        (options, wanted.leased, id),
+        (json.dumps({name: getattr(info, name) for name in OPTIONS}), info.leased, info.id),
     )
-    return SubscriptionInfo(
-        id, wanted.topic, wanted.name, wanted.type, **{n: getattr(wanted, n) for n in OPTIONS}
-    )
+
+
+def _provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo, name: str) -> None:
+    schema = info.topic.options.value_schema
+    found = catalog.find(cur, name)
+    if found is None:
+        catalog.create(cur, name, 1, "marker", TopicOptions(value_schema=schema))
+        return
+    catalog.require_writable(found)
+    if found.options.value_schema not in (None, schema):
+        raise ValueError(
+            f"{info} cannot have topic {name!r} for its dead letters: that has another value "
+            "schema. Name one with the same, or without"
+        )
 
 
 def _begin_anew(cur: apsw.Cursor, id: int) -> None:
@@ -132,32 +154,47 @@ def require(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
     """
     catalog.require_live(cur, info.topic)
     if cur.execute("SELECT 1 FROM subscriptions WHERE id = ?", (info.id,)).fetchone() is None:
-        raise TopicNotFoundError(f"{info} was dropped: subscribe again")
+        raise dropped(info)
 
 
-def take_place(
-    cur: apsw.Cursor, store: Store, info: SubscriptionInfo, place: Place, live: set[int]
-) -> None:
-    """Be the one consumer of an exclusive subscription; of leases, the boot they belong to.
+def dropped(info: SubscriptionInfo) -> TopicNotFoundError:
+    return TopicNotFoundError(f"{info} was dropped: subscribe again")
+
+
+def consumer_of(
+    cur: apsw.Cursor, store: Store, info: SubscriptionInfo, live: set[int]
+) -> str | None:
+    """In which process the one consumer of a subscription lives; None: the place is free.
 
     Args:
-        place: this one.
         live: consumers of this process.
 
     Raises:
-        UnavailableError: another lives.
+        TopicNotFoundError: the subscription was dropped.
     """
-    slot, start, consumer = one(
-        cur, "SELECT slot, start, consumer FROM subscriptions WHERE id = ?", (info.id,)
+    found: Any = cur.execute(
+        "SELECT slot, start, consumer FROM subscriptions WHERE id = ?", (info.id,)
+    ).fetchone()
+    if found is None:
+        raise dropped(info)
+    slot, start, consumer = found
+    runtime = store.runtime
+    if slot is None or not runtime.slot_alive(slot, start):
+        return None
+    if (slot, start) != (runtime.slot, runtime.slot_start):
+        return f"process {runtime.slot_owner(slot)}"
+    return "this process" if consumer in live else None
+
+
+def has_consumer(info: SubscriptionInfo, who: str) -> UnavailableError:
+    return UnavailableError(
+        f"{info} is {info.type}, and has a consumer in {who}: close that one, or make a "
+        "subscription with type='shared'"
     )
-    if slot is not None and store.runtime.slot_alive(slot, start):
-        own = (slot, start) == (place.slot, place.start)
-        if not own or consumer in live:
-            who = "this process" if own else f"process {store.runtime.slot_owner(slot)}"
-            raise UnavailableError(
-                f"{info} is exclusive, and has a consumer in {who}: close that one, or subscribe "
-                "with type='shared'"
-            )
+
+
+def take_place(cur: apsw.Cursor, info: SubscriptionInfo, place: Place) -> None:
+    """Be the one consumer of a subscription whose place is free."""
     cur.execute(
         "UPDATE subscriptions SET slot = ?, start = ?, consumer = ? WHERE id = ?",
         (*place, info.id),

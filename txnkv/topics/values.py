@@ -18,9 +18,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.core.column_types import cast, parse_type
 from txnkv.errors import CorruptionError, SchemaError
 

@@ -1,6 +1,7 @@
 """Waiting for messages without I/O: the change number says whether there is anything to look at.
 
     consumer    mark()  look: nothing   sleep 1 ms, 2 ms, 4 ms ... 10 ms   wait() -> look again
+    others      mark()  look: nothing   asleep, until the first wakes them
 
 Two things do not show in the number. A commit can be seen before it is durable: then readers
 leave it out, and the log of commits asks the disk until it is. And offsets are given before
@@ -9,10 +10,12 @@ their batches are in LMDB: a reader that saw such (`pending`) looks at each step
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from txnkv.coordinator.ids import Timestamp
+from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.seam import clock
 
 if TYPE_CHECKING:
@@ -22,11 +25,70 @@ if TYPE_CHECKING:
 
 _FIRST: Final = 0.001
 _LONGEST: Final = 0.010
+_ASLEEP: Final = 5.0
+"""Seconds after which one that sleeps looks by itself, should the leader have been stopped."""
+_ROUND: Final = 100_000
+"""Microseconds between two looks for what no change shows: leases that run out, the dead."""
 
 
 def deadline(timeout: float | None) -> int | None:
     """When a wait that begins now is over, in monotonic microseconds; None for never."""
     return None if timeout is None else clock.monotonic_micros() + int(timeout * 1e6)
+
+
+class Watch:
+    """All waits of one process for one store: one of them looks, for itself and the others.
+
+    Who leads sleeps in steps; the others sleep until it wakes them. When it has what it waited
+    for, another leads. So a hundred that wait cost what one does.
+
+    Attributes:
+        next_round: when all are asked whether something else than a change concerns them, in
+            monotonic microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._led = False
+        self.next_round = 0
+        self._asleep: dict[Waiting, threading.Event] = {}
+
+    def lead(self) -> bool:
+        """Look for all from now on, unless another does."""
+        with self._lock:
+            if self._led:
+                return False
+            self._led = True
+            return True
+
+    def leave(self, leads: bool) -> None:
+        """A wait ends: somebody else is to lead."""
+        with self._lock:
+            self._led = self._led and not leads
+            if not self._led and self._asleep:
+                next(iter(self._asleep.values())).set()
+
+    def sleep(self, waiting: Waiting, seconds: float) -> None:
+        """Until the leader wakes it, or for so long."""
+        event = new_event()
+        with self._lock:
+            if not self._led:
+                return
+            self._asleep[waiting] = event
+        try:
+            if not waiting.is_new():  # else it was before the leader knew of this one
+                event.wait(seconds)
+        finally:
+            with self._lock:
+                del self._asleep[waiting]
+
+    def wake(self, among: Callable[[Waiting], bool]) -> None:
+        """Wake those that are concerned."""
+        with self._lock:
+            asleep = list(self._asleep.items())
+        for waiting, event in asleep:
+            if among(waiting):
+                event.set()
 
 
 class Waiting:
@@ -35,7 +97,8 @@ class Waiting:
     Args:
         engine: of the topics.
         until: from `deadline`.
-        check: called at each step; what it raises ends the wait.
+        check: called at each step, also by the one that looks for all; what it raises ends the
+            wait.
     """
 
     def __init__(
@@ -43,6 +106,7 @@ class Waiting:
     ) -> None:
         self._engine = engine
         self._runtime = engine.store.runtime
+        self._watch = engine.watch
         self._until = until
         self._check = check
         self._seen = (0, Timestamp(0))
@@ -55,7 +119,7 @@ class Waiting:
 
     def mark(self) -> None:
         """Before a look: what it finds, or does not, is as of now or later."""
-        self._seen = (self._runtime.change_word(), self._engine.log.latest())
+        self._seen = self._now()
 
     def wait(self, pending: bool) -> bool:
         """Until there may be something new since `mark`.
@@ -66,18 +130,46 @@ class Waiting:
         Returns:
             False when the time is over.
         """
-        while not self.is_over:
-            step = self._step
-            if self._until is not None:
-                step = min(step, max(self._until - clock.monotonic_micros(), 0) / 1e6)
-            time.sleep(step)
-            self._step = min(self._step * 2, _LONGEST)
+        leads = False
+        try:
+            while not self.is_over:
+                leads = leads or self._watch.lead()
+                if leads or pending:
+                    self._pause(leads)
+                else:
+                    self._watch.sleep(self, self._at_most(_ASLEEP))
+                self._check()
+                if pending or self.is_new():
+                    return True
+            return False
+        finally:
+            self._watch.leave(leads)
+
+    def is_new(self) -> bool:
+        """Whether the store has changed since `mark`."""
+        now = self._now()
+        return now != self._seen or now[0] & 1 == 1
+
+    def _now(self) -> tuple[int, Timestamp]:
+        return self._runtime.change_word(), self._engine.log.latest()
+
+    def _pause(self, leads: bool) -> None:
+        time.sleep(self._at_most(self._step))
+        self._step = min(self._step * 2, _LONGEST)
+        if leads and self.is_new():
+            self._watch.wake(lambda other: True)
+        elif leads and clock.monotonic_micros() >= self._watch.next_round:
+            self._watch.next_round = clock.monotonic_micros() + _ROUND
+            self._watch.wake(Waiting._is_stirred)
+
+    def _is_stirred(self) -> bool:
+        try:
             self._check()
-            if pending or self._is_new():
-                return True
+        except Exception:
+            return True
         return False
 
-    def _is_new(self) -> bool:
-        word, latest = self._seen
-        now = self._runtime.change_word()
-        return now != word or now & 1 == 1 or self._engine.log.latest() != latest
+    def _at_most(self, seconds: float) -> float:
+        if self._until is None:
+            return seconds
+        return min(seconds, max(self._until - clock.monotonic_micros(), 0) / 1e6)

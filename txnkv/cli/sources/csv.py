@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from csv import reader as read_lines
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import csv
 
 from txnkv.cli.sources.base import Options, storable
 from txnkv.cli.sources.text import BLOCK, TextFile
+from txnkv.core import compute as pc
 
 _CONVERSION: Final = re.compile(
     r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
@@ -92,10 +92,21 @@ class CsvSource:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows; empty text in a column that takes no null stays empty text."""
         try:
-            for batch in self._open(self._file, threads=True):
+            rows = self._open(self._file, threads=True)
+            self._require_known(rows.schema.names)
+            for batch in rows:
                 yield self._filled(batch)
         except pa.ArrowInvalid as error:
             raise ValueError(self._told(str(error))) from error
+
+    def _require_known(self, names: Sequence[str]) -> None:
+        """Refuse unknown columns also where no row follows."""
+        unknown = [name for name in names if name not in self.schema.names]
+        if unknown:
+            raise ValueError(
+                f"there is no column {', '.join(map(repr, unknown))}; the columns are "
+                f"{', '.join(self.schema.names)} (--schema sets them)"
+            )
 
     def _open(self, file: Any, *, threads: bool) -> Any:
         return csv.open_csv(

@@ -11,11 +11,12 @@ from json import dumps
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import json
 
 from txnkv.cli.sources.base import storable
 from txnkv.cli.sources.text import BLOCK, TextFile
+from txnkv.core import compute as pc
+from txnkv.core.column_types import element_type
 
 _ROW: Final = re.compile(r"(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$", re.DOTALL)
 _CHANGED: Final = re.compile(
@@ -49,7 +50,17 @@ class JsonSource:
             head = head[: head.rfind(b"\n") + 1]
         if not head.strip():
             raise ValueError("there are no rows to infer the types from: give --schema")
-        return storable(self._read(head, None, 0).schema)
+        found = self._read(head, None, 0).schema
+        times = [field.name for field in found if pa.types.is_timestamp(element_type(field.type))]
+        if times:
+            # The reader passes over time zones: whether there are some shows in the text.
+            as_text = pa.schema([_wire(found.field(name)) for name in times])
+            texts = self._read(head, as_text, 0, unexpected="ignore")
+            for name in times:
+                at = found.get_field_index(name)
+                kind = _kind_of_times(texts.column(name), found.field(at).type)
+                found = found.set(at, pa.field(name, kind))
+        return storable(found)
 
     @property
     def position(self) -> int:
@@ -76,8 +87,10 @@ class JsonSource:
             rest.append(data[end:])
         yield b"".join(rest)
 
-    def _read(self, block: bytes, types: pa.Schema | None, line: int) -> pa.Table:
-        behaviour = "infer" if types is None else "error"
+    def _read(
+        self, block: bytes, types: pa.Schema | None, line: int, unexpected: str = "error"
+    ) -> pa.Table:
+        behaviour = "infer" if types is None else unexpected
         try:
             return json.read_json(
                 io.BytesIO(block),
@@ -117,18 +130,27 @@ class JsonSource:
 
 
 def _wire(field: Any) -> Any:
-    """What a column is read as: JSON has no dates, and its bytes are base64."""
+    """What a column is read as: JSON has no dates, its times are text and its bytes base64."""
     kind = field.type
     if pa.types.is_date(kind):
         kind = pa.timestamp("s")
     elif pa.types.is_binary(kind):
         kind = pa.string()
+    elif pa.types.is_timestamp(element_type(kind)):
+        kind = _replaced(kind, pa.string())
     return pa.field(field.name, kind)
 
 
 def _unwired(column: pa.Array, field: Any) -> pa.Array:
     if pa.types.is_date(field.type):
         return pc.cast(column, field.type)
+    if pa.types.is_timestamp(element_type(field.type)):
+        try:
+            return pc.cast(column, field.type)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"column {field.name!r} is {field.type}: {error} (--schema sets the types)"
+            ) from None
     if pa.types.is_binary(field.type):
         try:
             return pa.array(
@@ -141,6 +163,23 @@ def _unwired(column: pa.Array, field: Any) -> pa.Array:
         except binascii.Error as error:
             raise ValueError(f"column {field.name!r}: a value is not base64: {error}") from None
     return column
+
+
+def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
+    """Times without a zone, or all of them with one; text where they are mixed."""
+    for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        kind = _replaced(inferred, time)
+        try:
+            pc.cast(texts, kind)
+        except pa.ArrowInvalid:
+            continue
+        return kind
+    return texts.type
+
+
+def _replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """The type with another one for what its lists hold."""
+    return pa.list_(_replaced(kind.value_type, element)) if pa.types.is_list(kind) else element
 
 
 def _translated(message: str, line: int) -> str:

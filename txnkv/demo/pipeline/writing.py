@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from txnkv.demo.sources import Input
+from txnkv.storage.locks import new_event
 
 FILES: Final = 8
 _TICK: Final = 0.05
@@ -29,7 +30,7 @@ class Writer(threading.Thread):
         self._source = source
         self._directory = directory
         self._rate = rate
-        self._stopped = threading.Event()
+        self._stopped = new_event()
         self.lines = 0
 
     def run(self) -> None:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from txnkv import core
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.spark.columns import spark_type
 from txnkv.topic import Topic

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txnkv.client import Client
+from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.job import Job
+from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark
 from txnkv.spark.writing.attempts import Written, again
 from txnkv.tables.schema import Schema
@@ -99,7 +100,7 @@ class _Split:
         key_fields = [given.field(name) for name in self._keys]
         self._delete = FromSpark(table, pa.schema(key_fields), "delete_ignore")
 
-    def operations(self, rows: pa.Table) -> Iterator[tuple[str, pa.RecordBatchReader]]:
+    def operations(self, rows: pa.Table) -> Iterator[tuple[Operation, pa.RecordBatchReader]]:
         """What to do, in an order of no matter: no key is in two of them."""
         last = self._last_of_each_key(rows)
         said = last[self._column]
@@ -111,10 +112,11 @@ class _Split:
             )
         kept = last.filter(puts).drop_columns([self._column])
         gone = last.filter(deletes).select(self._keys)
-        for convert, operation, some in (
+        parts: list[tuple[FromSpark, Operation, pa.Table]] = [
             (self._put, "upsert", kept),
             (self._delete, "delete_ignore", gone),
-        ):
+        ]
+        for convert, operation, some in parts:
             if some.num_rows:
                 yield operation, convert.reader(iter(some.to_batches()))
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from txnkv.client import Client
 from txnkv.job import Job
+from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.spark.writing.attempts import Written, again
 from txnkv.topics import catalog, message_batches
@@ -49,7 +50,7 @@ class TableTarget:
     """
 
     table: str
-    operation: str = "insert"
+    operation: Operation = "insert"
     overwrite: bool = False
 
     @property

@@ -1,0 +1,140 @@
+"""`txnkv group`: subscriptions are listed, shown, moved and dropped."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import txnkv
+from txnkv.topics.message import MessageId
+
+
+@pytest.fixture
+def messages(store):
+    """A topic `events` of two partitions, with 0, 1, 2 in each, and a subscription `s`, which has
+    acknowledged 0:0.
+    """
+    with txnkv.connect(store) as client:
+        events = client.create_topic("events", partitions=2)
+        with client.transaction() as txn:
+            for partition in (0, 1):
+                for value in (b"0", b"1", b"2"):
+                    txn.send(events, value, partition=partition)
+        with events.subscribe("s", "shared", max_deliveries=5, lease_seconds=600) as sub:
+            sub.ack(MessageId(0, 0))
+    return store
+
+
+def places(run, store):
+    found = run("group", "show", store, "events", "s", "--json").json
+    return [(each["committed"], each["lag"]) for each in found["partitions"]]
+
+
+def test_list(messages, run):
+    with txnkv.connect(messages) as client:
+        events = client.topic("events")
+        events.subscribe("alone").close()
+        sub = events.subscribe("s", "shared")
+        got = sub.receive_many(3, timeout=0)
+        sub.nack(got[0])
+        txn = client.new_transaction()
+        txn.ack(sub, got[1])
+        alone, shared = run("group", "list", messages, "events", "--json").json
+        held = {"leased": 1, "free": 1, "pending": 1, "kept": 0}
+        assert (
+            shared
+            == {"name": "s", "type": "shared", "lag": 5, "lost": 0, "consumer_pid": None} | held
+        )
+        assert (alone["type"], alone["lag"]) == ("exclusive", 6)
+        lines = run("group", "list", messages, "events").out.splitlines()
+        assert lines[-1].split() == ["s", "shared", "5", "1", "1", "1"]
+        txn.rollback()
+
+
+def test_show_tells_who_has_which_message(messages, run):
+    with txnkv.connect(messages) as client:
+        sub = client.topic("events").subscribe("s", "shared")
+        got = {m.id: m for m in sub.receive_many(9, timeout=0)}
+        sub.nack(got[0, 1])
+        txn = client.new_transaction()
+        txn.ack(sub, [got[1, 0], got[1, 1]])
+        found = run("group", "show", messages, "events", "s", "--json").json
+        assert (found["max_deliveries"], found["lease_seconds"]) == (5, 600)
+        held = {(each["partition"], each["first"], each["state"]): each for each in found["held"]}
+        assert sorted(held) == [
+            (0, 1, "free"), (0, 2, "leased"), (1, 0, "pending"), (1, 2, "leased")
+        ]  # fmt: skip
+        leased, pending = held[0, 2, "leased"], held[1, 0, "pending"]
+        assert (leased["pid"], leased["deliveries"]) == (os.getpid(), 1)
+        assert 0 < leased["seconds_left"] <= 600
+        assert (pending["transaction"], pending["last"]) == (txn.id.local, 1)
+        out = run("group", "show", messages, "events", "s").out
+        assert f"process {os.getpid()}" in out
+        assert f"transaction {txn.id.local}" in out
+        assert "0 to 1" in out
+        txn.rollback()
+
+
+def test_show_tells_the_consumer(messages, run):
+    with txnkv.connect(messages) as client, client.topic("events").subscribe("alone"):
+        found = run("group", "show", messages, "events", "alone", "--json").json
+        assert found["consumer_pid"] == os.getpid()
+        assert found["held"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "after"),
+    [
+        (["--to", "earliest"], [(0, 3), (0, 3)]),
+        (["--to", "latest"], [(3, 0), (3, 0)]),
+        (["--to", "latest", "-p", 1], [(1, 2), (3, 0)]),
+        (["--to", 2, "-p", 0, "-p", 1], [(2, 1), (2, 1)]),
+    ],
+)
+def test_seek(messages, run, args, after):
+    assert places(run, messages) == [(1, 2), (0, 3)]
+    out = run("group", "seek", messages, "events", "s", *args).out
+    assert out.startswith("moved s: partition ")
+    assert places(run, messages) == after
+    json = run("group", "seek", messages, "events", "s", *args, "--json").json
+    assert json == {"name": "s", "committed": [place for place, _ in after]}
+
+
+def test_seek_refused(messages, run, fail, misuse):
+    def seek(*args):
+        return ("group", "seek", messages, "events", "s", *args)
+
+    assert "offset 9" in fail(*seek("--to", 9, "-p", 0))
+    assert "--to is earliest" in misuse(*seek("--to", "now"))
+    assert "-p" in misuse(*seek("--to", 1))
+    assert "2 partitions" in misuse(*seek("--to", "latest", "-p", 2))
+    assert "--to" in misuse(*seek())
+    with txnkv.connect(messages) as client:
+        events = client.topic("events")
+        sub, txn = events.subscribe("s", "shared"), client.new_transaction()
+        txn.ack(sub, MessageId(0, 1))
+        assert "pending" in fail(*seek("--to", "latest"))
+        txn.rollback()
+        with events.subscribe("alone"):
+            assert "has a consumer" in fail(
+                "group", "seek", messages, "events", "alone", "--to", "latest"
+            )
+    assert places(run, messages) == [(1, 2), (0, 3)]
+
+
+def test_drop(messages, run):
+    assert run("group", "drop", messages, "events", "s").out == "dropped s\n"
+    with txnkv.connect(messages) as client:
+        client.topic("events").subscribe("t").close()
+    assert run("group", "drop", messages, "events", "t", "--json").json == {"dropped": "t"}
+    assert run("group", "list", messages, "events").out == "no subscriptions\n"
+    assert run("group", "list", messages, "events", "--json").json == []
+
+
+@pytest.mark.parametrize("command", [["show"], ["seek", "--to", "latest"], ["drop"]])
+def test_an_unknown_one_is_told(messages, fail, command):
+    told = fail("group", *command, messages, "events", "x")
+    assert "no subscription 'x'" in told
+    assert "s" in told
+    assert "there is no topic 'y'" in fail("group", *command, messages, "y", "s")

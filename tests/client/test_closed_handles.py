@@ -1,0 +1,199 @@
+"""Handles whose client was closed: every call says so, also beside another client of the store.
+
+Beside another client the store itself is still open, so that only the handle can tell.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+ROW = {"id": 9, "v": None}
+BATCH = pa.table({"id": [9]})
+NOW = datetime.now(UTC)
+ID = txnkv.MessageId(0, 0)
+SUB = object()  # stands for the subscription
+ROWS = ("insert", "insert_ignore", "upsert", "update", "update_ignore")
+
+# The arguments of each public call, by handle. Names alone take none.
+CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "client": {
+        "create_table": ("n", txnkv.Schema({"id": "int64"}, primary_key=["id"])),
+        "table": ("t",), "tables": (), "drop_table": ("t",), "recall_table": ("t",),
+        "resolve": ("t",), "table_info": ("t",), "writer": ("t",), "create_topic": ("n",),
+        "topic": ("e",), "topics": (), "drop_topic": ("e",), "topic_info": ("e",),
+        "new_transaction": (), "begin": (None, "snapshot", "optimistic", True, None),
+        "transaction": (), "run": (lambda txn: None,), "new_session": (),
+        "transaction_state": (1,), "transactions": (), "abort_transaction": (1,),
+        "keep_transaction_alive": (1,), "snapshot": (),
+        "stats": (), "metrics": (), "check": (), "compact": (), "applied": ("a",),
+        "applications": (), "forget_applied": ("a",), "require_open": (), "require_writable": (),
+        "repair_clock": (),
+    },
+    "table": {
+        "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),
+        "diff_tokens": (0,), "next_id": (),
+    },
+    "scan": {
+        "to_batches": (), "to_arrow": (), "to_pandas": (), "to_polars": (), "tokens": (),
+        "__iter__": (), "__arrow_c_stream__": (), "snapshot": (),
+    },
+    "snapshot": {"get": ("t", 1), "get_many": ("t", [1]), "scan": ("t",)},
+    "txn": {
+        **dict.fromkeys(ROWS, ("t", ROW)), "delete": ("t", 1), "delete_ignore": ("t", 1),
+        "write": ("t", BATCH), "send": ("e", b"1"), "send_batch": ("e", pa.table({"value": ["a"]})),
+        "flush": (), "commit": (), "start_commit": (),
+        "is_commit_complete": (), "rollback": (), "state": (), "serialize": (),
+        "new_session": (), "get": ("t", 1), "get_many": ("t", [1]), "scan": ("t",),
+        "mark_applied": ("a", 1), "ack": (SUB, ID), "ack_cumulative": (SUB, ID),
+    },
+    "session": {
+        **dict.fromkeys(ROWS, ("t", ROW)), "delete": ("t", 1), "delete_ignore": ("t", 1),
+        "write": ("t", BATCH), "send": ("e", b"1"), "send_batch": ("e", pa.table({"value": ["a"]})),
+        "flush": (), "ack": (SUB, ID), "ack_cumulative": (SUB, ID),
+    },
+    "topic": {
+        "end_offsets": (), "last_stable_offsets": (), "fetch": (0, 0), "consumer": (),
+        "subscribe": ("n",), "producer": (), "subscriptions": (), "drop_subscription": ("s",),
+    },
+    "consumer": {"poll": (), "poll_batch": (), "seek_to_time": (NOW,), "lag": (0,)},
+    "subscription": {
+        "receive": (), "receive_many": (), "ack": (ID,), "ack_cumulative": (ID,), "nack": (ID,),
+        "lag": (), "lost": (), "committed": (), "seek": (0, "earliest"),
+    },
+    "producer": {"send": (b"1",)},
+}  # fmt: skip
+
+# What a handle knows by itself, or is of the inside; `commit_async` answers by its future.
+BY_ITSELF = {
+    "client": {"path", "instance", "close", "begin", "outcome", "timestamp_of"},
+    "table": {"name", "schema", "info", "close"},
+    "scan": {"schema", "over", "close"},
+    "snapshot": {"timestamp", "require_open", "close"},
+    "txn": {
+        "id", "age", "snapshot", "close", "client", "context", "commit_async", "deserialize",
+        "require_shareable", "start_heart", "pending_errors",
+    },
+    "session": {
+        "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end",
+        "flush_for_commit", "flush_untold", "waiting",
+    },
+    "topic": {"name", "partitions", "buffer", "value_schema", "info", "close"},
+    "consumer": {"partitions", "position", "seek", "unpoll", "close"},
+    "subscription": {"name", "info", "is_active", "unreceive", "close"},
+    "producer": {"name", "sent", "flush", "hurry", "client", "close"},
+}  # fmt: skip
+
+
+def handles(client: txnkv.Client) -> dict[str, Any]:
+    """One of each; the transaction and the session have rows that wait."""
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": "string?"}, ["id"]))
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.insert(table, (1, None))
+        txn.send(topic, b"0")
+    txn, session, scan = client.new_transaction(), client.new_session(), table.scan()
+    txn.insert(table, (2, None))
+    session.insert(table, (3, None))
+    scan.to_arrow()
+    return {
+        "client": client, "table": table, "scan": scan, "snapshot": client.snapshot(),
+        "txn": txn, "session": session, "topic": topic, "consumer": topic.consumer(),
+        "subscription": topic.subscribe("s"), "producer": topic.producer("p"),
+    }  # fmt: skip
+
+
+def call(handle: Any, name: str, args: list[Any]) -> None:
+    """A call to its end; a property does its work when it is looked up."""
+    found = getattr(handle, name)
+    found = found(*args) if callable(found) else found
+    if name in ("to_batches", "__iter__"):
+        list(found)
+    pytest.fail(f"{name} worked")
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another client"])
+@pytest.mark.parametrize("kind", CALLS)
+def test_every_call_says_that_it_is_closed(
+    connect: Callable[..., txnkv.Client], kind: str, beside: bool
+) -> None:
+    """TxnHandleLifecycle: the client is gone, and every call of its handles says so."""
+    client = connect()
+    other = connect() if beside else None
+    known = handles(client)
+    client.close()
+    handle = known[kind]
+    for name, given in CALLS[kind].items():
+        args = [known["subscription"] if one is SUB else one for one in given]
+        # By handles of table and topic as well as by name.
+        swapped = [known["table"] if a == "t" else known["topic"] if a == "e" else a for a in args]
+        for some in (args, swapped):
+            with pytest.raises(txnkv.ClosedError):
+                call(handle, name, some)
+    assert "closed" in repr(client)
+    if other is not None:
+        assert other.table("t").count() == 1
+        assert other.tables() == ["t"]
+        other.close()
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_table_has_every_public_call(client: txnkv.Client, kind: str) -> None:
+    handle = handles(client)[kind]
+    public = {name for name in dir(handle) if not name.startswith("_")}
+    dunders = {name for name in CALLS[kind] if name.startswith("__")}
+    assert public | dunders == CALLS[kind].keys() | BY_ITSELF[kind]
+
+
+# -- what they look like, and that they stay here ---------------------------------------
+
+
+def test_handles_say_what_they_are(client: txnkv.Client) -> None:
+    found = {name: repr(handle) for name, handle in handles(client).items()}
+    assert found == {
+        "client": f"<Client of {client.path!r}>",
+        "table": "<Table 't'>",
+        "scan": found["scan"],
+        "snapshot": found["snapshot"],
+        "txn": found["txn"],
+        "session": "<Session, manual, 1 waiting>",
+        "topic": "<Topic 'e'>",
+        "consumer": "<Consumer of 'e', read_committed: 0@0>",
+        "subscription": "<Subscription 's' of 'e', exclusive>",
+        "producer": "<Producer 'p' of 'e', 0 waiting>",
+    }
+    assert found["scan"].startswith("<Scan of 't', columns id, v, at ")
+    assert found["snapshot"].startswith("<Snapshot ")
+    assert found["txn"].startswith("<Transaction ")
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_representations_need_no_store(
+    connect: Callable[..., txnkv.Client], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a debugger, a log or a traceback: no I/O, never an error, closed or not."""
+    client = connect()
+    handle = handles(client)[kind]
+    for end in (None, getattr(handle, "close"), client.close):  # noqa: B009
+        if end is not None:
+            end()
+        with monkeypatch.context() as patch:
+            patch.setattr("txnkv.storage.status_db.StatusDatabase.read", None)
+            patch.setattr("txnkv.storage.status_db.StatusDatabase.write", None)
+            assert repr(handle).startswith(f"<{type(handle).__name__}")
+    closes = kind not in ("table", "topic", "scan", "txn")
+    assert ("closed" in repr(handle)) is closes
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_handles_are_not_pickled(client: txnkv.Client, kind: str) -> None:
+    hints = {"client": r"txn\.serialize", "txn": r"txn\.serialize", "scan": r"scan\.tokens"}
+    with pytest.raises(TypeError, match=hints.get(kind, "by its name")):
+        pickle.dumps(handles(client)[kind])

@@ -1,0 +1,179 @@
+"""What a new user meets first: options, types and paths that are wrong, and what the errors say."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import txnkv
+from txnkv import options
+
+ID = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+
+
+# -- paths -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [":memory:", ""])
+def test_a_store_is_a_directory(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="TemporaryDirectory"):
+        txnkv.connect(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- schemas ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (int, "'int64'"), (float, "'float64'"), (str, "'string'"), (bytes, "'binary'"),
+        (bool, "'bool'"), (date, "'date32'"), (datetime, "tz=UTC"), (Decimal, "decimal128"),
+        (object, "there are bool"), (None, "there are bool"), ([], "there are bool"),
+    ],
+)  # fmt: skip
+def test_python_types_are_no_column_types(given: Any, hint: str) -> None:
+    with pytest.raises(txnkv.SchemaError, match=f"column 'id': .* is no column type.*{hint}"):
+        txnkv.Schema({"id": given}, primary_key=["id"])
+
+
+def test_columns_are_a_mapping() -> None:
+    with pytest.raises(TypeError, match="mapping of names to types"):
+        txnkv.Schema([("id", "int64")], primary_key=["id"])  # type: ignore[arg-type]
+
+
+def test_an_operator_of_python_is_refused(client: txnkv.Client) -> None:
+    table = client.create_table("t", ID)
+    with pytest.raises(txnkv.SchemaError, match="'==' is no operator: write '='"):
+        table.scan(where=[("id", "==", 1)])
+
+
+# -- exists_ok -------------------------------------------------------------------------
+
+TABLE = {"id": "int64", "total": "float64?", "note": txnkv.Column("string", default="x")}
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "by", "words"),
+    [
+        ({**TABLE, "total": "int64?"}, "id", None, "column 'total' is double\\?, not int64\\?"),
+        ({**TABLE, "total": "float64"}, "id", None, "column 'total' is double\\?, not double"),
+        ({**TABLE, "note": "string"}, "id", None, "string with default 'x', not string"),
+        ({**TABLE, "more": "int8"}, "id", None, "it has no column 'more'"),
+        ({"id": "int64"}, "id", None, "has a column 'total'; it has a column 'note'"),
+        (dict(reversed(TABLE.items())), "id", None, "columns are in the order id, total, note"),
+        (TABLE, ("id", "note"), None, r"primary key is \(id\), not \(id, note\)"),
+        (TABLE, "id", txnkv.hash_partition("id", 4), "one tablet, not by hash_partition"),
+        (TABLE, "id", txnkv.range_partition("id", [5]), r"not by range_partition\(\['id'\], \["),
+    ],
+)
+def test_exists_ok_names_the_differences_of_tables(
+    client: txnkv.Client, columns: Any, key: Any, by: Any, words: str
+) -> None:
+    client.create_table("t", txnkv.Schema(TABLE, primary_key="id"))
+    with pytest.raises(txnkv.TableExistsError, match=words) as caught:
+        client.create_table("t", txnkv.Schema(columns, primary_key=key), by, exists_ok=True)
+    assert "exists_ok" not in str(caught.value)
+
+
+def test_exists_ok_takes_a_table_that_was_made_alike(client: txnkv.Client) -> None:
+    by = [txnkv.range_partition("id", [5, 10]), txnkv.hash_partition(["id"], 2)]
+    made = client.create_table("t", ID, by)
+    again = client.create_table("t", ID, list(reversed(by)), exists_ok=True)
+    assert again.info == made.info
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"partitions": 3}, "its partitions is 1, not 3"),
+        ({"buffer": "sidecar"}, "its buffer is 'marker', not 'sidecar'"),
+        ({"retention_seconds": 5.0}, "its retention_seconds is None, not 5.0"),
+        ({"retain_unacknowledged": True}, "its retain_unacknowledged is False, not True"),
+        ({"compression": "zstd"}, "its compression is None, not 'zstd'"),
+        ({"value_schema": {"id": "int64"}}, r"its value_schema is None, not '\(id int64\)'"),
+    ],
+)
+def test_exists_ok_names_the_differences_of_topics(
+    client: txnkv.Client, asked: Any, words: str
+) -> None:
+    client.create_topic("t")
+    with pytest.raises(txnkv.TopicExistsError, match=words) as caught:
+        client.create_topic("t", exists_ok=True, **asked)
+    assert "exists_ok" not in str(caught.value)
+
+
+# -- row errors ------------------------------------------------------------------------
+
+
+def _insert_in_a_block(client: txnkv.Client, *, flush: bool) -> None:
+    with client.transaction() as txn:
+        txn.insert("t", (1,))
+        txn.insert("t", (2,))
+        if flush:
+            txn.flush()
+
+
+def test_row_errors_say_what_became_of_the_others(client: txnkv.Client) -> None:
+    """In a `with` block that rolls everything back the others do not stand."""
+    table = client.create_table("t", ID)
+    with client.new_session() as session:
+        session.insert(table, (1,))
+    with pytest.raises(txnkv.RowErrors, match="1 row refused, the others stand: ") as caught:
+        client.new_session("auto_sync").insert(table, (1,))
+    assert caught.value.txn_id is None
+    for flush in (False, True):
+        with pytest.raises(txnkv.RowErrors, match="rolled back with all others") as caught:
+            _insert_in_a_block(client, flush=flush)
+        assert caught.value.txn_id is not None
+        assert pickle.loads(pickle.dumps(caught.value)).rolled_back
+    txn = client.new_transaction()
+    txn.insert(table, (1,))
+    txn.insert(table, (2,))
+    with pytest.raises(txnkv.RowErrors, match="in the transaction, which is still open"):
+        txn.commit()
+    txn.commit()
+    assert table.count() == 2
+
+
+def test_row_errors_of_others_are_not_taken_for_the_transactions(client: txnkv.Client) -> None:
+    table = client.create_table("t", ID)
+    with client.new_session() as session:
+        session.insert(table, (1,))
+    with pytest.raises(txnkv.RowErrors, match="the others stand"), client.transaction():
+        client.new_session("auto_sync").insert(table, (1,))
+
+
+# -- options are types -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "alias"),
+    [
+        (txnkv.Client.new_transaction, "isolation", "Isolation"),
+        (txnkv.Client.new_transaction, "locking", "Locking"),
+        (txnkv.Client.new_session, "flush_mode", "FlushMode"),
+        (txnkv.Client.create_topic, "buffer", "Buffer"),
+        (txnkv.Session.write, "op", "Operation"),
+        (txnkv.Transaction.write, "op", "Operation"),
+        (txnkv.Transaction.new_session, "flush_mode", "FlushMode"),
+        (txnkv.Topic.consumer, "isolation", "ReadIsolation"),
+        (txnkv.Topic.consumer, "order", "Order"),
+        (txnkv.Topic.fetch, "isolation", "FetchIsolation"),
+        (txnkv.Topic.subscribe, "type", "SubscriptionType"),
+    ],
+)
+def test_options_have_the_types_of_their_words(
+    call: Callable[..., Any], name: str, alias: str
+) -> None:
+    parameter = inspect.signature(call).parameters[name]
+    assert parameter.annotation == alias
+    assert parameter.default in get_args(getattr(options, alias))

@@ -1,0 +1,72 @@
+"""What is loaded with txnkv, and when: by the set of modules, since times are the machine's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txnkv
+
+SLOW = {
+    "asyncio", "click", "importlib.metadata", "numpy", "pandas", "polars", "prometheus_client",
+    "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "pyspark", "rich",
+}  # fmt: skip
+
+
+def python(program: str, *args: object) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, args)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def loaded_by(program: str, *args: object) -> set[str]:
+    told = "\nimport sys, json; print(json.dumps(list(sys.modules)))"
+    return set(json.loads(python(program + told, *args)))
+
+
+def test_importing_loads_nothing_that_takes_long() -> None:
+    found = loaded_by("import txnkv; txnkv.__version__")
+    assert not found & (SLOW | {"apsw", "lmdb", "pyarrow"})
+    assert {name for name in found if name.startswith("txnkv.")} == {"txnkv.version"}
+
+
+def test_opening_a_store_loads_what_that_takes(tmp_path: Path) -> None:
+    program = "import sys, txnkv; txnkv.connect(sys.argv[1]).close()"
+    numpy = {"numpy"}  # which pyarrow itself imports where it is installed
+    assert not loaded_by(program, tmp_path / "store") & (SLOW - numpy)
+
+
+def test_small_transactions_load_no_pandas(tmp_path: Path) -> None:
+    program = """
+import sys, txnkv
+client = txnkv.connect(sys.argv[1])
+table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+with client.transaction() as txn:
+    txn.insert(table, {"id": 1})
+assert table.get(1) == {"id": 1}
+client.close()
+"""
+    assert not loaded_by(program, tmp_path / "store") & {"pandas", "pyarrow.compute"}
+
+
+@pytest.mark.parametrize(
+    "first", ["aio", "client", "cli", "errors", "tables", "topics", "transaction", "api"]
+)
+def test_any_module_may_be_the_first(first: str) -> None:
+    program = f"import txnkv.{first}, txnkv; print(txnkv.connect.__module__, txnkv.aio.__name__)"
+    assert python(program) == "txnkv.client txnkv.aio\n"
+
+
+def test_names_are_listed_and_unknown_ones_refused() -> None:
+    assert {"connect", "aio", "TxnkvError", "__version__"} <= set(dir(txnkv))
+    assert all(getattr(txnkv, name) is not None for name in txnkv.__all__)
+    assert python("from txnkv import *; print(aio.connect.__module__)") == "txnkv.aio.client\n"
+    with pytest.raises(AttributeError, match="'txnkv' has no attribute 'conect'"):
+        txnkv.conect  # noqa: B018

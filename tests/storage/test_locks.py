@@ -1,0 +1,88 @@
+"""Locks in a forked child: all are free there, whoever held them in the parent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from txnkv.storage import locks
+
+InChild = Callable[[Callable[[], object]], int]
+
+
+@contextmanager
+def held(lock: Any) -> Iterator[None]:
+    """Another thread has the lock for the block."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(60)
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("make", [locks.new_lock, locks.new_rlock, locks.new_condition])
+def test_what_another_thread_holds_is_free_in_the_child(
+    make: Callable[[], Any], in_child: InChild
+) -> None:
+    lock = make()
+
+    def check() -> None:
+        assert lock.acquire(timeout=10)
+        lock.release()
+
+    with held(lock):
+        assert in_child(check) == 0
+        assert not lock.acquire(timeout=0.01), "the parent's thread still has it"
+
+
+def test_what_waits_for_a_condition_is_not_in_the_child(in_child: InChild) -> None:
+    condition = locks.new_condition()
+
+    def wait() -> None:
+        with condition:
+            condition.wait(60)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not condition._waiters:  # type: ignore[attr-defined]
+        pass
+
+    def check() -> None:
+        with condition:
+            assert not condition._waiters  # type: ignore[attr-defined]
+
+    assert in_child(check) == 0
+    with condition:
+        condition.notify()
+    thread.join()
+
+
+def test_the_thread_that_forks_keeps_what_it_has(in_child: InChild) -> None:
+    lock = locks.new_rlock()
+
+    def check() -> None:
+        lock.release()
+        assert lock.acquire(blocking=False)
+
+    with lock:
+        assert in_child(check) == 0
+
+
+def test_a_lock_goes_with_its_owner() -> None:
+    before = len(locks._made)
+    lock = locks.new_lock()
+    assert len(locks._made) == before + 1
+    del lock
+    assert len(locks._made) == before

@@ -1,0 +1,245 @@
+"""Delivery when something fails, and what it costs when nothing is to be delivered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.topics.test_subscriptions import received, send, take
+from txnkv.errors import CorruptionError, StorageFullError
+from txnkv.topics import leases, redelivery
+from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.offset_reader import OffsetReader
+
+KINDS: list[dict[str, Any]] = [{}, {"type": "shared"}, {"max_deliveries": 9}]
+
+
+@pytest.fixture
+def topic(client: txnkv.Client) -> txnkv.Topic:
+    return client.create_topic("events")
+
+
+class Failing:
+    """A function that fails at chosen calls.
+
+    Attributes:
+        calls: so many there were.
+    """
+
+    def __init__(self, real: Any, error: Exception, *at: int) -> None:
+        self._real = real
+        self._error = error
+        self._at = at
+        self.calls = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls in self._at:
+            raise self._error
+        return self._real(*args, **options)
+
+
+def tolerant(sub: txnkv.Subscription, rounds: int = 20) -> list[str]:
+    """What a consumer is given in some rounds, whatever is raised in between."""
+    found: list[str] = []
+    for _ in range(rounds):
+        try:
+            found += received(sub, 4)
+        except txnkv.TxnkvError:
+            continue
+    return found
+
+
+# -- nothing loses its place -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_dead_letter_that_cannot_be_written_loses_no_place(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    type: Any,
+    first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`receive_many` had claimed five messages, raised for one, and forgot the other four."""
+    send(client, *range(5))
+    sub = topic.subscribe("s", type=type, max_deliveries=1)
+    given = sub.receive_many(5, timeout=0)
+    spent = given[:1] if first else given[3:4]
+    sub.nack(spent)
+    sub.ack([m for m in given if m not in spent])
+    send(client, *range(5, 9))
+    failing = Failing(client.transaction, StorageFullError("no room"), *range(1, 4))
+    monkeypatch.setattr(client, "transaction", failing)
+    with caplog.at_level(logging.WARNING, "txnkv"):
+        assert received(sub) == ["5", "6", "7", "8"]
+    assert "cannot give up" in caplog.text
+    for _ in range(2):
+        with pytest.raises(StorageFullError):
+            received(sub)
+    assert received(sub) == []
+    dead = received(client.topic("events.s.dead").subscribe("look"))
+    assert dead == [(m.value or b"").decode() for m in spent]
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("at", range(1, 9))
+def test_damage_in_the_midst_of_a_round_loses_no_place(
+    client: txnkv.Client,
+    options: dict[str, Any],
+    at: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = client.create_topic("wide", partitions=3)
+    for number in range(3):
+        send(client, f"{number}a", f"{number}b", topic="wide", partition=number)
+    sub = topic.subscribe("s", **options)
+    half = sub.receive_many(3, timeout=0)
+    sub.nack(half)
+    damage = CorruptionError("damaged")
+    failing = Failing(OffsetReader.load, damage, at, at + 1)
+    monkeypatch.setattr(OffsetReader, "load", lambda self: failing(self))
+    every = ["0a", "0b", "1a", "1b", "2a", "2b"]
+    assert sorted(tolerant(sub)) == every
+    assert failing.calls > at
+
+
+@pytest.mark.parametrize("options", KINDS[1:])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_disk_that_is_full_while_messages_are_claimed_loses_no_place(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    options: dict[str, Any],
+    at: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send(client, *range(6))
+    sub = topic.subscribe("s", **options)
+    sub.nack(sub.receive_many(2, timeout=0))
+    failing = Failing(leases._new_lease, StorageFullError("no room"), at)
+    monkeypatch.setattr(leases, "_new_lease", failing)
+    assert sorted(tolerant(sub)) == ["0", "1", "2", "3", "4", "5"]
+    assert failing.calls > at
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_message_that_is_damaged_keeps_no_other_back(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send(client, *range(3))
+    sub = topic.subscribe("s", **options)
+    first = take(sub)
+    sub.nack(first)
+    real = redelivery.read_range
+
+    def read_range(engine: Any, partition: Any, begin: int, end: int) -> Any:
+        if begin <= first.offset < end:
+            raise CorruptionError("damaged")
+        return real(engine, partition, begin, end)
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr(redelivery, "read_range", read_range)
+        damaged.setattr(leases, "read_range", read_range)
+        found = tolerant(sub)
+        with pytest.raises(CorruptionError):
+            received(sub)
+    assert sorted(found + received(sub)) == ["0", "1", "2"]
+
+
+# -- large messages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_large_message_between_others_comes_back(
+    client: txnkv.Client, options: dict[str, Any]
+) -> None:
+    """Pieces of one stand among the messages of another transaction: a consumer that went on
+    behind the first pieces never had it.
+    """
+    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
+    topic = client.topic("events")
+    txn = client.new_transaction()
+    txn.serialize()
+    txn.send(topic, "x" * 1500)
+    txn.flush()
+    send(client, "between")
+    txn.send(topic, "y" * 2500)
+    txn.flush()
+    txn.commit()
+    send(client, "behind")
+    sub = topic.subscribe("s", **options)
+    given = sub.receive_many(9, timeout=0)
+    assert [len(m.value or b"") for m in given] == [1500, 7, 2500, 6]
+    sub.ack([given[1], given[3]])
+    sub.nack(given[2])
+    assert take(sub) == given[2]
+    sub.close()
+    again = topic.subscribe("s", **options)
+    assert again.receive_many(9, timeout=0) == [given[0], given[2]]
+
+
+def test_two_consumers_share_a_large_message_and_what_lies_between(client: txnkv.Client) -> None:
+    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
+    topic = client.topic("events")
+    one, two = (topic.subscribe("s", type="shared") for _ in range(2))
+    send(client, "x" * 1500, "y" * 1500)
+    first = take(one)
+    assert len(take(two).value) == 1500
+    one.ack(first)
+    assert one.receive(timeout=0) is two.receive(timeout=0) is None
+
+
+# -- looks and writes ------------------------------------------------------------------
+
+
+def writes(client: txnkv.Client) -> int:
+    number = client.instance.store.status.change_number()
+    assert number is not None
+    return number
+
+
+def test_a_shared_consumer_that_has_nothing_to_claim_writes_nothing(client: txnkv.Client) -> None:
+    """One that reads partition 0 claimed again and again while leases of partition 1 were due:
+    446 writes of status.db in 5 s.
+    """
+    topic = client.create_topic("wide", partitions=2)
+    send(client, 0, topic="wide", partition=1)
+    other = topic.subscribe("s", type="shared", partitions=[1])
+    other.nack(take(other))
+    held = topic.subscribe("s", type="shared", partitions=[0])
+    send(client, 1, topic="wide", partition=0)
+    txn = client.new_transaction()
+    txn.ack(held, take(held))
+    before = writes(client)
+    for _ in range(20):
+        assert held.receive(timeout=0.002) is None
+    assert writes(client) == before
+    txn.rollback()
+    assert received(held) == ["1"]
+
+
+def test_a_receive_looks_at_no_more_leases_than_it_takes(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `receive` had read all leases that were due: 35 ms with 20,000 of them."""
+    send(client, *range(500))
+    sub = topic.subscribe("s", type="shared", lease_seconds=10)
+    assert len(received(sub)) == 500
+    now.forward(11)
+    leased = Failing(leases._lease, AssertionError())
+    monkeypatch.setattr(leases, "_lease", leased)
+    steps = 0
+    for number in range(10):
+        before = leased.calls
+        assert received(sub, 1) == [str(number)]
+        steps += leased.calls - before
+    assert steps == 10
+    assert received(sub) == [str(number) for number in range(10, 500)]

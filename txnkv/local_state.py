@@ -1,0 +1,237 @@
+"""The state of a transaction in this process: one variable, moved under one lock.
+
+Until a small transaction commits no other process knows of it, so nothing but this says whether
+it may still be written to, committed or rolled back. Of a stored one status.db decides
+(`coordinator.states`); this is what was done to it here.
+
+    IN_MEMORY    open; its rows, messages and acks are in memory (`small_parts`)
+    STORED       open; its OPEN row is in status.db, what it writes is staged
+    COMMITTING   what was in memory was taken for the commit log, as an `Attempt`
+    UNSURE       that attempt broke off at the commit point, and status.db is to be asked
+    FINISHING    stored, and its commit has begun in status.db
+    COMMITTED, ABORTED
+
+    begin --> IN_MEMORY -- commit --> COMMITTING -- outcome --> COMMITTED or ABORTED
+                |   ^                   |    |                        ^
+                |   +-- lock not had ---+    +-----> UNSURE -- asked -+
+                | token, lock, size                                   |
+                v                                                     |
+              STORED -- commit --> FINISHING -- outcome in status.db -+
+                ^                     |
+                +------- refused -----+
+
+What is open is aborted by a rollback, a conflict or its timeout, and is committed at once when it
+has written nothing.
+
+The lock is held while anything is put into memory and while a commit takes it out: what a flush
+has acknowledged is in the commit, or the flush is refused. Nobody waits for an outcome under it.
+Once COMMITTING, the outcome of the attempt is all that counts; nobody guesses, or queues again:
+
+    T1 commit()     takes the rows, queues the attempt ............ returns its stamp
+    T2 commit()                    waits for the attempt .......... returns its stamp
+    T3 rollback()                  waits for the attempt .......... is refused: COMMITTED
+    T4 flush()                     is refused: COMMIT_IN_PROGRESS
+
+An attempt that met the partition lock of a younger transaction is in no queue (`Attempt.queued`)
+until it is tried again. A rollback that comes in between aborts, and nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from enum import IntEnum
+from typing import Final
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.states import TxnState
+from txnkv.storage.locks import new_baton, new_rlock
+
+
+class Local(IntEnum):
+    """A state of a transaction in this process."""
+
+    IN_MEMORY = 1
+    STORED = 2
+    COMMITTING = 3
+    UNSURE = 4
+    FINISHING = 5
+    COMMITTED = 6
+    ABORTED = 7
+
+
+_ENDS: Final = frozenset({Local.COMMITTED, Local.ABORTED})
+
+MOVES: Final[Mapping[Local, frozenset[Local]]] = {
+    Local.IN_MEMORY: _ENDS | {Local.STORED, Local.COMMITTING},
+    Local.STORED: _ENDS | {Local.FINISHING},
+    Local.COMMITTING: _ENDS | {Local.IN_MEMORY, Local.UNSURE},
+    Local.UNSURE: _ENDS,
+    Local.FINISHING: _ENDS | {Local.STORED},
+    Local.COMMITTED: frozenset(),
+    Local.ABORTED: frozenset(),
+}
+
+_TOLD: Final[Mapping[Local, TxnState]] = {
+    Local.IN_MEMORY: TxnState.OPEN,
+    Local.STORED: TxnState.OPEN,
+    Local.COMMITTING: TxnState.COMMIT_IN_PROGRESS,
+    Local.UNSURE: TxnState.COMMIT_IN_PROGRESS,
+    Local.FINISHING: TxnState.COMMIT_IN_PROGRESS,
+    Local.COMMITTED: TxnState.COMMITTED,
+    Local.ABORTED: TxnState.ABORTED,
+}
+
+
+class Attempt:
+    """One commit of what a small transaction had in memory, and its outcome.
+
+    Attributes:
+        began: monotonic seconds.
+        queued: the commit log has it: nothing but its outcome ends it.
+        stamp, error: the outcome, one of them.
+    """
+
+    __slots__ = ("_future", "_gate", "began", "error", "queued", "stamp")
+
+    def __init__(self, stamp: Timestamp | None = None) -> None:
+        self.began = time.monotonic()
+        self.queued = stamp is None
+        self.stamp = stamp
+        self.error: BaseException | None = None
+        self._future: Future[Timestamp] | None = None
+        self._gate = new_baton()
+
+    @property
+    def done(self) -> bool:
+        """The outcome is there."""
+        return self.stamp is not None or self.error is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the outcome; False when it is not there in time."""
+        if not self.done and self._gate.acquire(timeout=seconds):
+            self._gate.release()
+        return self.done
+
+    def result(self) -> Timestamp:
+        """Wait for the outcome; the commit timestamp, or raise what refused it."""
+        if self.stamp is not None:
+            return self.stamp
+        while not self.wait(1.0):
+            pass
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self = None  # type: ignore[assignment]
+        assert self.stamp is not None
+        return self.stamp
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    def queue_again(self) -> bool:
+        """Give it to the commit log, under the lock of the state; False when it is over."""
+        self.queued = not self.done
+        return self.queued
+
+    def settle(self, stamp: Timestamp | None, error: BaseException | None) -> None:
+        """Take the outcome, under the lock of the state; `tell` comes next."""
+        self.stamp, self.error = stamp, error
+        self._gate.release()
+
+    def future(self) -> Future[Timestamp]:
+        """A future of the outcome. Asked for under the lock of the state."""
+        if self._future is not None:
+            return self._future
+        future: Future[Timestamp] = Future()
+        future.set_running_or_notify_cancel()  # what is on its way is not called back
+        if self.done:
+            self._complete(future)
+        else:
+            self._future = future
+        return future
+
+    def tell(self) -> None:
+        """Complete the future, if there is one. Whoever settled calls it, without the lock."""
+        if self._future is not None:
+            self._complete(self._future)
+
+    def _complete(self, future: Future[Timestamp]) -> None:
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            assert self.stamp is not None
+            future.set_result(self.stamp)
+
+
+class LocalState:
+    """The state of one transaction, and what is known of its end.
+
+    Args:
+        stored: its OPEN row is in status.db.
+
+    Attributes:
+        lock: held for every move.
+        at: the state.
+        stored: status.db knows the transaction, and is asked how it stands.
+        commit_called: nobody makes sessions of it any more.
+        attempt: the commit that is on its way.
+        unsure_since: before the attempt began that broke off.
+        commit_ts: of a small one that committed.
+        reason, error: why it was aborted, and the name of a class of errors.
+    """
+
+    __slots__ = (
+        "at", "attempt", "commit_called", "commit_ts", "error", "lock", "reason", "stored",
+        "unsure_since",
+    )  # fmt: skip
+
+    def __init__(self, *, stored: bool) -> None:
+        self.lock = new_rlock()
+        self.at = Local.STORED if stored else Local.IN_MEMORY
+        self.stored = stored
+        self.commit_called = False
+        self.attempt: Attempt | None = None
+        self.unsure_since = Timestamp(0)
+        self.commit_ts: Timestamp | None = None
+        self.reason: str | None = None
+        self.error: str | None = None
+
+    @property
+    def open(self) -> bool:
+        """It may be written to."""
+        return self.at is Local.IN_MEMORY or self.at is Local.STORED
+
+    @property
+    def ended(self) -> bool:
+        """Committed or aborted."""
+        return self.at in _ENDS
+
+    @property
+    def told(self) -> TxnState:
+        """The state as users know it."""
+        return _TOLD[self.at]
+
+    def move(self, to: Local) -> None:
+        """Move to another state.
+
+        Raises:
+            ValueError: no transaction moves so.
+        """
+        with self.lock:
+            if to not in MOVES[self.at]:
+                raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
+            self.at = to
+            if to is Local.STORED:
+                self.stored = True
+
+    def settle(
+        self, attempt: Attempt, stamp: Timestamp | None, error: BaseException | None = None
+    ) -> None:
+        """The attempt that was on its way has its outcome. Under the lock, after the move."""
+        self.attempt = None
+        attempt.settle(stamp, error)

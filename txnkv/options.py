@@ -1,0 +1,37 @@
+"""The words that options take, as types: a checker finds a wrong one before the program runs.
+
+Each is also checked at the call; what is checked against is made of these.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_args
+
+FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
+Isolation: TypeAlias = Literal["snapshot", "serializable"]
+Locking: TypeAlias = Literal["optimistic", "partition"]
+Operation: TypeAlias = Literal[
+    "insert", "insert_ignore", "upsert", "update", "update_ignore", "delete", "delete_ignore"
+]
+Buffer: TypeAlias = Literal["marker", "sidecar"]
+Compression: TypeAlias = Literal["lz4", "zstd"]
+FetchIsolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
+ReadIsolation: TypeAlias = Literal["read_uncommitted", "read_committed", "serializable"]
+Order: TypeAlias = Literal["offset", "commit"]
+Start: TypeAlias = Literal["earliest", "latest"]
+SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover"]
+
+
+_known = cache(get_args)  # each transaction and session asks
+
+
+def one_of(option: str, given: object, words: Any) -> None:
+    """Refuse what is none of the words that an option takes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = _known(words)
+    if given not in known:
+        raise ValueError(f"{option} is one of {', '.join(known)}, not {given!r}")

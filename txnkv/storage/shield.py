@@ -1,0 +1,157 @@
+"""Calls that no signal handler interrupts.
+
+Python runs signal handlers in the main thread, between two instructions of whatever it runs. One
+that raises (Ctrl-C in a notebook, a time limit by SIGALRM) ends that code anywhere: after BEGIN
+and before the variable that would say so, in a `finally` clause, inside a lock's bookkeeping.
+No order of instructions is safe against that, and masks of signals do not help either: another
+thread takes the signal, and the main thread still runs the handler.
+
+So what reads or writes the store does not run in the main thread. Called there, a `shielded`
+function runs on a thread of the library, where no handler ever runs, and the main thread waits:
+
+    main      shielded call --> waits ................... result
+    library                     the call, whole, .......^
+
+    main      shielded call --> waits . Ctrl-C: KeyboardInterrupt is raised at once
+    library                     the call goes on to its end, and nothing is left half done
+
+The exception leaves the wait and nothing else. What a caller does next, on another such thread,
+finds the locks of the call that goes on, and waits for them: a second `commit()` answers what
+became of the first. A result that nobody takes any more is dropped, and what it held is given
+back as for any other object (`dropped`). Called on any other thread the function runs right there.
+
+A call costs two switches of threads, some 15 us. What is as quick as that itself is not shielded:
+it keeps to memory, or holds what it holds in `with` blocks over locks and transactions made in
+C, which the interpreter enters and leaves in one step (`gate`, `Tablet.look`).
+
+Rejected: to put handlers off by a flag (they are the program's, not the library's), and to do it
+in C (a call of Python from there runs handlers too).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from queue import SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
+
+from txnkv.storage.locks import new_baton
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_here: Final = threading.get_ident
+_END: Final = object()
+
+
+class Abandoned(Exception):
+    """Nobody waits for this call any more."""
+
+
+class _Running(threading.local):
+    call: _Call | None = None
+
+
+class _Call:
+    """One call, and what became of it."""
+
+    __slots__ = ("abandoned", "args", "done", "error", "fn", "kwargs", "result")
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.abandoned = False
+        self.done = new_baton()
+
+    def run(self) -> None:
+        try:
+            self.result = self.fn(*self.args, **self.kwargs)
+        except BaseException as error:
+            self.error = error
+
+
+class _Threads:
+    """The threads that shielded calls run on: one, and another for each call that goes on
+    although the main thread does not wait for it any more.
+    """
+
+    def __init__(self) -> None:
+        self.main = threading.main_thread().ident
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._free: list[None] = []  # changed by the threads alone: nothing interrupts them
+
+    def run(self, call: _Call) -> Any:
+        if len(self._free) <= self._calls.qsize():
+            threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
+        self._calls.put(call)
+        try:
+            call.done.acquire()
+        except BaseException:
+            call.abandoned = True
+            raise
+        if call.error is not None:
+            try:
+                raise call.error
+            finally:
+                del call  # else the traceback would refer to itself
+        return call.result
+
+    def _serve(self) -> None:
+        while True:
+            self._free.append(None)
+            self._next().done.release()
+
+    def _next(self) -> _Call:
+        call = self._calls.get()
+        self._free.pop()
+        _running.call = call
+        call.run()
+        _running.call = None
+        return call
+
+
+_threads = _Threads()
+_running: Final = _Running()
+
+
+def go_on() -> None:
+    """End a long call of which the caller was interrupted. Between two steps of it.
+
+    Raises:
+        Abandoned: nobody hears of it: the work is undone as after any other error.
+    """
+    call = _running.call
+    if call is not None and call.abandoned:
+        raise Abandoned("the caller was interrupted and does not wait for this any more")
+
+
+def shielded(fn: Callable[P, T]) -> Callable[P, T]:
+    """Have no signal handler interrupt `fn`, in whatever thread it is called."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _here() != _threads.main:
+            return fn(*args, **kwargs)
+        return _threads.run(_Call(fn, args, kwargs))  # type: ignore[no-any-return]
+
+    return call
+
+
+def shielded_steps(items: Iterator[T]) -> Iterator[T]:
+    """The same, each step of it shielded: for generators that read the store."""
+    step = shielded(partial(next, items, _END))
+    while (item := step()) is not _END:
+        yield item
+
+
+def _after_fork_in_child() -> None:
+    global _threads
+    _threads = _Threads()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

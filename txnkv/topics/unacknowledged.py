@@ -1,0 +1,88 @@
+"""What subscriptions have not acknowledged of a partition, and how much of that is gone.
+
+A count of lost messages lies in the partition's database `state`, under "lost" + the id of the
+subscription (u64 big-endian), as u64 little-endian. It changes in the LMDB transaction that takes
+the messages, so that it counts each of them once, whoever dies.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import lmdb
+
+from txnkv.topics import cursors
+from txnkv.topics.cursors import Cursor
+from txnkv.topics.log_state import STATE
+from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics.ranges import Ranges
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.partition import Partition
+    from txnkv.topics.subscription_info import SubscriptionInfo
+
+_LITTLE: Final = 4 << 10
+"""Bytes of a fetch that looks for one message."""
+
+_KEY: Final = struct.Struct(">4sQ")
+_COUNT: Final = struct.Struct("<Q")
+
+
+def count(engine: TopicEngine, partition: Partition, cursor: Cursor, first: int, last: int) -> int:
+    """Offsets in [first, last) that are not deleted, from the first message of each range of them
+    on: 0 when all messages are deleted. All of it is decided, and in the log.
+    """
+    left = Ranges([(max(first, cursor.mark), last)])
+    left.difference_update(cursor.deleted)
+    return sum(last - _next_message(engine, partition, first, last) for first, last in left)
+
+
+def _next_message(engine: TopicEngine, partition: Partition, first: int, last: int) -> int:
+    """The first message in [first, last), or its end: markers and aborted ones are none."""
+    reader = OffsetReader(engine, partition, first, "read_committed", _LITTLE)
+    while reader.position < last:
+        if reader.load():
+            return min(int(reader.take(1).column("offset")[0].as_py()), last)
+        if not reader.moved:
+            break
+    return last
+
+
+def below(
+    engine: TopicEngine, partition: Partition, start: int, offset: int
+) -> list[tuple[SubscriptionInfo, int]]:
+    """Subscriptions that have not acknowledged all of [start, offset), and how many they have not;
+    acks of open transactions do not count.
+    """
+    found = []
+    for info in engine.subscriptions.of_topic(partition.topic):
+        with engine.store.status.read() as cur:
+            cursor = cursors.load(cur, info.id).get(partition.id)
+        left = 0 if cursor is None else count(engine, partition, cursor, start, offset)
+        if left:
+            found.append((info, left))
+    return found
+
+
+def add_lost(txn: lmdb.Transaction, partition: Partition, subscription_id: int, more: int) -> None:
+    """Count what the LMDB transaction takes."""
+    db = partition.environment.db(STATE)
+    total = _lost(txn, db, subscription_id) + more
+    txn.put(_KEY.pack(b"lost", subscription_id), _COUNT.pack(total), db=db)
+
+
+def lost(partition: Partition, subscription_id: int) -> int:
+    """How many messages a subscription had not acknowledged when they were taken."""
+    if not partition.exists:
+        return 0
+    with partition.environment.read() as txn:
+        if not partition.environment.has(STATE):
+            return 0
+        return _lost(txn, partition.environment.db(STATE), subscription_id)
+
+
+def _lost(txn: lmdb.Transaction, db: Any, subscription_id: int) -> int:
+    found = txn.get(_KEY.pack(b"lost", subscription_id), db=db)
+    return 0 if found is None else int(_COUNT.unpack(found)[0])
