@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from txnkv.spark.reading import topic_planner
-from txnkv.topics import pinned_range, range_cuts, side_own, side_sweep
+from txnkv.topics import look_back, pinned_range, range_cuts, side_own, side_sweep
 from txnkv.topics.catalog import TopicOptions
 
 from .topic_tools import Query, batch_read, close_clients, flat
@@ -47,7 +47,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch.setattr(topic_planner, "TASK_BYTES", 100)
         self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)
         self.patch.setattr(range_cuts, "_SAMPLE_BYTES", 300)
-        self.patch.setattr(pinned_range, "_LOOK_BACK", 2)
+        self.patch.setattr(look_back, "_FIRST_REACH", 2)
         self.patch.setattr(pinned_range.read, "__defaults__", (300,))
         self.folder = tempfile.TemporaryDirectory()
         path = f"{self.folder.name}/store"

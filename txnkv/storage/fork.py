@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from txnkv.storage.gate import SharedGate
@@ -110,6 +112,7 @@ class ForkGate:
 
     def before_fork(self) -> None:
         """In the parent, before: closes everything, or marks the child to come as refused."""
+        _settle_pandas()
         forking = self._forking
         forking.outside = False
         forking.refusal = self._refusal or self._quiesce()
@@ -152,6 +155,17 @@ class ForkGate:
         for member in list(self._members):
             for thing in member.inherited():
                 _leak(thing)
+
+
+def _settle_pandas() -> None:
+    """Have pyarrow know whether pandas is there.
+
+    It finds out at the first list that is made an array, under a lock that no child makes anew:
+    one that is forked meanwhile would wait for ever.
+    """
+    if "pyarrow" in sys.modules:
+        with suppress(Exception):
+            sys.modules["pyarrow"].array([])
 
 
 _FORKED_INSIDE = (
