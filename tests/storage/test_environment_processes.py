@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import until
 from txnkv.errors import StorageFullError, UnavailableError
-from txnkv.storage import Environment, Environments, StoreDirectory
+from txnkv.storage import Environment, Environments, StoreDirectory, arm
 from txnkv.storage.lmdb_errors import translate
 
 PAGE = b"v" * 4000
@@ -53,6 +55,46 @@ def test_growth_of_another_process_is_adopted(
     other.tell()
     assert other.line() == "1300"  # and so does the other
     other.finish()
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3, 4])
+def test_who_waited_while_a_file_shrank_finds_all_of_it(
+    directory: StoreDirectory, environments: Environments, python, writes: int
+) -> None:
+    """It took the number of the old file's latest transaction for the new one's, and read and
+    wrote on from an older meta page: row sets that were committed were gone.
+    """
+    environment = environments.get("tablets/1")
+    for number in range(writes):
+        fill(environment, number, 1)
+    other = python(
+        OPEN + "wait(); say('opens'); say(count()); wait(); fill(1000, 1); say(count())",
+        directory.path,
+    )
+
+    def let_it_open() -> None:
+        other.tell()
+        assert other.line() == "opens"
+        until(lambda: waits_for_a_lock(other.popen.pid))
+
+    arm("shrink.renamed", let_it_open)
+    assert environment.shrink() is not None
+    assert other.line() == str(writes)
+    assert entries(environment) == writes
+    other.tell()
+    assert other.line() == str(writes + 1)
+    fill(environment, 2000, 1)
+    assert entries(environment) == writes + 2
+    other.finish()
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    """Whether the system says that a process waits for a file's lock; True where it can't say."""
+    locks = Path("/proc/locks")
+    if not locks.exists():
+        time.sleep(0.5)
+        return True
+    return any("->" in line and str(pid) in line.split() for line in locks.read_text().splitlines())
 
 
 def test_write_adopts_growth_too(

@@ -6,8 +6,13 @@ gone. LMDB itself says who that is. Each process that has an environment open ho
 on the first byte of lock.mdb; with the exclusive lock on that byte nobody has it open, and who
 opens it waits for us:
 
-    we       lock -> copy -> sync -> rename -> sync -> unlock
-    another        open: waits for its shared lock ...  has it: the new file
+    we       lock -> void lock.mdb -> copy -> sync -> rename -> sync -> unlock
+    another          open: waits for its shared lock ...  has it, lock.mdb is void: opens again
+
+Who opens it alone fills in lock.mdb, with the number of the file's latest transaction; who waited
+for a shared lock takes that as it finds it. The copy counts from 1 again: with the old file's
+number, LMDB would read and write on from whichever of the two meta pages that number falls on,
+and what was committed last would be gone. So nobody finds it.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ declare_fault_point("shrink.copied", "a smaller copy of an LMDB file is durable,
 declare_fault_point("shrink.renamed", "a smaller copy of an LMDB file took its place")
 
 _COPY: Final = "compact"
+_VOID: Final = bytes(8)
+"""Instead of the magic number and the format of lock.mdb: LMDB refuses to share that."""
 
 
 def shrink(folder: Path, map_size: int) -> tuple[int, int] | None:
@@ -95,6 +102,8 @@ def _alone(folder: Path) -> Iterator[bool]:
                 raise
             yield False
         else:
+            if os.fstat(descriptor).st_size:
+                os.pwrite(descriptor, _VOID, 0)
             yield True
     finally:
         os.close(descriptor)
