@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -114,7 +115,7 @@ def test_an_interrupt_ends_a_load_without_end(client: txnkv.Client, table: txnkv
             ids = pa.array(range(n * 1000, n * 1000 + 1000), pa.int64())
             yield pa.record_batch({"id": ids})
             if n == 10:
-                signal.raise_signal(signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
 
     schema = pa.schema([("id", pa.int64())])
     with pytest.raises(KeyboardInterrupt), client.transaction() as txn:

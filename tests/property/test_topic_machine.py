@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import txnkv
 from tests.property.machine_tools import in_child
 from tests.topics.reading_tools import partition_of
-from tools.crash import later, settle
+from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
@@ -210,8 +210,7 @@ class TopicMachine(RuleBasedStateMachine):
     @rule()
     def time_out(self) -> None:
         over, self.model.open = self.model.open, []
-        with later(3600):
-            self.client.instance.coordinator.maintenance.round(resume_all=True)
+        run_out(self.client)
         with pytest.raises(txnkv.InvalidTxnStateError):
             send(self.client, over[0].row, self.partition(1), [b"late"])
 

@@ -20,7 +20,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 import txnkv
-from tools.isolation.histories import Append, Op, Read, ReadList, Recording, Txn, Write, record
+from tools.isolation.histories import (
+    Append,
+    Op,
+    Outcome,
+    Read,
+    ReadList,
+    Recording,
+    Txn,
+    Write,
+    record,
+)
 from txnkv.options import Isolation, Locking
 
 __all__ = ["KEYS", "Load", "prepare", "read_all", "work"]
@@ -53,7 +63,8 @@ class Load:
         seed: of what it does; also what its values are made of, so of all sessions alone.
         isolation: of its transactions.
         transactions: how many it tries at most.
-        seconds: when it stops at the latest.
+        seconds: when it stops, if it has done `least` by then.
+        least: transactions that it commits however long that takes.
     """
 
     session: str
@@ -61,6 +72,7 @@ class Load:
     isolation: Isolation
     transactions: int = 1000
     seconds: float = 2.0
+    least: int = 20
 
 
 def prepare(client: txnkv.Client) -> None:
@@ -74,10 +86,14 @@ def work(client: txnkv.Client, load: Load) -> list[Txn]:
     history: list[Txn] = []
     session = _Session(client, load)
     end = time.monotonic() + load.seconds
-    while len(history) < load.transactions and time.monotonic() < end:
+    while len(history) < load.transactions and (time.monotonic() < end or _few(history, load)):
         with record(history, load.session) as running:
             session.transaction(running)
     return history
+
+
+def _few(history: list[Txn], load: Load) -> bool:
+    return sum(txn.outcome is Outcome.COMMITTED for txn in history) < load.least
 
 
 def read_all(client: txnkv.Client, name: str = "last") -> Txn:
