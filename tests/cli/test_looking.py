@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
+
 import lmdb
 import pytest
 
 import txnkv
+from txnkv import UnavailableError
+from txnkv.coordinator.clock import MAX_JUMP
 from txnkv.storage.directory import FORMAT_NAME
+from txnkv.storage.seam import clock
 
 
 def test_a_file_is_no_store(file, fail):
@@ -181,3 +187,21 @@ def test_check_and_stats_of_what_is_in_the_log(tmp_path, file, run):
     run("compact", path)
     assert run("check", path).out.startswith("ok: 2 rows, ")
     assert run("stats", path, "--json").json["log_commits"] == 0
+
+
+def test_the_clock_is_repaired(orders, run, invoke):
+    def delete(key):
+        with txnkv.connect(orders) as client, client.transaction() as txn:
+            txn.delete("orders", key)
+
+    asked = invoke("repair", orders)
+    assert (asked.status, "name what is to be mended: --clock" in asked.err) == (2, True)
+    with clock.replaced(wall=lambda: time.time_ns() // 1000 + MAX_JUMP + 60_000_000):
+        with pytest.raises(UnavailableError, match="txnkv repair"):
+            delete(1)
+        said = run("repair", orders, "--clock").out
+        now = datetime.fromtimestamp(clock.now_micros() / 1e6, UTC)
+        assert said.startswith(f"the store's clock stands at {now:%Y-%m-%d}")
+        delete(1)
+    with txnkv.connect(orders) as client:
+        assert client.table("orders").count() == 3
