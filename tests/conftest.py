@@ -24,6 +24,10 @@ from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import clock, disarm
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools.forked import Popen
+
 # Spark's workers are of the Python that runs the tests, not of the first one in PATH.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
@@ -53,7 +57,7 @@ class Process:
         self, path: Path, code: str, options: dict[str, Any], fault: str, values: dict[str, Any]
     ) -> None:
         start = base64.b64encode(pickle.dumps((str(path), options, values))).decode()
-        self.popen = subprocess.Popen(
+        self.popen = Popen(
             [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -21,6 +21,7 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
+from tools.forked import Popen
 from txnkv.closing import Closing
 
 STAGE_ALL: Final = "TXNKV_TEST_STAGE_ALL"
@@ -60,7 +61,7 @@ class Child:
     """One process."""
 
     def __init__(self, program: list[str], args: tuple[object, ...], fault: str) -> None:
-        self.popen = subprocess.Popen(
+        self.popen = Popen(
             [sys.executable, *program, *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

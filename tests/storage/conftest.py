@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.forked import Popen
 from txnkv.storage import Environments, Store, StoreDirectory, disarm
 from txnkv.storage.fork import GATE
 
@@ -31,7 +32,7 @@ class Process:
     """A Python process that says lines and is told lines."""
 
     def __init__(self, code: str, args: tuple[object, ...], fault: str) -> None:
-        self.popen = subprocess.Popen(
+        self.popen = Popen(
             [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
