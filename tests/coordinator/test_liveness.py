@@ -103,6 +103,17 @@ def test_an_unstored_transaction_past_its_timeout_is_not_stored(world: Any, now:
         world.coordinator.get(row.txn_id)
 
 
+def lives_on_for(seconds: float, world: Any, now: Any, txn_id: int) -> None:
+    """It is open almost as long, and then aborted."""
+    assert world.state(txn_id) is OPEN
+    now.forward(seconds - 1)
+    world.round()
+    assert world.state(txn_id) is OPEN
+    now.forward(2)
+    world.round()
+    assert world.state(txn_id) is ABORTED
+
+
 def test_heartbeats_after_a_restart(world: Any, now: Any) -> None:
     """Heartbeats live in memory: at open each OPEN transaction gets a fresh one."""
     txn_id = world.begin(1)
@@ -112,13 +123,7 @@ def test_heartbeats_after_a_restart(world: Any, now: Any) -> None:
     (world.path / "runtime").rename(world.path.parent / "gone")
     world.open()
     world.coordinator.recover()
-    assert world.state(txn_id) is OPEN
-    now.forward(29)
-    world.round()
-    assert world.state(txn_id) is OPEN
-    now.forward(2)
-    world.round()
-    assert world.state(txn_id) is ABORTED
+    lives_on_for(30, world, now, txn_id)
 
 
 def test_after_a_boot_only_the_timeout_counts(world: Any, now: Any) -> None:
@@ -168,13 +173,7 @@ def test_silence_counts_only_while_somebody_listens(world: Any, now: Any) -> Non
     world.open()
     world.coordinator.recover()
     world.round()
-    assert world.state(txn_id) is OPEN
-    now.forward(29)
-    world.round()
-    assert world.state(txn_id) is OPEN
-    now.forward(2)
-    world.round()
-    assert world.state(txn_id) is ABORTED
+    lives_on_for(30, world, now, txn_id)
 
 
 def test_a_round_that_finds_nothing_new_writes_nothing(world: Any, now: Any) -> None:

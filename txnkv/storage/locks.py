@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import ref
+
+T = TypeVar("T")
 
 _RLOCK = type(threading.RLock())
 _made: Final[set[ref[Any]]] = set()
@@ -30,30 +32,27 @@ _forget: Final = _made.discard
 
 def new_lock() -> threading.Lock:
     """A lock that is free in a forked child."""
-    lock = threading.Lock()
-    _made.add(ref(lock, _forget))
-    return lock
+    return _known(threading.Lock())
 
 
 def new_rlock() -> threading.RLock:
     """A lock that its thread may take again; free in a forked child, unless its thread forked."""
-    lock = threading.RLock()
-    _made.add(ref(lock, _forget))
-    return lock
+    return _known(threading.RLock())
 
 
 def new_condition(lock: threading.Lock | None = None) -> threading.Condition:
     """A condition of a lock made here, its own for None; nobody waits for it in a forked child."""
-    condition = threading.Condition(lock or new_lock())
-    _made.add(ref(condition, _forget))
-    return condition
+    return _known(threading.Condition(lock or new_lock()))
 
 
 def new_event() -> threading.Event:
     """An event, as set in a forked child as it was in the parent."""
-    event = threading.Event()
-    _made.add(ref(event, _forget))
-    return event
+    return _known(threading.Event())
+
+
+def _known(made: T) -> T:
+    _made.add(ref(made, _forget))
+    return made
 
 
 def new_baton() -> threading.Lock:
