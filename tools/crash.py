@@ -8,14 +8,13 @@ driver then opens the store as anybody would and examines it: the transaction is
 or wholly not, it is there if the child was told so, nothing staged and no lock is left, and
 all blocks and the status database are sound.
 
-Children are forked by a helper process that has txnkv imported and no store open, so that a
-kill costs milliseconds, not the start of an interpreter.
+Children are forked (`tools.forked`), so that a kill costs milliseconds, not the start of an
+interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import shutil
@@ -29,8 +28,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
-
-import pyarrow.compute
 
 import txnkv
 from tools import (
@@ -47,15 +44,14 @@ from tools.crash_scenarios import (
     ACKNOWLEDGED,
     BEFORE,
     ROWS,
-    SCENARIOS,
     TABLES,
     prepare,
     replaced,
     rows,
 )
-from txnkv.closing import Closing
+from tools.forked import Popen
 from txnkv.storage import FAULT_POINTS, clock
-from txnkv.storage.seam import arm_from_environment
+from txnkv.storage.seam import FAULT_VARIABLE
 from txnkv.tables import compaction
 
 THERE: Final = "there"
@@ -257,65 +253,24 @@ class Death:
         return ACKNOWLEDGED in self.said
 
 
-class Nursery(Closing):
-    """The helper process that forks children. A context manager."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.crash", "--serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-
-    def run(self, scenario: str, path: Path, fault: str = "", *args: str) -> Death:
-        """One child through a scenario, with a fault as in TXNKV_FAULT.
-
-        Raises:
-            RuntimeError: the helper process is gone.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([scenario, fault, str(path), *args]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("the helper process that forks the children is gone")
-        code, said = json.loads(answer)
-        return Death(code, tuple(said))
-
-    def close(self) -> None:
-        self._process.communicate()
+def run_child(scenario: str, path: Path, fault: str = "", *args: str) -> Death:
+    """Have a child go through a scenario, with a fault as in TXNKV_FAULT."""
+    child = Popen(
+        [sys.executable, "-c", _CHILD, scenario, str(path), *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, FAULT_VARIABLE: fault},
+        cwd=Path(__file__).parent.parent,
+    )
+    said, _ = child.communicate()
+    return Death(child.returncode, tuple(said.splitlines()))
 
 
-def _serve() -> None:
-    # What txnkv loads when it needs it is loaded here, once, and not in each child.
-    pyarrow.compute.equal(0, 0)  # with pandas, where that is installed
-    for line in sys.stdin:
-        code, said = _fork(*json.loads(line))
-        print(json.dumps([code, said]), flush=True)
-
-
-def _fork(scenario: str, fault: str, *args: str) -> tuple[int, list[str]]:
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(into, sys.stdout.fileno())
-        code = 1
-        try:
-            arm_from_environment({"TXNKV_FAULT": fault})
-            SCENARIOS[scenario](*args)
-            code = 0
-        except BaseException as error:
-            sys.stderr.write(f"{scenario} with {fault!r}: {error!r}\n")
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    os.close(into)
-    with os.fdopen(out) as lines:
-        said = lines.read().splitlines()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+_CHILD: Final = """
+import sys
+from tools.crash_scenarios import SCENARIOS
+SCENARIOS[sys.argv[1]](*sys.argv[2:])
+"""
 
 
 # -- afterwards ------------------------------------------------------------------------
@@ -419,7 +374,7 @@ def expected(scenario: str, plan: Plan, death: Death) -> str:
 
 
 def kill_at(
-    nursery: Nursery, template: Path, folder: Path, point: str, scenario: str, stride: int = 1
+    template: Path, folder: Path, point: str, scenario: str, stride: int = 1
 ) -> Iterator[tuple[str, list[str]]]:
     """Die at a point, once or at each pass in turn.
 
@@ -437,7 +392,7 @@ def kill_at(
         path = folder / f"{scenario}-{point}-{number}"
         if scenario != "create":
             shutil.copytree(template, path)
-        death = nursery.run(scenario, path, fault)
+        death = run_child(scenario, path, fault)
         if not death.killed:
             if number == 1 or death.code != 0:
                 yield fault, [f"it was not killed, it ended with {death.code}"]
@@ -473,26 +428,19 @@ def _open_twice(path: Path, scenario: str, plan: Plan, death: Death) -> list[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.crash", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="where stores are made and removed")
+    parser.add_argument("folder", type=Path, help="where stores are made and removed")
     parser.add_argument("--point", choices=sorted(FAULT_POINTS), help="only this fault point")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.serve:
-        _serve()
-        return 0
-    if asked.folder is None:
-        parser.error("name a folder for the stores")
     logging.getLogger("txnkv").setLevel(logging.ERROR)  # that transactions expire is no news
     asked.folder.mkdir(parents=True, exist_ok=True)
     template = asked.folder / "template"
     prepare(str(template))
     failed = 0
-    with Nursery() as nursery:
-        for point in [asked.point] if asked.point else PLANS:
-            for scenario in PLANS[point].scenarios:
-                for fault, problems in kill_at(nursery, template, asked.folder, point, scenario):
-                    failed += bool(problems)
-                    print(f"{scenario:14} {fault:32} {'; '.join(problems) or 'whole'}", flush=True)
+    for point in [asked.point] if asked.point else PLANS:
+        for scenario in PLANS[point].scenarios:
+            for fault, problems in kill_at(template, asked.folder, point, scenario):
+                failed += bool(problems)
+                print(f"{scenario:14} {fault:32} {'; '.join(problems) or 'whole'}", flush=True)
     shutil.rmtree(template)
     return 1 if failed else 0
 

@@ -10,18 +10,10 @@ import pytest
 
 import txnkv
 from tools.children import Children
-from tools.crash import Nursery
 from tools.crash_scenarios import prepare
 from txnkv.storage import disarm
 
-__all__ = ["children", "connect", "nursery", "store", "template"]
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Forks children that do scenarios."""
-    with Nursery() as started:
-        yield started
+__all__ = ["children", "connect", "store", "template"]
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.crash import Nursery
+from tools.crash import run_child
 from tools.crash_scenarios import BEFORE, rows
 from tools.dump import dump
 
@@ -34,8 +34,8 @@ def test_dump_names_transactions_row_sets_and_blocks(
     txn.commit()
 
 
-def test_dump_leaves_a_dead_transaction_as_it_is(nursery: Nursery, store: Path) -> None:
-    assert nursery.run("commit", store, "commit.decided=kill").killed
+def test_dump_leaves_a_dead_transaction_as_it_is(store: Path) -> None:
+    assert run_child("commit", store, "commit.decided=kill").killed
     for _ in range(2):
         assert "state=FINALIZE_IN_PROGRESS" in "\n".join(dump(str(store)))
 

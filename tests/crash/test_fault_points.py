@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.crash import GONE, PLANS, THERE, Nursery, examine, kill_at
+from tools.crash import GONE, PLANS, THERE, examine, kill_at, run_child
 from txnkv.storage import FAULT_POINTS
 
 
@@ -31,10 +31,10 @@ EVERYWHERE = ("lmdb.", "status.")
     [(point, scenario) for point, plan in PLANS.items() for scenario in plan.scenarios],
 )
 def test_store_is_whole_after_a_death_at(
-    point: str, scenario: str, nursery: Nursery, template: Path, tmp_path: Path
+    point: str, scenario: str, template: Path, tmp_path: Path
 ) -> None:
     stride = 5 if point.startswith(EVERYWHERE) else 1
-    deaths = list(kill_at(nursery, template, tmp_path, point, scenario, stride))
+    deaths = list(kill_at(template, tmp_path, point, scenario, stride))
     assert [(fault, problems) for fault, problems in deaths if problems] == []
     assert deaths
 
@@ -50,9 +50,9 @@ def test_store_is_whole_after_a_death_at(
     ],
 )
 def test_store_is_whole_after_a_death_at_each_pass(
-    point: str, scenario: str, nursery: Nursery, template: Path, tmp_path: Path
+    point: str, scenario: str, template: Path, tmp_path: Path
 ) -> None:
-    deaths = list(kill_at(nursery, template, tmp_path, point, scenario))
+    deaths = list(kill_at(template, tmp_path, point, scenario))
     assert [(fault, problems) for fault, problems in deaths if problems] == []
     assert deaths
 
@@ -79,16 +79,15 @@ def test_recovery_that_dies_is_recovered(
     scenario: str,
     outcome: str,
     second: str,
-    nursery: Nursery,
     template: Path,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "store"
     shutil.copytree(template, path)
-    assert nursery.run(scenario, path, f"{first}=kill").killed
+    assert run_child(scenario, path, f"{first}=kill").killed
     deaths = 0
     for number in range(1, 6):
-        death = nursery.run("recover", path, f"{second}=kill@{number}")
+        death = run_child("recover", path, f"{second}=kill@{number}")
         deaths += death.killed
     assert deaths > 0
     with txnkv.connect(path, create=False) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.crash import Nursery
+from tools.crash import run_child
 from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, TABLES
 
 
@@ -21,12 +21,10 @@ from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, TABLES
         *(f"status.after_commit=kill@{number}" for number in (2, 5)),
     ],
 )
-def test_each_member_of_a_group_is_whole(
-    fault: str, nursery: Nursery, template: Path, tmp_path: Path
-) -> None:
+def test_each_member_of_a_group_is_whole(fault: str, template: Path, tmp_path: Path) -> None:
     path = tmp_path / "store"
     shutil.copytree(template, path)
-    death = nursery.run("group", path, fault)
+    death = run_child("group", path, fault)
     assert death.killed
     acknowledged = {int(line.removeprefix(ACKNOWLEDGED)) for line in death.said}
     with txnkv.connect(path, create=False) as client:
@@ -43,14 +41,14 @@ def test_each_member_of_a_group_is_whole(
 
 
 def test_what_was_acknowledged_is_replayed_by_several_at_once(
-    nursery: Nursery, template: Path, tmp_path: Path
+    template: Path, tmp_path: Path
 ) -> None:
     """A process that was open before the death and one opened after it see the same."""
     path = tmp_path / "store"
     shutil.copytree(template, path)
     with txnkv.connect(path, create=False) as before:
         assert before.table(TABLES[0]).count() == BEFORE
-        death = nursery.run("group", path, "log.durable=kill@5")
+        death = run_child("group", path, "log.durable=kill@5")
         assert death.killed
         seen = before.table(TABLES[0]).scan(ordered=True).to_arrow()
     with txnkv.connect(path, create=False) as after:

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from tools.children import Children
-from tools.crash import Nursery, later, leftovers, settle
+from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE
 from txnkv.tables import row_set_format
 
@@ -80,12 +80,10 @@ def status_rows(client: txnkv.Client) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("fault", ["stage.written=kill", "lmdb.after_commit=kill@2"])
-def test_space_of_the_dead_is_used_again(
-    fault: str, nursery: Nursery, store: Path, connect: Connect
-) -> None:
+def test_space_of_the_dead_is_used_again(fault: str, store: Path, connect: Connect) -> None:
     sizes = []
     for _ in range(6):
-        assert nursery.run("commit", store, fault).killed
+        assert run_child("commit", store, fault).killed
         with txnkv.connect(store, create=False) as client:
             settle(client)
             assert leftovers(client) == []

@@ -16,7 +16,7 @@ import pytest
 
 import txnkv
 from tools.children import Children
-from tools.crash import Nursery, later, leftovers, settle
+from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE, ROWS, rows
 from txnkv import TxnState
 
@@ -136,12 +136,11 @@ def test_stale_leader_changes_nothing(
     scenario: str,
     death: str,
     point: str,
-    nursery: Nursery,
     children: Children,
     store: Path,
     connect: Connect,
 ) -> None:
-    assert nursery.run(scenario, store, f"{death}=kill").killed
+    assert run_child(scenario, store, f"{death}=kill").killed
     leader = children.start(LEADER, store, point)
     leader.until_stopped()
     client = connect()

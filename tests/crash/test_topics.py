@@ -9,18 +9,18 @@ import pytest
 
 import txnkv
 from tools import crash_topics
-from tools.crash import GONE, TABLES, THERE, Nursery, examine
+from tools.crash import GONE, TABLES, THERE, examine, run_child
 from tools.crash_scenarios import BEFORE
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_short_commit_is_done_once_it_is_decided(
-    number: int, nursery: Nursery, template: Path, tmp_path: Path
+    number: int, template: Path, tmp_path: Path
 ) -> None:
     """The log has no marker yet; the transaction's messages are visible all the same."""
     path = tmp_path / "store"
     shutil.copytree(template, path)
-    assert nursery.run("topics_alone", path, f"marker.decided=kill@{number + 1}").killed
+    assert run_child("topics_alone", path, f"marker.decided=kill@{number + 1}").killed
     with txnkv.connect(path, create=False) as client:
         partition = crash_topics.partitions(client)[number]
         wanted = [b"before", *(b"alone %d %d" % (number, i) for i in range(2))]
@@ -46,16 +46,15 @@ def test_recovery_that_dies_is_recovered(
     scenario: str,
     outcome: str,
     second: str,
-    nursery: Nursery,
     template: Path,
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "store"
     shutil.copytree(template, path)
-    assert nursery.run(scenario, path, f"{first}=kill").killed
+    assert run_child(scenario, path, f"{first}=kill").killed
     deaths = 0
     for number in range(1, 6):
-        death = nursery.run("recover", path, f"{second}=kill@{number}")
+        death = run_child("recover", path, f"{second}=kill@{number}")
         deaths += death.killed
     assert deaths > 0
     with txnkv.connect(path, create=False) as client:
@@ -65,14 +64,14 @@ def test_recovery_that_dies_is_recovered(
 
 
 def test_a_reader_that_was_open_before_sees_what_was_acknowledged(
-    nursery: Nursery, template: Path, tmp_path: Path
+    template: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "store"
     shutil.copytree(template, path)
     with txnkv.connect(path, create=False) as before:
         partition = crash_topics.partitions(before)[0]
         assert crash_topics.committed(before, partition) == [b"before"]
-        death = nursery.run("topics_small", path, "log.durable=kill@4")
+        death = run_child("topics_small", path, "log.durable=kill@4")
         assert death.killed
         values = crash_topics.committed(before, partition)
         assert values == [b"before", *(b"small %d" % i for i in range(4))]

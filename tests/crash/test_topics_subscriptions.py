@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from tools import crash_subscriptions
-from tools.crash import Nursery, settle
+from tools.crash import run_child, settle
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ from tools.crash import Nursery, settle
     ],
 )
 def test_consumers_that_die_lose_and_double_nothing(
-    point: str, first: int, step: int, nursery: Nursery, template: Path, tmp_path: Path
+    point: str, first: int, step: int, template: Path, tmp_path: Path
 ) -> None:
     deaths = 0
     while True:
         path = tmp_path / f"store-{deaths}"
         shutil.copytree(template, path)
-        death = nursery.run("pass_on", path, f"{point}=kill@{first + deaths * step}")
+        death = run_child("pass_on", path, f"{point}=kill@{first + deaths * step}")
         if not death.killed:
             assert death.code == 0
             break

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from tools.children import Children
-from tools.crash import Nursery, leftovers
+from tools.crash import leftovers, run_child
 from tools.crash_scenarios import BEFORE, ROWS, rows
 from txnkv import TxnState
 
@@ -39,12 +39,12 @@ def blocks_of_nothing(client: txnkv.Client) -> list[str]:
 @pytest.mark.parametrize("end", ["rollback", "commit"])
 @pytest.mark.parametrize("fault", DEATHS)
 def test_driver_goes_on_after_the_death_of_a_worker(
-    fault: str, end: str, nursery: Nursery, store: Path, connect: Connect
+    fault: str, end: str, store: Path, connect: Connect
 ) -> None:
     client = connect()
     txn = client.new_transaction()
     txn.write("right", rows(BEFORE, 10))
-    death = nursery.run("work", store, fault, str(txn.serialize()))
+    death = run_child("work", store, fault, str(txn.serialize()))
     assert death.killed
     getattr(txn, end)()
     left, right = client.table("left").count(), client.table("right").count()
@@ -60,11 +60,11 @@ def test_driver_goes_on_after_the_death_of_a_worker(
 
 @pytest.mark.parametrize("end", ["rollback", "commit"])
 def test_rows_of_a_worker_that_died_after_its_answer_count(
-    end: str, nursery: Nursery, store: Path, connect: Connect
+    end: str, store: Path, connect: Connect
 ) -> None:
     client = connect()
     txn = client.new_transaction()
-    death = nursery.run("work", store, "", str(txn.serialize()))
+    death = run_child("work", store, "", str(txn.serialize()))
     assert death.acknowledged
     getattr(txn, end)()
     assert client.table("left").count() == BEFORE + (ROWS if end == "commit" else 0)

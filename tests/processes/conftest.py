@@ -7,6 +7,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from tools.store_fixtures import children, connect, nursery, store, template
+from tools.store_fixtures import children, connect, store, template
 
-__all__ = ["children", "connect", "nursery", "store", "template"]
+__all__ = ["children", "connect", "store", "template"]
