@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,9 @@ def children() -> Iterator[Children]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(template: Path, tmp_path: Path) -> Path:
     """A store with the scenarios' tables."""
-    path = tmp_path / "store"
-    prepare(str(path))
-    return path
+    return Path(shutil.copytree(template, tmp_path / "store"))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txnkv
+from tools.forked import Popen
 from tools.topic_contents import stored, values
 from txnkv.errors import (
     ClosedError,
@@ -665,11 +666,10 @@ assert producer.send("c").partition if False else True
 producer.close()
 client.close()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "store")], capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    child = Popen(command, stderr=subprocess.PIPE, text=True)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
     with txnkv.connect(tmp_path / "store") as client:
         assert values(client, TOPIC) == [b"b", b"a"]
 
