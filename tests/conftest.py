@@ -30,6 +30,7 @@ from tools.forked import Popen
 
 # Spark's workers are of the Python that runs the tests, not of the first one in PATH.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 import txnkv
 from txnkv.spark import require_java
+
+from . import worker_start
 
 KEEP_QUIET = (
     ("spark.ui.enabled", "false"),
@@ -33,13 +37,31 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None) -> Iterator[Any]:
+def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that Spark takes for Python; see worker_start."""
+    program = tmp_path_factory.mktemp("worker") / "python"
+    python, start = shlex.quote(sys.executable), shlex.quote(worker_start.__file__)
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1 $2" in\n'
+        f'"-m pyspark."*) shift; exec {python} {start} "$@" ;;\n'
+        f'*) exec {python} "$@" ;;\n'
+        "esac\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, worker_python: Path) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2,4]")
     for key, value in KEEP_QUIET:
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", str(worker_python))
+        session = builder.getOrCreate()
     yield session
     session.stop()
 

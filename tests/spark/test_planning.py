@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import txnkv
 import txnkv.spark
 from txnkv.spark.settings import Settings
+
+from .changes_tools import close_clients
 
 pytestmark = pytest.mark.spark
 
@@ -90,13 +93,21 @@ def test_options_of_a_write_are_checked(
         ({"token": "forged"}, "InvalidTokenError"),
     ],
 )
-def test_a_read_is_refused_in_planning(
-    spark: Any, load: Callable[..., Any], options: dict[str, str], words: str
-) -> None:
+def test_a_read_is_refused(where: dict[str, str], options: dict[str, str], words: str) -> None:
+    source = txnkv.spark.TxnkvDataSource(where | options)
+    with pytest.raises((ValueError, txnkv.TxnkvError)) as refused:
+        source.reader(source.schema()).partitions()
+    close_clients()
+    assert re.search(words, repr(refused.value))
+
+
+def test_a_read_is_refused_in_planning(load: Callable[..., Any]) -> None:
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(AnalysisException, match=words):
-        load(**options).collect()
+    with pytest.raises(AnalysisException, match="TableNotFoundError"):
+        load(table="nobody")
+    with pytest.raises(AnalysisException, match="is in the future"):
+        load(snapshot=str(1 << 62)).collect()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +123,29 @@ def test_a_read_is_refused_in_planning(
         ("SELECT 1.5D AS id, 'a' AS v", {}, "column 'id' is int64, the data has double"),
         ("SELECT 1L AS id, named_struct('a', 1) AS v", {}, "column 'v' is string"),
         ("SELECT 1L AS id, interval '1' year AS v", {}, "Spark cannot hand over"),
+    ],
+)
+def test_a_write_is_refused(
+    spark: Any,
+    where: dict[str, str],
+    client: txnkv.Client,
+    select: str,
+    options: dict[str, str],
+    words: str,
+) -> None:
+    source = txnkv.spark.TxnkvDataSource(where | options)
+    with pytest.raises((ValueError, txnkv.TxnkvError)) as refused:
+        source.writer(spark.sql(select).schema, overwrite=False)
+    close_clients()
+    assert re.search(words, repr(refused.value))
+    assert client.transactions() == []
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "words"),
+    [
+        ("SELECT 1L AS id, 'a' AS v", {"token": "forged"}, "InvalidTokenError"),
+        ("SELECT 1L AS id, 1L AS v", {}, "SchemaError: column 'v' is string, the data has int64"),
     ],
 )
 def test_a_write_is_refused_in_planning(
