@@ -8,9 +8,7 @@ file survives the process.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,69 +16,47 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.children import Children
+from tools.children import Child, Children
 from tools.isolation.bank import open_bank, problems, transfer_ids
 
-NURSERY = """
-import traceback
+TELLER = """
 from pathlib import Path
 from random import Random
 from tools.isolation.bank import transfer
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-path, folder, isolation = args[0], Path(args[1]), args[2]
-nursery = os.getpid()
-def work(number):
-    told = os.open(folder / f"told{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    chance = Random(number)
-    id = number * 1_000_000
-    with txnkv.connect(path, create=False) as client:
-        while not (folder / "closed").exists() and os.getppid() == nursery:
-            id += 1
-            try:
-                done = transfer(client, id, chance, isolation)
-            except (txnkv.TransactionConflictError, txnkv.TransactionLockedError):
-                continue
-            if done:
-                os.write(told, f"{id}\\n".encode())
-say("ready")
-while (number := wait()) != "closed":
-    pid = os.fork()
-    if pid == 0:
+path, folder, isolation, number = args[0], Path(args[1]), args[2], int(args[3])
+told = os.open(folder / f"told{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+chance = Random(number)
+id = number * 1_000_000
+with txnkv.connect(path, create=False) as client:
+    while not (folder / "closed").exists():
+        id += 1
         try:
-            work(int(number))
-        except BaseException:
-            (folder / f"failed{number}").write_text(traceback.format_exc())
-        finally:
-            os._exit(0)
-    say(pid)
-try:
-    os.wait()  # for all of them
-except ChildProcessError:
-    pass
+            done = transfer(client, id, chance, isolation)
+        except (txnkv.TransactionConflictError, txnkv.TransactionLockedError):
+            continue
+        if done:
+            os.write(told, f"{id}\\n".encode())
 """
 
 
 class Bank:
-    """Four tellers at a time: processes forked by one that has imported all and opened nothing,
-    so that a new one is at work in no time.
-    """
+    """Four tellers at a time, each a process."""
 
     def __init__(self, children: Children, path: str, folder: Path, isolation: str) -> None:
+        self._children = children
         self._folder = folder
-        self._nursery = children.start(NURSERY, path, folder, isolation)
-        assert self._nursery.line() == "ready"
+        self._args = path, folder, isolation
         self._number = 0
         self._tellers = [self._hire() for _ in range(4)]
 
-    def _hire(self) -> int:
+    def _hire(self) -> Child:
         self._number += 1
-        self._nursery.tell(str(self._number))
-        return int(self._nursery.line())
+        return self._children.start(TELLER, *self._args, self._number)
 
     def kill_one(self, chance: random.Random) -> None:
         """SIGKILL, in whatever it does; another takes its place."""
         at = chance.randrange(len(self._tellers))
-        os.kill(self._tellers[at], signal.SIGKILL)
+        self._tellers[at].kill()
         self._tellers[at] = self._hire()
 
     def told(self) -> set[int]:
@@ -90,14 +66,14 @@ class Bank:
 
     def look_after(self) -> None:
         """Fail when a teller did."""
-        for path in self._folder.glob("failed*"):
-            pytest.fail(path.read_text())
+        for teller in self._tellers:
+            if teller.popen.poll() is not None:
+                teller.finish()
 
     def end(self) -> None:
         (self._folder / "closed").touch()
-        self._nursery.tell("closed")
-        self._nursery.finish()
-        self.look_after()
+        for teller in self._tellers:
+            teller.finish()
 
 
 def audit(client: txnkv.Client, told: set[int], snapshot: txnkv.Snapshot) -> None:
