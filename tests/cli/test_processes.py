@@ -35,31 +35,33 @@ def test_it_is_a_program(orders):
     assert (status, out) == (0, f"txnkv, version {txnkv.__version__}\n")
 
 
-def test_errors_are_one_line_without_a_traceback(tmp_path, orders):
+def test_errors_are_one_line_without_a_traceback(tmp_path, orders, fail):
+    status, out, err = finish(start("tables", tmp_path / "none"))
+    assert (status, out) == (1, "")
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
     for args in (
-        ["tables", tmp_path / "none"],
         ["scan", orders, "none"],
         ["load", orders, "orders", tmp_path / "none.csv"],
         ["tables", tmp_path / "orders.csv"],
     ):
-        status, out, err = finish(start(*args))
-        assert (status, out) == (1, "")
-        assert err.startswith("Error: ")
-        assert err.count("\n") == 1
+        assert fail(*args)
 
 
-def test_a_wrong_call_is_exit_status_2(orders):
+def test_a_wrong_call_is_exit_status_2(orders, invoke):
+    status, out, err = finish(start("scan"))
+    assert (status, out) == (2, "")
+    assert "Usage: " in err
     for args in (
-        ["scan"],
         ["nope"],
         ["scan", orders, "orders", "--limit", "x"],
         ["scan", orders, "orders", "--where", "nope = 1"],
         ["scan", orders, "orders", "--snapshot", "2090-01-01T00:00Z"],
         ["load", orders, "u", "-", "--format", "csv", "--key", "id", "--schema", "id"],
     ):
-        status, out, err = finish(start(*args))
-        assert (status, out) == (2, "")
-        assert "Usage: " in err
+        ran = invoke(*args)
+        assert (ran.status, ran.out) == (2, "")
+        assert "Usage: " in ran.err
 
 
 def test_tables_in_a_pipe_are_not_cut(store, file, run):
