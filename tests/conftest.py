@@ -112,7 +112,7 @@ class Time:
         self.ahead += seconds
 
 
-def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(what: Callable[[], Any], seconds: float = 300.0) -> Any:
     """Wait for something to become true, and return it."""
     give_up = time.monotonic() + seconds
     while True:

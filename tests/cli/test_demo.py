@@ -39,7 +39,7 @@ def run_demo(*args):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
     return ran

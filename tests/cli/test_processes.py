@@ -23,7 +23,7 @@ def start(*args, **options):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out.decode(), err.decode()
 
 
@@ -81,14 +81,14 @@ def test_a_reader_that_goes_away_ends_a_scan_quietly(form, store, file, run):
     process = start("scan", store, "t", *form, env=environment)
     process.stdout.read(1)
     process.stdout.close()
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err.decode()) == (0, "")
 
 
 def test_what_nobody_reads_from_the_first_byte_ends_quietly(orders):
     process = start("tables", orders)
     process.stdout.close()
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err.decode()) == (0, "")
 
 
@@ -102,9 +102,9 @@ def test_a_producer_that_is_stopped_tells_what_it_sent(together, store, run, unt
     process.stdin.write(b"one\ntwo\n" * 40_000)
     process.stdin.flush()
     if together:
-        until(lambda: run("txn", "list", store, "--state", "open", "--json").json, 120)
+        until(lambda: run("txn", "list", store, "--state", "open", "--json").json, 300)
     else:
-        until(lambda: len(run("consume", store, "events").out.split()) > 1, 120)
+        until(lambda: len(run("consume", store, "events").out.split()) > 1, 300)
     process.send_signal(signal.SIGINT)
     status, out, err = finish(process)
     assert (status, out) == (130, "")

@@ -175,7 +175,7 @@ def test_a_table_is_no_stream(spark: Any, where: dict[str, str], tmp_path: Path)
     stream = spark.readStream.format("txnkv").options(**where).load().writeStream.format("noop")
     stream = stream.option("checkpointLocation", str(tmp_path / "checkpoints"))
     with pytest.raises(PySparkException, match="a table is no stream: read what changes in it"):
-        stream.start().awaitTermination(60)
+        stream.start().awaitTermination(300)
 
 
 def test_a_schema_of_the_callers_must_fit(spark: Any, where: dict[str, str]) -> None:

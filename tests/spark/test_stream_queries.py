@@ -265,8 +265,8 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(
     place = {"path": str(store_path), "table": "t", "checkpointLocation": str(tmp_path / "c")}
     hang = "if(id = 5, java_method('java.lang.Thread', 'sleep', 600000L), v) AS v"
     query = stream().selectExpr("id", hang).writeStream.format("txnkv").options(**place).start()
-    until(lambda: ids() == [1, 2, 3], 60)
-    until(lambda: any(i.state is txnkv.TxnState.OPEN for i in client.transactions()), 60)
+    until(lambda: ids() == [1, 2, 3], 300)
+    until(lambda: any(i.state is txnkv.TxnState.OPEN for i in client.transactions()), 300)
     query.stop()
     nothing_is_left()
     run(stream())

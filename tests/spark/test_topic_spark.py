@@ -42,7 +42,7 @@ def run(spark: Any, client: txnkv.Client, tmp_path: Path) -> Callable[..., tuple
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(120)
+        assert query.awaitTermination(300)
         return given, query.lastProgress
 
     return start

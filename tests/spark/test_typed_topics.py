@@ -94,7 +94,7 @@ def test_columns_go_through_spark_and_back(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     assert rows_of(copy) == wanted
     with copy.consumer() as consumer:
         copied = {message.key: message for message in consumer.poll(timeout=0)}
