@@ -27,8 +27,9 @@ path, folder, isolation, number = args[0], Path(args[1]), args[2], int(args[3])
 told = os.open(folder / f"told{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 chance = Random(number)
 id = number * 1_000_000
+bank = os.getppid()
 with txnkv.connect(path, create=False) as client:
-    while not (folder / "closed").exists():
+    while not (folder / "closed").exists() and os.getppid() == bank:
         id += 1
         try:
             done = transfer(client, id, chance, isolation)
