@@ -36,10 +36,9 @@ def java() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _worker_python(folder: Path) -> Path:
     """The program that Spark takes for Python; see worker_start."""
-    program = tmp_path_factory.mktemp("worker") / "python"
+    program = folder / "python"
     python, start = shlex.quote(sys.executable), shlex.quote(worker_start.__file__)
     program.write_text(
         "#!/bin/sh\n"
@@ -53,14 +52,14 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, worker_python: Path) -> Iterator[Any]:
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2,4]")
     for key, value in KEEP_QUIET:
         builder = builder.config(key, value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", str(worker_python))
+        patch.setenv("PYSPARK_PYTHON", str(_worker_python(tmp_path_factory.mktemp("worker"))))
         session = builder.getOrCreate()
     yield session
     session.stop()
