@@ -118,6 +118,7 @@ class Metrics:
         self.conflicts = Counter("Transactions that another committed before")
         self.locked = Counter("Transactions that met a lock and gave up")
         self.timeouts = Counter("Transactions that ran out of time")
+        self.failing_parts = Gauge("Tablets, partitions, transactions and sweeps that fail")
         self.retries = Counter("Further attempts of client.run")
         self.commit_groups = Counter("Groups of small commits that shared one write")
         self.log_written_bytes = Counter("Bytes put into the commit log")

@@ -15,6 +15,7 @@ from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, name
 from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.clock import raise_clock, refuse_jump
 from txnkv.coordinator.commit_log import CommitLog
+from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.id_ranges import Held, IdRanges
 from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
@@ -65,11 +66,12 @@ class Coordinator:
         self._boot = boot_id()
         self.history = history
         self.metadata = SqliteTransactionMetadataStore(store.status)
-        self.orchestrator = Orchestrator(store, self.metadata)
+        self.metrics = Metrics()
+        self.damage = Damage(self.metrics.failing_parts)
+        self.orchestrator = Orchestrator(store, self.metadata, self.damage)
         self.ids = IdRanges(store)
         self.heartbeats = liveness.Heartbeater(store)
         self.maintenance = Maintenance(store, self.orchestrator, history)
-        self.metrics = Metrics()
         self.log = CommitLog(store, self.metrics, self.maintenance.start)
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
@@ -355,7 +357,8 @@ class Coordinator:
                 liveness.refresh_missing(self.store, row)
                 self.maintenance.set_pace(row.keepalive / 4e6)
         if rows:
-            self.maintenance.round()
+            with self.damage.guard("the store", "recovery"):  # the background tries it again
+                self.maintenance.round()
         self.maintenance.start()
 
     def close(self) -> None:

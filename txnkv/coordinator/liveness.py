@@ -110,17 +110,20 @@ def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> int
         reason = expired(row, store)
         if reason is None:
             continue
-        try:
-            with store.status.write() as cur:
-                lease.confirm(cur)
-                if expired(row, store) is None:
-                    continue  # a heartbeat came meanwhile
-                orchestrator.start_abort_in(
-                    cur, row.txn_id, reason, TransactionTimedOutError, only_open=True
-                )
-            orchestrator.finish(row.txn_id)
-        except (InvalidTxnStateError, TxnNotFoundError):
-            continue  # its owner was quicker
+        with orchestrator.damage.guard(f"transaction {row.txn_id}", "its abort") as one:
+            try:
+                with store.status.write() as cur:
+                    lease.confirm(cur)
+                    if expired(row, store) is None:
+                        continue  # a heartbeat came meanwhile
+                    orchestrator.start_abort_in(
+                        cur, row.txn_id, reason, TransactionTimedOutError, only_open=True
+                    )
+                orchestrator.finish(row.txn_id)
+            except (InvalidTxnStateError, TxnNotFoundError):
+                continue  # its owner was quicker
+        if one.error is not None:
+            continue
         _log.warning("aborted transaction %d: it %s", row.txn_id, reason)
         count += 1
     return count

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from txnkv.coordinator import id_ranges, liveness, status_table
@@ -28,6 +29,8 @@ _log = logging.getLogger("txnkv")
 TAKE_OVER_AFTER: Final = 5 * 1_000_000
 _CHECKPOINT_EVERY: Final = 10 * 1_000_000
 _LOOK_ANYWAY: Final = 60 * 1_000_000
+_TRY_AGAIN: Final = 10 * 1_000_000
+"""Microseconds until a transaction that cannot be brought to its end is tried again."""
 
 Sweep = Callable[[Lease], None]
 
@@ -54,6 +57,8 @@ class Maintenance:
         self._stop = new_event()
         self._start_lock = new_lock()
         self._thread: threading.Thread | None = None
+        self._damage = orchestrator.damage
+        self._again: dict[int, int] = {}
         self._checkpointed = 0
         self._quiet: int | None = None
         self._quiet_since = 0
@@ -110,10 +115,10 @@ class Maintenance:
             return False
         try:
             self._resume(resume_all)
-            liveness.abort_expired(self._store, self._orchestrator, self.lease)
-            self._forget()
+            self._each("expired transactions", self._expire)
+            self._each("ended transactions", self._forget)
             for sweep in self._sweeps:
-                sweep(self.lease)
+                self._each(sweep.__qualname__, partial(sweep, self.lease))
         except LeaseLostError:
             return False
         now = clock.monotonic_micros()
@@ -126,6 +131,14 @@ class Maintenance:
             # A reader that was killed would keep LMDB from using pages again, for ever.
             self._store.environments.reader_check()
         return True
+
+    def _each(self, sweep: str, do: Callable[[], object]) -> None:
+        """One sweep; the others go on when it fails."""
+        with self._damage.guard("background work", sweep):
+            do()
+
+    def _expire(self) -> None:
+        liveness.abort_expired(self._store, self._orchestrator, self.lease)
 
     def _nothing_to_do(self) -> bool:
         """An idle store costs no I/O: nothing changed since a round that found no transaction
@@ -154,13 +167,24 @@ class Maintenance:
     def _resume(self, resume_all: bool) -> None:
         with self._store.status.read() as cur:
             rows = [row for row in status_table.live(cur) if row.state is not TxnState.OPEN]
+        left = {row.txn_id for row in rows}
+        for txn_id in self._again.keys() - left:
+            self._damage.clear(f"transaction {txn_id}")
+            del self._again[txn_id]
         for row in rows:
             if not (resume_all or self._abandoned(row)):
                 continue
-            with self._store.status.write() as cur:
-                self.lease.confirm(cur)
-            ended = self._orchestrator.finish(row.txn_id)
-            _log.info("resumed transaction %d: %s", row.txn_id, ended.describe_state())
+            name, now = f"transaction {row.txn_id}", clock.monotonic_micros()
+            if not resume_all and now < self._again.get(row.txn_id, 0):
+                continue
+            with self._damage.guard(name, "resuming it"):
+                with self._store.status.write() as cur:
+                    self.lease.confirm(cur)
+                ended = self._orchestrator.finish(row.txn_id)
+            if self._damage.error(name) is None:
+                _log.info("resumed transaction %d: %s", row.txn_id, ended.describe_state())
+            else:
+                self._again[row.txn_id] = now + _TRY_AGAIN
 
     def _abandoned(self, row: TxnRow) -> bool:
         runtime = self._store.runtime

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import apsw
 
 from txnkv.coordinator import jobs, locks, status_table
 from txnkv.coordinator.clock import next_timestamp
+from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
 from txnkv.coordinator.participant import AloneHandler, ParticipantHandler
@@ -37,6 +39,7 @@ from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
     CommitOutcomeUnknownError,
+    CorruptionError,
     InvalidTxnStateError,
     StorageFullError,
     TransactionConflictError,
@@ -63,6 +66,7 @@ _ERRORS: Mapping[str, type[TxnkvError]] = {
     for error in (
         AckConflictError,
         AlreadyAppliedError,
+        CorruptionError,
         TransactionConflictError,
         TransactionLockedError,
         TransactionTimedOutError,
@@ -81,10 +85,14 @@ class Orchestrator:
 
     Attributes:
         tcid: the store's, for errors that name a transaction.
+        damage: takes what fails while others go on.
     """
 
-    def __init__(self, store: Store, metadata: SqliteTransactionMetadataStore) -> None:
+    def __init__(
+        self, store: Store, metadata: SqliteTransactionMetadataStore, damage: Damage | None = None
+    ) -> None:
         self._store = store
+        self.damage = damage or Damage()
         self._metadata = metadata
         self.tcid = 0
         self._handlers: dict[str, ParticipantHandler] = {}
@@ -231,7 +239,11 @@ class Orchestrator:
         )
 
     def finish(self, txn_id: int) -> TxnRow:
-        """Drive a transaction that is no longer OPEN to COMMITTED or ABORTED."""
+        """Drive a transaction that is no longer OPEN to COMMITTED or ABORTED.
+
+        Where a part of it fails, the others come to their end, and the background goes on trying:
+        it is decided, and the row that is returned says how it ends.
+        """
         while True:
             row, parts = self._seen(txn_id)
             if row.state is TxnState.OPEN:
@@ -240,10 +252,8 @@ class Orchestrator:
                 return row
             if row.state is TxnState.COMMIT_IN_PROGRESS:
                 self.decide(row, parts)
-            elif row.state is TxnState.FINALIZE_IN_PROGRESS:
-                self._finalize(row, parts)
-            else:
-                self._abort(row, parts)
+            elif not self._end_parts(row, parts):
+                return replace(row, state=row.state.outcome)
 
     def decide(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS."""
@@ -272,7 +282,7 @@ class Orchestrator:
                 self._store.runtime.raise_durable(commit_ts)
                 fault_point("commit.decided")
                 return
-        except (TransactionConflictError, TransactionLockedError) as error:
+        except (TransactionConflictError, TransactionLockedError, CorruptionError) as error:
             with suppress(InvalidTxnStateError):  # another one who drives it was faster
                 self._metadata.update_status(
                     row.txn_id,
@@ -299,19 +309,23 @@ class Orchestrator:
         _note_commit(cur, commit_ts)
         return commit_ts
 
-    def _finalize(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
+    def _end_parts(self, row: TxnRow, parts: Mapping[str, list[int]]) -> bool:
+        """Have every participant finalize or abort; False when some could not."""
+        commits = row.state is TxnState.FINALIZE_IN_PROGRESS
+        failed = False
         for kind, ids in parts.items():
-            self._handlers[kind].finalize_commit(row, ids)
-        fault_point("commit.finalized")
-        self._end(row, parts, TxnState.COMMITTED)
-        fault_point("commit.ended")
-
-    def _abort(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
-        for kind, ids in parts.items():
-            self._handlers[kind].abort(row, ids)
-        fault_point("abort.swept")
-        self._end(row, parts, TxnState.ABORTED)
-        fault_point("abort.ended")
+            handler = self._handlers[kind]
+            with self.damage.guard(f"transaction {row.txn_id}", f"its end in {kind} {ids}") as one:
+                (handler.finalize_commit if commits else handler.abort)(row, ids)
+            failed = failed or one.error is not None
+        if failed:
+            with self._store.status.write() as cur:
+                locks.release(cur, row.txn_id)  # nobody is to wait for what may never be mended
+            return False
+        fault_point("commit.finalized" if commits else "abort.swept")
+        self._end(row, parts, row.state.outcome)
+        fault_point("commit.ended" if commits else "abort.ended")
+        return True
 
     def _end(self, row: TxnRow, parts: Mapping[str, list[int]], state: TxnState) -> None:
         with self._store.status.write() as cur:

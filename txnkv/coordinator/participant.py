@@ -63,10 +63,18 @@ class ParticipantHandler(Protocol):
         """Change in status.db what changes with the commit. It cannot be refused any more."""
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """Give the staged data its commit timestamp. `row.commit_ts` is set."""
+        """Give the staged data its commit timestamp. `row.commit_ts` is set.
+
+        Raises:
+            TxnkvError: some participant failed; all others are done.
+        """
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """Remove the staged data, and let nothing late be staged."""
+        """Remove the staged data, and let nothing late be staged.
+
+        Raises:
+            TxnkvError: some participant failed; all others are done.
+        """
 
 
 @runtime_checkable

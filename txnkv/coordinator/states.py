@@ -30,6 +30,15 @@ class TxnState(IntEnum):
         return self in (TxnState.COMMITTED, TxnState.ABORTED)
 
     @property
+    def outcome(self) -> TxnState:
+        """As it ends, of one that is decided."""
+        ends = {
+            TxnState.FINALIZE_IN_PROGRESS: TxnState.COMMITTED,
+            TxnState.ABORT_IN_PROGRESS: TxnState.ABORTED,
+        }
+        return ends.get(self, self)
+
+    @property
     def committing(self) -> bool:
         return self in (
             TxnState.COMMIT_IN_PROGRESS,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
-from txnkv.errors import ClosedError, TxnkvError
+from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.shield import go_on
 from txnkv.tables import compaction, flush, history, manifest, picking, replacing, resolve
@@ -55,6 +57,7 @@ class Compactor:
         self._version = 0
         self._look_again = 0.0
         self._settled: dict[int, tuple[int, ...]] = {}
+        self._failed: set[int] = set()
         self._dead: dict[int, tuple[int, Timestamp, int]] = {}
 
     # -- in the background -------------------------------------------------------------
@@ -101,9 +104,20 @@ class Compactor:
         if found is None:
             return False
         tablet, infos, floor = found
-        self._compact(tablet, infos, floor, _Pace(self._stop).step)
+        with self._guard(tablet):
+            self._compact(tablet, infos, floor, _Pace(self._stop).step)
         history.collect(self._engine)
         return True
+
+    @contextmanager
+    def _guard(self, tablet: Tablet) -> Iterator[None]:
+        """A tablet that cannot be compacted is left alone for a while; the others go on."""
+        with self._engine.coordinator.damage.guard(tablet.label, "compaction") as one:
+            yield
+        if one.error is not None:
+            self._failed.add(tablet.id)
+            if not isinstance(one.error, CorruptionError):
+                raise one.error
 
     def _left_over(self) -> bool:
         with self._engine.store.status.read() as cur:
@@ -120,16 +134,20 @@ class Compactor:
             return None
         if now >= self._look_again:
             self._settled.clear()
+            self._failed.clear()
             self._look_again = now + max(engine.coordinator.history / 4, LOOK_AGAIN)
         floor: Timestamp | None = None
         for id, mark in self._marks().items():
-            tablet = engine.tablet(id) if self._settled.get(id) != mark else None
+            settled = id in self._failed or self._settled.get(id) == mark
+            tablet = None if settled else engine.tablet(id)
             if tablet is None:
                 continue
             floor = history.compaction_floor(engine) if floor is None else floor
-            chosen = picking.pick(
-                tablet.state(latest).settled, partial(self._collectable, tablet, floor)
-            )
+            chosen = None
+            with self._guard(tablet):
+                chosen = picking.pick(
+                    tablet.state(latest).settled, partial(self._collectable, tablet, floor)
+                )
             if chosen is not None:
                 return tablet, chosen.infos, floor
             self._settled[id] = mark
@@ -156,6 +174,7 @@ class Compactor:
         """Flush, then merge whatever overlaps or has dead rows, in every tablet, now.
 
         Raises:
+            CorruptionError: a tablet is damaged; all others are done.
             StorageFullError: the disk is full; what is done is done.
         """
         engine = self._engine
@@ -165,26 +184,33 @@ class Compactor:
             compaction.sweep(engine)
             floor = history.compaction_floor(engine)
             latest = engine.coordinator.latest()
-            work = [
-                (tablet, group)
-                for tablet in self.tablets()
-                for group in picking.clusters(
-                    tablet.state(latest).settled,
-                    floor,
-                    partial(self._collectable, tablet, floor),
-                )
-            ]
+            work: list[tuple[Tablet, tuple[RowSetInfo, ...]]] = []
+
+            def pick(tablet: Tablet) -> None:
+                collectable = partial(self._collectable, tablet, floor)
+                groups = picking.clusters(tablet.state(latest).settled, floor, collectable)
+                work.extend((tablet, group) for group in groups)
+
+            ids = [tablet.id for tablet in self.tablets()]
+            failed = engine.each(ids, "compaction", pick)
             rows = sum(info.rows for _, group in work for info in group)
             done = 0
             for tablet, group in work:
                 if progress is not None:
                     progress(done, rows)
-                made = self._compact(tablet, group, floor, go_on)
+                made = None
+                with engine.coordinator.damage.guard(tablet.label, "compaction") as one:
+                    made = self._compact(tablet, group, floor, go_on)
+                if isinstance(one.error, CorruptionError):
+                    failed[tablet.id] = one.error
+                elif one.error is not None:
+                    raise one.error
                 total = total if made is None else total + made
                 done += sum(info.rows for info in group)
             if progress is not None:
                 progress(rows, rows)
         history.collect(engine)
+        raise_first(failed)
         return total
 
     def tablets(self) -> list[Tablet]:
@@ -202,8 +228,9 @@ class Compactor:
         floor: Timestamp,
         pace: Callable[[], None],
     ) -> Compacted | None:
-        highest = Timestamp(max(info.stamp or 0 for info in infos))
-        resolve.settle(self._engine, [tablet.id], max(highest, floor))
+        upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
+        resolve.settle(self._engine, [tablet.id], upto)
+        resolve.require_settled(self._engine, tablet, upto)
         try:
             return compaction.compact(self._engine, tablet, infos, floor, pace)
         except (ReplacedError, RowSetRetired):

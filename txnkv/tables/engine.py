@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
@@ -246,11 +246,25 @@ class TableEngine:
 
     def sweep(self, lease: Lease) -> None:
         """The leader's work on tables: announce the term, purge what was dropped."""
-        if lease.term is not None and lease.term != self._term_written:
-            self._announce(lease.term)
-            self._remove_strays()
-        self.purge()
+        guard = self.coordinator.damage.guard
+        with guard("tables", "the first round of a leader"):
+            if lease.term is not None and lease.term != self._term_written:
+                self._announce(lease.term)
+                self._remove_strays()
+        with guard("tables", "removal of what was dropped"):
+            self.purge()
         upkeep.look_after(self)
+
+    def each(
+        self, ids: Iterable[int], work: str, do: Callable[[Tablet], object]
+    ) -> dict[int, Exception]:
+        """Do a piece of work on those of these tablets that are there; see `Damage.each`."""
+        there = (each for each in map(self.tablet, ids) if each is not None)
+        return self.coordinator.damage.each(there, work, do, self._lives)
+
+    def _lives(self, tablet: Tablet) -> bool:
+        with self.store.status.read() as cur:
+            return tablet.id in flush.live_tablets(cur)
 
     def close(self) -> None:
         """End the background work of tables."""
@@ -290,7 +304,9 @@ class TableEngine:
             for id in tablet_ids:
                 self.store.environments.drop(f"tablets/{id}")
                 self.store.directory.remove_tablet_dir(id)
-                self._tablets.pop(id, None)
+                known = self._tablets.pop(id, None)
+                if known is not None:
+                    self.coordinator.damage.clear(known.label)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
 
@@ -319,12 +335,9 @@ class TableEngine:
         """Write the term into every environment, so that an earlier leader is refused."""
         with self.store.status.read() as cur:
             ids = [id for (id,) in cur.execute("SELECT id FROM tablets")]
-        for id in ids:
-            tablet = self.tablet(id)
-            if tablet is None or not self.store.directory.has_tablet(id):
-                continue
-            environment = tablet.environment()
-            environment.write(
-                lambda txn, tablet=tablet: fence.check_term(txn, tablet.fence_db, term)  # type: ignore[misc]
-            )
+
+        def announce(tablet: Tablet) -> None:
+            tablet.environment().write(lambda txn: fence.check_term(txn, tablet.fence_db, term))
+
+        self.each(filter(self.store.directory.has_tablet, ids), "a new leader's term", announce)
         self._term_written = term

@@ -153,17 +153,19 @@ def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
     """Remove the blocks of row sets, by tablet, then forget them."""
     if not row_sets:
         return
-    for tablet_id, ids in row_sets.items():
-        tablet = engine.tablet(tablet_id)
-        if tablet is None:
-            continue
-        for id in ids:
+
+    def clear(tablet: Tablet) -> None:
+        for id in row_sets[tablet.id]:
             tablet.environment(create=True).write(
-                lambda txn, tablet=tablet, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
+                lambda txn, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
             )
-        tablet.forget(ids)
-    with engine.store.status.write() as cur:
-        manifest.forget(cur, [id for ids in row_sets.values() for id in ids])
+        tablet.forget(row_sets[tablet.id])
+
+    failed = engine.each(row_sets, "removal of unfinished row sets", clear)
+    gone = [id for tablet_id, ids in row_sets.items() if tablet_id not in failed for id in ids]
+    if gone:
+        with engine.store.status.write() as cur:
+            manifest.forget(cur, gone)
 
 
 # -- what is to be written -------------------------------------------------------------

@@ -35,6 +35,7 @@ from txnkv.tables.row_set_writer import delete_row_set
 
 if TYPE_CHECKING:
     from txnkv.tables.engine import TableEngine
+    from txnkv.tables.tablet import Tablet
 
 declare_fault_point("history.raised", "the history floor is raised, nothing is dropped")
 declare_fault_point("history.removed", "the blocks of a replaced row set are gone, it is known")
@@ -169,17 +170,17 @@ def collect(engine: TableEngine) -> int:
         # its list of row sets later still, and finds the newer list.
         pinned = store.runtime.least_manifest_pin()
         doomed = replacing.retired(cur, version if pinned is None else min(version, pinned))
-    for tablet_id, ids in doomed.items():
-        tablet = engine.tablet(tablet_id)
-        if tablet is None:
-            continue
-        for id in ids:
+
+    def remove(tablet: Tablet) -> None:
+        for id in doomed[tablet.id]:
             tablet.environment(create=True).write(
-                lambda txn, tablet=tablet, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
+                lambda txn, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
             )
             fault_point("history.removed")
-        tablet.forget(ids)
-    gone = [id for ids in doomed.values() for id in ids]
+        tablet.forget(doomed[tablet.id])
+
+    failed = engine.each(doomed, "removal of old row sets", remove)
+    gone = [id for tablet_id, ids in doomed.items() if tablet_id not in failed for id in ids]
     if gone:
         with store.status.write() as cur:
             manifest.forget(cur, gone)

@@ -371,12 +371,14 @@ def leftovers(cur: apsw.Cursor, txn_id: int, *, everything: bool) -> dict[int, l
     return found
 
 
-def finalize(cur: apsw.Cursor, txn_id: int, commit_ts: Timestamp) -> None:
-    """Give the rows that count their plain stamp; keys to delete have done their work."""
-    cur.execute(
+def finalize(
+    cur: apsw.Cursor, txn_id: int, commit_ts: Timestamp, tablet_ids: Iterable[int]
+) -> None:
+    """Give the rows in these tablets their plain stamp; keys to delete have done their work."""
+    cur.executemany(
         "UPDATE row_sets SET state = ?, stamp = ?, min_stamp = ?, txn_id = NULL, job_id = NULL "
-        "WHERE txn_id = ? AND state = ? AND counts AND kind = ?",
-        (COMMITTED, commit_ts, commit_ts, txn_id, STAGED, ROWS),
+        "WHERE txn_id = ? AND tablet_id = ? AND state = ? AND counts AND kind = ?",
+        [(COMMITTED, commit_ts, commit_ts, txn_id, id, STAGED, ROWS) for id in tablet_ids],
     )
     bump(cur)
 

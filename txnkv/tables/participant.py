@@ -24,6 +24,7 @@ import lmdb
 
 from txnkv import core
 from txnkv.coordinator import id_ranges, locks
+from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -238,28 +239,31 @@ class TabletParticipants:
         """What it replaced gets delete stamps, its rows plain ones; what does not count is
         fenced off and removed.
         """
-        self._sweep(row.txn_id, everything=False)
-        Resolution(self._engine, row, ids).finalize()
+        swept = self._sweep(row.txn_id, everything=False)
+        raise_first(swept | Resolution(self._engine, row, ids).finalize())
         metrics = self._engine.coordinator.metrics
         metrics.commits.add()
         metrics.bulk_commits.add()
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove every row set of the transaction, and refuse its late writers."""
-        self._sweep(row.txn_id, everything=True)
+        raise_first(self._sweep(row.txn_id, everything=True))
         self._engine.coordinator.metrics.aborts.add()
 
-    def _sweep(self, txn_id: int, *, everything: bool) -> None:
+    def _sweep(self, txn_id: int, *, everything: bool) -> dict[int, Exception]:
         with self._store.status.read() as cur:
             found = manifest.leftovers(cur, txn_id, everything=everything)
             mark = id_ranges.low_water_mark(cur)
-        for tablet_id, row_set_ids in found.items():
-            tablet = self._engine.tablet(tablet_id)
-            if tablet is not None:
-                sweep_row_sets(tablet, row_set_ids, txn_id, mark)
-        if found:
+        failed = self._engine.each(
+            found,
+            "removal of row sets that do not count",
+            lambda tablet: sweep_row_sets(tablet, found[tablet.id], txn_id, mark),
+        )
+        gone = [id for tablet_id, ids in found.items() if tablet_id not in failed for id in ids]
+        if gone:
             with self._store.status.write() as cur:
-                manifest.forget(cur, [id for ids in found.values() for id in ids])
+                manifest.forget(cur, gone)
+        return failed
 
 
 def sweep_row_sets(

@@ -34,6 +34,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import compute as pc
+from txnkv.errors import UnavailableError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes
@@ -50,21 +51,45 @@ declare_fault_point("resolve.resolved", "all of a commit's delete stamps are dur
 
 
 def settle(engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp) -> None:
-    """Finalize all that committed at or below `upto` in these tablets, the earliest first."""
+    """Finalize all that committed at or below `upto` in these tablets, the earliest first, as far
+    as it can be: see `require_settled`.
+    """
+    for _, txn_id in _decided(engine, tablet_ids, upto):
+        engine.coordinator.orchestrator.finish(txn_id)
+
+
+def require_settled(engine: TableEngine, tablet: Tablet, upto: Timestamp) -> None:
+    """Refuse a tablet in which `settle` failed.
+
+    Raises:
+        TxnkvError: why.
+    """
+    for _, txn_id in _decided(engine, [tablet.id], upto):
+        with engine.store.status.read() as cur:
+            left = manifest.staged(cur, txn_id, tablet.id)
+        if left:
+            raise engine.coordinator.damage.error(tablet.label) or UnavailableError(
+                f"{tablet.label}: what transaction {txn_id} committed there is not in its place "
+                "yet. Try it again"
+            )
+
+
+def _decided(
+    engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp
+) -> list[tuple[Timestamp, int]]:
+    """What committed in these tablets and is not finalized in all of its own, by timestamp."""
     with engine.store.status.read() as cur:
         rows = [
             status_table.get(cur, txn_id)
             for txn_id in status_table.transactions_of(cur, KIND, tablet_ids)
         ]
-    decided = [
+    return sorted(
         (row.commit_ts, row.txn_id)
         for row in rows
         if row.state is TxnState.FINALIZE_IN_PROGRESS
         and row.commit_ts is not None
         and row.commit_ts <= upto
-    ]
-    for _, txn_id in sorted(decided):
-        engine.coordinator.orchestrator.finish(txn_id)
+    )
 
 
 def supersede(
@@ -129,8 +154,12 @@ class Resolution:
         self._commit_ts = row.commit_ts
         self._staged: dict[int, list[RowSetInfo]] = {}
 
-    def finalize(self) -> None:
-        """Stamp what was replaced, give the transaction's rows their plain stamp."""
+    def finalize(self) -> dict[int, Exception]:
+        """Stamp what was replaced, give the transaction's rows their plain stamp.
+
+        Returns:
+            Errors by tablet. There nothing is stamped: its row sets go on hiding rows by key.
+        """
         while True:
             with self._engine.store.status.read() as cur:
                 self._staged = {
@@ -138,9 +167,11 @@ class Resolution:
                 }
             replacing = [id for id, infos in self._staged.items() if any(map(_replaces, infos))]
             try:
-                noted = self._resolve(replacing) if replacing else {}
+                noted, failed = self._resolve(replacing) if replacing else ({}, {})
+                for id in failed:
+                    del self._staged[id]
                 self._note(noted)
-                return
+                return failed
             except (RowSetRetired, _Replaced):
                 # A compaction, or another process that finalizes the same, was quicker.
                 for id in replacing:
@@ -164,19 +195,27 @@ class Resolution:
             ]
             if tombstones:
                 replacing.retire(cur, tombstones, manifest.bump(cur))
-            manifest.finalize(cur, self._row.txn_id, self._commit_ts)
+            manifest.finalize(cur, self._row.txn_id, self._commit_ts, self._staged)
 
-    def _resolve(self, tablet_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Put the delete stamps. Answers rows deleted and highest stamp of each row set touched."""
-        settle(self._engine, tablet_ids, Timestamp(self._commit_ts - 1))
+    def _resolve(
+        self, tablet_ids: Sequence[int]
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, Exception]]:
+        """Put the delete stamps.
+
+        Returns:
+            Rows deleted and highest stamp of each row set touched; errors by tablet.
+        """
         noted: dict[int, tuple[int, int]] = {}
-        for id in tablet_ids:
-            tablet = self._engine.tablet(id)
-            if tablet is not None:  # else its table was dropped and purged
-                tablet.state(self._commit_ts)  # all that committed before is known here
-                noted.update(self._put(tablet, tablet.reload()))
+
+        def resolve(tablet: Tablet) -> None:
+            require_settled(self._engine, tablet, Timestamp(self._commit_ts - 1))
+            tablet.state(self._commit_ts)  # all that committed before is known here
+            noted.update(self._put(tablet, tablet.reload()))
+
+        settle(self._engine, tablet_ids, Timestamp(self._commit_ts - 1))
+        failed = self._engine.each(tablet_ids, "what a commit replaced", resolve)
         fault_point("resolve.resolved")
-        return noted
+        return noted, failed
 
     def _put(self, tablet: Tablet, state: TabletState) -> dict[int, tuple[int, int]]:
         # With its stamp a row set is what other readers of this process have it for.

@@ -25,12 +25,16 @@ FLUSH_AGE: Final = 60 * 1_000_000
 
 def look_after(engine: TableEngine) -> None:
     """One round: what is due is done, or begun."""
-    if flush_due(engine):
-        flush.flush(engine)
-    else:
-        _remove_leftovers(engine)
-    history.collect(engine)
-    engine.compactor.wake()
+    guard = engine.coordinator.damage.guard
+    with guard("tables", "flush"):
+        if flush_due(engine):
+            flush.flush(engine)
+        else:
+            _remove_leftovers(engine)
+    with guard("tables", "collection of old row sets"):
+        history.collect(engine)
+    with guard("tables", "compaction"):
+        engine.compactor.wake()
 
 
 def flush_due(engine: TableEngine) -> bool:

@@ -253,9 +253,19 @@ class TopicEngine:
             return None
         return next(each for each in self.partitions(topic) if each.id == id)
 
+    def each(
+        self, ids: Iterable[int], work: str, do: Callable[[Partition], object]
+    ) -> dict[int, Exception]:
+        """Do a piece of work on those of these partitions that are there; see `Damage.each`."""
+        there = (each for each in map(self.partition, ids) if each is not None)
+        lives = self.is_live
+        return self.coordinator.damage.each(there, work, do, lambda each: lives(each.topic))
+
     def forget(self, id: int) -> None:
         """A partition is gone for good."""
-        self._partitions.pop(id, None)
+        gone = self._partitions.pop(id, None)
+        if gone is not None:
+            self.coordinator.damage.clear(gone.label)
         self._looks.pop(id, None)
 
     # -- offsets -----------------------------------------------------------------------
@@ -326,14 +336,19 @@ class TopicEngine:
 
     def sweep(self, lease: Lease) -> None:
         """The leader's work on topics: markers that nobody wrote, what was dropped."""
-        self.complete_marked()
-        if lease.term is not None and lease.term != self._swept_term:
-            purging.remove_strays(self)
-            self._swept_term = lease.term
-        purging.purge(self)
-        self._sweep_side_logs(lease)
+        guard = self.coordinator.damage.guard
+        with guard("topics", "end markers"):
+            self.complete_marked()
+        with guard("topics", "removal of what was dropped"):
+            if lease.term is not None and lease.term != self._swept_term:
+                purging.remove_strays(self)
+                self._swept_term = lease.term
+            purging.purge(self)
+        with guard("topics", "side logs"):
+            self._sweep_side_logs(lease)
         for sweep in self._sweeps:
-            sweep(lease)
+            with guard("topics", sweep.__qualname__):
+                sweep(lease)
 
     def _sweep_side_logs(self, lease: Lease) -> None:
         def check() -> None:
@@ -342,27 +357,34 @@ class TopicEngine:
 
         with self.store.status.read() as cur:
             ids = catalog.sidecar_partitions(cur)
-        for id in ids:
-            partition = self.partition(id)
-            if partition is not None and partition.exists and partition.side is not None:
+
+        def sweep(partition: Partition) -> None:
+            if partition.exists and partition.side is not None:
                 partition.side.sweep(partition.log, check)
 
-    def complete_marked(self, txn_id: int | None = None) -> None:
-        """Write end markers that are noted into their logs: of one transaction, or all."""
+        self.each(ids, "its side logs", sweep)
+
+    def complete_marked(self, txn_id: int | None = None) -> dict[int, Exception]:
+        """Write end markers that are noted into their logs: of one transaction, or all.
+
+        Returns:
+            Errors, by partition.
+        """
         with self.store.status.read() as cur:
             ids = completing.partitions_of(cur, txn_id)
         written: list[tuple[int, int]] = []
-        for id in ids:
-            partition = self.partition(id)
-            if partition is None:
-                continue
+
+        def complete(partition: Partition) -> None:
             with partition.environment.read() as txn:
                 end = partition.log.end(txn)
-            if self.look(id).marker_end > end:
+            if self.look(partition.id).marker_end > end:
                 end = completing.complete(self, partition)
-            written.append((end, id))
+            written.append((end, partition.id))
+
+        errors = self.each(ids, "its end markers", complete)
         if written:
             completing.forget_markers(self.store, written)
+        return errors
 
     def after_fork_in_child(self) -> None:
         """Forget what the parent looks at."""

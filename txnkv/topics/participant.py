@@ -21,6 +21,7 @@ import apsw
 import lmdb
 
 from txnkv.coordinator import id_ranges
+from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
 from txnkv.coordinator.status_table import TxnRow
@@ -130,16 +131,17 @@ class PartitionParticipants:
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         """See to it that the end markers are in their logs."""
         self._ends.pop(row.txn_id, None)
-        self._engine.complete_marked(row.txn_id)
+        raise_first(self._engine.complete_marked(row.txn_id))
         fault_point("marker.written")
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Write abort markers where the transaction has sent anything."""
         self._ends.pop(row.txn_id, None)
-        for id in ids:
-            partition = self._engine.partition(id)
-            if partition is not None:
-                _abort_in(self._engine, partition, row.txn_id)
+        raise_first(
+            self._engine.each(
+                ids, "an abort", lambda partition: _abort_in(self._engine, partition, row.txn_id)
+            )
+        )
 
 
 def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMarker | None:

@@ -46,8 +46,7 @@ def regain(engine: TopicEngine) -> None:
     ahead = [partition for partition in _partitions(engine) if _is_ahead(engine, partition)]
     if ahead:
         with engine.store.status.write() as cur:
-            for partition in ahead:
-                _regain(cur, partition)
+            engine.coordinator.damage.each(ahead, "its end", lambda each: _regain(cur, each))
         fault_point("offsets.regained")
     runtime.note_regained()
 

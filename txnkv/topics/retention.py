@@ -200,12 +200,15 @@ def give_up(
 def enforce_all(engine: TopicEngine, check: Callable[[], None] = lambda: None) -> int:
     """`enforce` for every topic of a store. Answers how many segments went."""
     dropped = 0
+
+    def one(partition: Partition) -> None:
+        nonlocal dropped
+        dropped += enforce(engine, partition, check)
+
     for name in engine.names():
         topic = engine.find(name)
-        if topic is None:  # dropped meanwhile
-            continue
-        for partition in engine.partitions(topic):
-            dropped += enforce(engine, partition, check)
+        if topic is not None:  # else dropped meanwhile
+            engine.each(topic.partitions, "retention", one)
     return dropped
 
 

@@ -408,16 +408,19 @@ class Subscriptions:
             held: list[Any] = cur.execute(
                 "SELECT DISTINCT subscription_id FROM pending_acks WHERE NOT stored"
             ).fetchall()
-        for partition_id, mark in least:
-            partition = self._engine.partition(partition_id)
-            if partition is None or not partition.exists:
-                continue
+        marks = dict(least)
+
+        def follow(partition: Partition) -> None:
+            if not partition.exists:
+                return
             with partition.environment.read() as txn:
                 start = partition.log.start(txn)
-            if start > mark:
+            if start > marks[partition.id]:
                 with self._store.status.write() as cur:
                     lease.confirm(cur)
-                    cursors.raise_marks(cur, partition_id, start)
+                    cursors.raise_marks(cur, partition.id, start)
+
+        self._engine.each(marks, "cursors", follow)
         for (subscription_id,) in held:
             with self._store.status.write() as cur:
                 lease.confirm(cur)

@@ -1,0 +1,153 @@
+"""Parts of a store that fail, each for itself: whatever is done for many goes on for the others.
+
+    for partition in partitions:
+        with damage.guard(partition.label, "retention"):
+            ...                                             an error is noted, and told once
+
+A part is a partition, a tablet, a transaction or a sweep. It is tried again with each round, and
+forgotten when that goes well. What is noted here is what this process has met; that a part takes
+no writes any more is for all processes, in status.db: `held`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Protocol, TypeVar
+
+from txnkv.core import CoreError
+from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
+from txnkv.metrics import Gauge
+
+_log = logging.getLogger("txnkv")
+
+_OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
+"""Nothing goes on after these."""
+
+
+class _Part(Protocol):
+    id: int
+
+    @property
+    def label(self) -> str: ...
+
+
+P = TypeVar("P", bound=_Part)
+
+
+class Damage:
+    """What fails in this process, by part and by what is done there. Shared by threads.
+
+    Args:
+        gauge: of parts that fail.
+    """
+
+    def __init__(self, gauge: Gauge | None = None) -> None:
+        self._errors: dict[tuple[str, str], Exception] = {}
+        self._gauge = gauge
+
+    def guard(self, part: str, work: str) -> Guard:
+        """`with damage.guard(part, work):` an error inside is noted and goes no further.
+
+        Args:
+            part: as messages to people name it.
+            work: what is done there.
+        """
+        return Guard(self, part, work)
+
+    def error(self, part: str, work: str | None = None) -> Exception | None:
+        """Why a part fails; None when it does not."""
+        found = list(self._errors.items())
+        return next((e for at, e in found if at[0] == part and work in (None, at[1])), None)
+
+    def parts(self) -> dict[str, str]:
+        """The parts that fail, and why."""
+        return {part: str(error) for (part, _), error in list(self._errors.items())}
+
+    def note(self, part: str, work: str, error: Exception) -> None:
+        """A part fails."""
+        if (part, work) not in self._errors:
+            _log.warning(
+                "%s is left alone, all else goes on; `txnkv check` says more: %s: %s",
+                part, work, error,
+            )  # fmt: skip
+        self._errors[part, work] = error.with_traceback(None)
+        self._count()
+
+    def each(
+        self,
+        parts: Iterable[P],
+        work: str,
+        do: Callable[[P], object],
+        lives: Callable[[P], bool] = lambda _: True,
+    ) -> dict[int, Exception]:
+        """Do a piece of work on every part, whatever fails in one of them.
+
+        Args:
+            parts: on which.
+            work: what is done.
+            do: does it.
+            lives: what fails in others, as those that were dropped, is no matter.
+
+        Returns:
+            The errors, by id of the part.
+        """
+        errors: dict[int, Exception] = {}
+        for part in parts:
+            with self.guard(part.label, work) as one:
+                do(part)
+            if one.error is not None and lives(part):
+                errors[part.id] = one.error
+            elif one.error is not None:
+                self.clear(part.label)
+        return errors
+
+    def clear(self, part: str, work: str | None = None) -> None:
+        """A part is well, or gone."""
+        if self._errors:
+            for at in list(self._errors):
+                if at[0] == part and work in (None, at[1]):
+                    self._errors.pop(at, None)
+                    _log.info("%s: %s is well again", *at)
+            self._count()
+
+    def _count(self) -> None:
+        if self._gauge is not None:
+            self._gauge.set(len(self.parts()))
+
+
+class Guard:
+    """One piece of work on one part.
+
+    Attributes:
+        error: that ended it, once it is over.
+    """
+
+    __slots__ = ("_at", "_damage", "error")
+
+    def __init__(self, damage: Damage, part: str, work: str) -> None:
+        self._damage = damage
+        self._at = (part, work)
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._damage.clear(*self._at)
+            return False
+        if not isinstance(error, (TxnkvError, CoreError)) or isinstance(error, _OF_THE_STORE):
+            return False
+        self.error = error
+        self._damage.note(*self._at, error)
+        return True
+
+
+def raise_first(errors: Mapping[int, Exception]) -> None:
+    """Raise the first of what `Damage.each` answered, if there is any."""
+    for error in errors.values():
+        raise error
