@@ -110,6 +110,7 @@ def acquire(
                     status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2,
                     topics_schema.UPGRADE_2_TO_3,
                     status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
+                    status_schema.UPGRADE_4_TO_5,
                 ],
             )
             found = _instances[key] = Instance(store, read_only, history)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import lmdb
@@ -13,7 +16,7 @@ import txnkv
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.options import Buffer
 from txnkv.storage.environment import Environment
-from txnkv.tables import row_set_format
+from txnkv.tables import flush, row_set_format
 from txnkv.tables.row_set_format import KEYS, block_key
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
@@ -128,7 +131,11 @@ def test_end_of_a_transaction_over_a_damaged_partition(
         with caplog.at_level(logging.WARNING, "txnkv"):
             for _ in range(3):
                 maintain(client)
-        told = [text for text in caplog.messages if text.startswith("topic 'hurt', partition 0 is left alone")]
+        told = [
+            text
+            for text in caplog.messages
+            if text.startswith("topic 'hurt', partition 0 is left alone")
+        ]
         assert told
         assert len(told) == len(set(told)), "each is told once"
         assert "topic 'hurt', partition 0" in failing(client)
@@ -211,3 +218,143 @@ def test_disk_that_is_full_behind_the_commit_point(
         assert states(client) == {}
         assert values(client, "sound") == [b"first", b"second"]
         assert client.check().problems == []
+
+
+# -- a flush ---------------------------------------------------------------------------
+
+
+def small(client: txnkv.Client, n: int, *names: str) -> None:
+    """A commit in the log: a row that is there already gets another text, and a message."""
+    with client.transaction() as txn:
+        for name in names or ("hurt", "sound"):
+            txn.upsert(f"{name} table", {"id": n, "text": f"new {n}"})
+            txn.send(name, b"small %d" % n, partition=0)
+
+
+def write(client: txnkv.Client, table: str, data: pa.Table) -> None:
+    with client.new_session() as session:
+        session.write(table, data, op="upsert")
+
+
+def produce(client: txnkv.Client, topic: str) -> None:
+    with client.topic(topic).producer() as producer:
+        producer.send(b"more", partition=0).result(timeout=10)
+
+
+def held(client: txnkv.Client) -> tuple[int, int]:
+    with client.instance.store.status.read() as cur:
+        (parts,) = cur.execute("SELECT count(*) FROM held_parts").fetchone()
+        (sections,) = cur.execute("SELECT count(*) FROM held_sections").fetchone()
+    return parts, sections
+
+
+def forget_flushed(client: txnkv.Client) -> None:
+    """As a minute later: the commit log has what no flush has taken alone."""
+    with client.instance.store.status.write() as cur:
+        cur.execute("DELETE FROM commit_log WHERE commit_ts <= (SELECT flushed_ts FROM clock)")
+
+
+READER = """
+import sys, txnkv
+with txnkv.connect(sys.argv[1], read_only=True) as client:
+    print(client.table("hurt table").get(3)["text"], flush=True)
+    sys.stdin.read()
+    print(client.table("hurt table").get(70)["text"], flush=True)
+"""
+"""Sees the first commit, and hears of the second when that is flushed."""
+
+
+def test_flush_beside_damage(path: Path, tmp_path: Path) -> None:
+    """All else is flushed, nothing is lost, and what is damaged takes no writes."""
+    with txnkv.connect(path) as client:
+        small(client, 3)
+    lags = subprocess.Popen(
+        [sys.executable, "-c", READER, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert lags.stdout is not None
+    assert lags.stdout.readline() == "new 3\n"
+    with txnkv.connect(path) as client:
+        small(client, 70)
+    backup = tmp_path / "backup"
+    for folder in ("logs", "tablets"):
+        shutil.copytree(path / folder, backup / folder)
+    spoil_topic(path)
+    spoil_table(path)
+    with txnkv.connect(path) as client:
+        client.instance.engine.flush()
+        assert held(client) == (2, 4)
+        forget_flushed(client)
+        with client.instance.store.status.read() as cur:
+            assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (0,)
+        assert client.table("hurt table").get(3) == {"id": 3, "text": "new 3"}
+        assert lags.communicate("go on", timeout=30)[0] == "new 70\n"
+        with pytest.raises(txnkv.CorruptionError):
+            client.table("hurt table").scan().to_arrow()
+        for refused in (
+            lambda: small(client, 5),
+            lambda: write(client, "hurt table", rows(5000, 10)),
+            lambda: write(client, "hurt table", rows(5000, 20_000)),
+            lambda: produce(client, "hurt"),
+        ):
+            with pytest.raises(txnkv.CorruptionError, match=r"hurt.* is damaged: .* drop it"):
+                refused()
+        small(client, 71, "sound")
+        write(client, "sound table", pa.table({"id": [70], "text": ["new 70"]}))
+        client.instance.engine.flush()
+        assert held(client) == (2, 4)
+    with txnkv.connect(path) as client:  # another process knows it all
+        assert client.table("hurt table").get(70) == {"id": 70, "text": "new 70"}
+        with pytest.raises(txnkv.CorruptionError, match="is damaged"):
+            small(client, 5)
+    for folder in ("logs/1", "tablets/1"):
+        shutil.rmtree(path / folder)
+        shutil.copytree(backup / folder, path / folder)
+    with txnkv.connect(path) as client:
+        client.instance.engine.flush()
+        assert held(client) == (0, 0)
+        small(client, 71, "hurt")
+        for name in ("hurt", "sound"):
+            table = client.table(f"{name} table")
+            assert [table.get(n)["text"] for n in (3, 70, 71)] == ["new 3", "new 70", "new 71"]  # type: ignore[index]
+            assert table.scan().to_arrow().num_rows == 200
+            assert values(client, name) == [b"first", b"small 3", b"small 70", b"small 71"]
+        assert client.check().problems == []
+
+
+def test_what_is_held_goes_with_a_drop(path: Path) -> None:
+    with txnkv.connect(path) as client:
+        small(client, 3)
+    spoil_topic(path)
+    spoil_table(path)
+    with txnkv.connect(path) as client:
+        client.instance.engine.flush()
+        assert held(client) == (2, 2)
+        client.drop_topic("hurt")
+        client.drop_table("hurt table")
+        client.instance.engine.flush()
+        assert held(client) == (0, 0)
+        assert client.check().problems == []
+    with txnkv.connect(path) as client:
+        assert values(client, "sound") == [b"first", b"small 3"]
+
+
+def test_staged_rows_of_a_damaged_tablet_do_not_commit(path: Path) -> None:
+    with txnkv.connect(path) as client, pytest.MonkeyPatch.context() as patch:
+        small(client, 3)
+        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+        txn = client.new_transaction()
+        txn.upsert("hurt table", {"id": 70, "text": "staged"})
+        txn.upsert("sound table", {"id": 70, "text": "staged"})
+        store_it(txn)
+        patch.setattr(flush, "_kill", _damaged)
+        client.instance.engine.flush()
+        assert held(client)[0] == 2
+        with pytest.raises(txnkv.CorruptionError):
+            txn.commit()
+        assert txn.state is txnkv.TxnState.ABORTED
+        assert client.table("sound table").get(70) == {"id": 70, "text": "text 70"}
+
+
+def _damaged(load: object) -> None:
+    raise txnkv.CorruptionError("a block is damaged")

@@ -22,7 +22,7 @@ def section(base: int, *counts: int, stamp: int) -> bytes:
 
 def made(*entries: tuple[int, int, int]) -> TopicTail:
     """With entries of base offset, count and stamp, of partition 1."""
-    tail = TopicTail(lambda ids: None)
+    tail = TopicTail(lambda ids: {})
     for base, count, stamp in entries:
         tail.apply(1, section(base, count, stamp=stamp), stamp)
     return tail
@@ -49,7 +49,7 @@ def test_entries_are_found_by_offset_and_stamp() -> None:
 
 
 def test_a_section_of_several_batches_is_one_entry() -> None:
-    tail = TopicTail(lambda ids: None)
+    tail = TopicTail(lambda ids: {})
     data = section(4, 2, 3, 1, stamp=9)
     tail.apply(1, data, 9)
     (entry,) = tail.entries(1, 0, LATE)
@@ -78,7 +78,7 @@ def test_offsets_of_a_failed_commit_are_given_again() -> None:
 def test_a_reader_goes_on_with_what_it_has() -> None:
     tail = made((0, 1, 10), (1, 1, 11))
     found = tail.entries(1, 0, LATE)
-    tail.flushed(Timestamp(10))
+    tail.flushed(Timestamp(10), ())
     assert [entry.base_offset for entry in found] == [0, 1]
     assert extents(tail) == [(1, 2, 11)]
     tail.undo({1, 2}, 10)
@@ -88,7 +88,7 @@ def test_a_reader_goes_on_with_what_it_has() -> None:
 
 def test_only_partitions_that_have_something_are_written_out() -> None:
     asked: list[list[int]] = []
-    tail = TopicTail(asked.append)
+    tail = TopicTail(lambda ids: asked.append(ids) or {})
     tail.apply(1, section(0, 1, stamp=10), 10)
     tail.apply(3, section(0, 1, stamp=20), 20)
     tail.write_out(Timestamp(5))

@@ -27,15 +27,17 @@ the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
 
 import apsw
 
+from txnkv.coordinator import held
 from txnkv.coordinator import payload as payloads
 from txnkv.coordinator.clock import following
 from txnkv.coordinator.commit_queue import CommitQueue, SmallCommit, Waiting
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import PayloadError, Section
 from txnkv.coordinator.query import one
@@ -68,11 +70,17 @@ class LogMember(Protocol):
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop from these what has a stamp above `upto`: its COMMIT failed."""
 
-    def write_out(self, upto: Timestamp) -> None:
-        """See to it that what has a stamp at or below `upto` is durable outside of the log."""
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
+        """See to it that what has a stamp at or below `upto` is durable outside of the log.
 
-    def flushed(self, upto: Timestamp) -> None:
-        """What has a stamp at or below `upto` is found outside of the log from now on."""
+        Returns:
+            Parts that are damaged, and why: what is to be held of them.
+        """
+
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
+        """What has a stamp at or below `upto` is found outside of the log from now on, but for
+        parts that are held.
+        """
 
     def reset(self) -> None:
         """Forget all; it comes again."""
@@ -211,6 +219,9 @@ class CommitLog:
             "SELECT last_commit, last_timestamp, manifest_version, catalog_version, flushed_ts, "
             "history_floor, EXISTS (SELECT 1 FROM locks) FROM clock",
         )
+        if flushed > self._applied:
+            for section, stamp in held.sections(cur, self._applied):
+                self._apply([section], stamp)
         if last > self._applied:
             self._metrics.tails.add()
             for stamp, payload in cur.execute(
@@ -229,13 +240,20 @@ class CommitLog:
             self.pending_bytes = self.pending_commits = 0
             self._metrics.log_bytes.set(0)
             self._metrics.log_commits.set(0)
-            for member in self._members.values():
-                member.flushed(self._flushed)
+            kept = held.parts(cur)
+            for kind, member in self._members.items():
+                member.flushed(self._flushed, {id for each, id in kept if each == kind})
 
-    def write_out(self, upto: Timestamp) -> None:
-        """Before a flush is published: what members write themselves is durable afterwards."""
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
+        """Before a flush is published: what members write themselves is durable afterwards.
+
+        Returns:
+            As `LogMember.write_out`.
+        """
+        failed: dict[Key, str] = {}
         for member in self._members.values():
-            member.write_out(upto)
+            failed |= member.write_out(upto)
+        return failed
 
     def raise_floor(self, floor: int) -> None:
         """Remember a history floor that status.db was seen to have."""

@@ -14,13 +14,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from txnkv.core import CoreError
-from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
+from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Gauge
 
 _log = logging.getLogger("txnkv")
+
+Kinds: TypeAlias = tuple[type[Exception], ...]
+
+EVERY: Final = (TxnkvError, CoreError)
+DAMAGE: Final = (CorruptionError, CoreError)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
 """Nothing goes on after these."""
@@ -47,14 +52,15 @@ class Damage:
         self._errors: dict[tuple[str, str], Exception] = {}
         self._gauge = gauge
 
-    def guard(self, part: str, work: str) -> Guard:
+    def guard(self, part: str, work: str, only: Kinds = EVERY) -> Guard:
         """`with damage.guard(part, work):` an error inside is noted and goes no further.
 
         Args:
             part: as messages to people name it.
             work: what is done there.
+            only: errors of these kinds; others go on.
         """
-        return Guard(self, part, work)
+        return Guard(self, part, work, only)
 
     def error(self, part: str, work: str | None = None) -> Exception | None:
         """Why a part fails; None when it does not."""
@@ -81,6 +87,7 @@ class Damage:
         work: str,
         do: Callable[[P], object],
         lives: Callable[[P], bool] = lambda _: True,
+        only: Kinds = EVERY,
     ) -> dict[int, Exception]:
         """Do a piece of work on every part, whatever fails in one of them.
 
@@ -89,13 +96,14 @@ class Damage:
             work: what is done.
             do: does it.
             lives: what fails in others, as those that were dropped, is no matter.
+            only: as in `guard`.
 
         Returns:
             The errors, by id of the part.
         """
         errors: dict[int, Exception] = {}
         for part in parts:
-            with self.guard(part.label, work) as one:
+            with self.guard(part.label, work, only) as one:
                 do(part)
             if one.error is not None and lives(part):
                 errors[part.id] = one.error
@@ -124,10 +132,11 @@ class Guard:
         error: that ended it, once it is over.
     """
 
-    __slots__ = ("_at", "_damage", "error")
+    __slots__ = ("_at", "_damage", "_only", "error")
 
-    def __init__(self, damage: Damage, part: str, work: str) -> None:
+    def __init__(self, damage: Damage, part: str, work: str, only: Kinds) -> None:
         self._damage = damage
+        self._only = only
         self._at = (part, work)
         self.error: Exception | None = None
 
@@ -140,7 +149,7 @@ class Guard:
         if error is None:
             self._damage.clear(*self._at)
             return False
-        if not isinstance(error, (TxnkvError, CoreError)) or isinstance(error, _OF_THE_STORE):
+        if not isinstance(error, self._only) or isinstance(error, _OF_THE_STORE):
             return False
         self.error = error
         self._damage.note(*self._at, error)

@@ -1,5 +1,7 @@
 """The tables of status.db that belong to the coordinator."""
 
+from txnkv.coordinator import held
+
 _APPLICATIONS = """
 CREATE TABLE applications (             -- their last version that is committed
     app_id      TEXT    PRIMARY KEY,
@@ -106,7 +108,10 @@ CREATE TABLE lease (
 );
 """
     + _APPLICATIONS
+    + held.SCHEMA
 )
+
+UPGRADE_4_TO_5 = held.SCHEMA
 
 UPGRADE_3_TO_4 = _APPLICATIONS
 

@@ -29,8 +29,8 @@ from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundE
 from txnkv.storage.seam import declare_fault_point, fault_point
 
 FORMAT_NAME = "txnkv"
-FORMAT_VERSION = 4
-OLDER_VERSIONS = frozenset({1, 2, 3})
+FORMAT_VERSION = 5
+OLDER_VERSIONS = frozenset({1, 2, 3, 4})
 """Versions that are brought up to this one when a store is opened to write."""
 KNOWN_FEATURES: frozenset[str] = frozenset()
 

@@ -229,8 +229,8 @@ class Compactor:
         pace: Callable[[], None],
     ) -> Compacted | None:
         upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
-        resolve.settle(self._engine, [tablet.id], upto)
-        resolve.require_settled(self._engine, tablet, upto)
+        if not resolve.settle(self._engine, [tablet.id], upto):
+            resolve.require_settled(self._engine, tablet, upto)
         try:
             return compaction.compact(self._engine, tablet, infos, floor, pace)
         except (ReplacedError, RowSetRetired):

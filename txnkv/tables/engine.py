@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
-from txnkv.coordinator import payload, status_table
+from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.damage import EVERY, Kinds
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
@@ -38,11 +39,13 @@ class _Catalog:
 
     Attributes:
         live: ids of the tables that are not dropped.
+        held: ids of tablets that take no writes, and why.
         tables: by name, those that were asked for.
     """
 
     version: int
     live: frozenset[int]
+    held: dict[int, str]
     tables: dict[str, TableInfo] = field(default_factory=dict)
 
 
@@ -127,6 +130,14 @@ class TableEngine:
             raise catalog.dropped(table)
         return known.version
 
+    def refuse_held(self, tablet_ids: Iterable[int]) -> None:
+        """Refuse to write to damaged tablets. No I/O while the catalog does not change.
+
+        Raises:
+            CorruptionError: one of them takes no writes.
+        """
+        held.refuse(self._known().held, tablet_ids)
+
     def _known(self) -> _Catalog:
         self.log.latest()
         version = self.log.catalog_version
@@ -138,7 +149,7 @@ class TableEngine:
     @shielded
     def _read_catalog(self, version: int) -> _Catalog:
         with self.store.status.read() as cur:
-            known = _Catalog(version, catalog.live_tables(cur))
+            known = _Catalog(version, catalog.live_tables(cur), held.ids(cur, payload.TABLET))
         self._catalog = known
         return known
 
@@ -256,11 +267,11 @@ class TableEngine:
         upkeep.look_after(self)
 
     def each(
-        self, ids: Iterable[int], work: str, do: Callable[[Tablet], object]
+        self, ids: Iterable[int], work: str, do: Callable[[Tablet], object], only: Kinds = EVERY
     ) -> dict[int, Exception]:
         """Do a piece of work on those of these tablets that are there; see `Damage.each`."""
         there = (each for each in map(self.tablet, ids) if each is not None)
-        return self.coordinator.damage.each(there, work, do, self._lives)
+        return self.coordinator.damage.each(there, work, do, self._lives, only)
 
     def _lives(self, tablet: Tablet) -> bool:
         with self.store.status.read() as cur:

@@ -23,7 +23,7 @@ claimed and begins again; putting the same deltas twice changes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,8 @@ import lmdb
 import pyarrow as pa
 
 from txnkv import core
+from txnkv.coordinator import held, payload
+from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
@@ -53,6 +55,7 @@ declare_fault_point("flush.deleted", "deletes of what a flush replaces are durab
 declare_fault_point("flush.published", "a flush is published")
 
 WHO: Final = "flush"
+WORK: Final = "a flush"
 ROW_SET_ROWS: Final = 1 << 21
 """Rows of a row set; more are cut."""
 
@@ -94,6 +97,8 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
 
     Raises:
         StorageFullError: the disk is full; nothing changed for readers, the log keeps all.
+
+    What cannot be written for a tablet or partition is damaged is held; see `held`.
     """
     with engine.maintenance():
         began = clock.monotonic_micros()
@@ -104,19 +109,37 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
             flushed = manifest.flushed(cur)
             logged = _is_logged(cur, flushed, target)
             live = live_tablets(cur)
-        if not logged:
+            kept = held.parts(cur)
+        if not logged and (not kept or target < flushed):
             return flushed
         ids = [id for id in engine.memory.tablet_ids if id in live]
-        tablets = [tablet for tablet in map(engine.tablet, ids) if tablet is not None]
-        resolve.settle(engine, ids, target)
+        settled = resolve.settle(engine, ids, target)
         floor = history.floor(engine)
-        found = [_load(tablet, target, floor) for tablet in tablets]
-        loads = [load for load in found if load is not None]
-        engine.log.write_out(target)
-        _flush(engine, loads, target)
+        loads: dict[int, _Load] = {}
+
+        def load(tablet: Tablet) -> None:
+            if not settled:
+                resolve.require_settled(engine, tablet, target)
+            found = _load(tablet, target, floor)
+            if found is not None:
+                loads[tablet.id] = found
+
+        failed = _failed(engine, engine.each(ids, WORK, load, DAMAGE))
+        failed |= engine.log.write_out(target)
+        _flush(engine, loads, failed, flushed, target)
         engine.coordinator.latest()  # drops from memory what is in row sets now
-        _count(engine, loads, clock.monotonic_micros() - began)
+        _count(engine, list(loads.values()), clock.monotonic_micros() - began)
         return target
+
+
+def _failed(engine: TableEngine, errors: Mapping[int, Exception]) -> dict[held.Key, str]:
+    """Tablets to be held, and why."""
+    found = {}
+    for id, error in errors.items():
+        tablet = engine.tablet(id)
+        if tablet is not None:
+            found[payload.TABLET, id] = f"{tablet.label} is damaged: {error}"
+    return found
 
 
 def _is_logged(cur: apsw.Cursor, after: Timestamp, upto: Timestamp) -> bool:
@@ -198,27 +221,51 @@ def _load(tablet: Tablet, upto: Timestamp, floor: Timestamp) -> _Load | None:
 # -- the steps -------------------------------------------------------------------------
 
 
-def _flush(engine: TableEngine, loads: Sequence[_Load], upto: Timestamp) -> None:
+def _flush(
+    engine: TableEngine,
+    loads: dict[int, _Load],
+    failed: dict[held.Key, str],
+    after: Timestamp,
+    upto: Timestamp,
+) -> None:
+    """Write, delete and publish.
+
+    Args:
+        loads: by tablet; those that fail are taken out.
+        failed: parts to be held; those that fail are added.
+        after: all at or below it is in row sets, but for what is held.
+        upto: and now up to here.
+    """
     status = engine.store.status
     with status.write() as cur:
-        claims = [
-            [replacing.claim_maintenance(cur, load.tablet.id, WHO) for _ in load.pieces]
-            for load in loads
-        ]
+        claims = {
+            id: [replacing.claim_maintenance(cur, id, WHO) for _ in load.pieces]
+            for id, load in loads.items()
+        }
     fault_point("flush.claimed")
-    written = [
-        _write(load, id, rows)
-        for load, ids in zip(loads, claims, strict=True)
-        for id, rows in zip(ids, load.pieces, strict=True)
-    ]
+    written: dict[int, list[RowSetInfo]] = {}
+    counts: dict[int, list[tuple[int, int, int]]] = {}
+
+    def write(tablet: Tablet) -> None:
+        load = loads[tablet.id]
+        pieces = zip(claims[tablet.id], load.pieces, strict=True)
+        written[tablet.id] = [_write(load, id, rows) for id, rows in pieces]
+
+    def kill(tablet: Tablet) -> None:
+        counts[tablet.id] = _kill(loads[tablet.id])
+
+    failed |= _failed(engine, engine.each(loads, WORK, write, DAMAGE))
     fault_point("flush.written")
-    counts = [counted for load in loads for counted in _kill(load)]
+    failed |= _failed(engine, engine.each(written, WORK, kill, DAMAGE))
+    for id in loads.keys() - counts.keys():
+        del loads[id]
     with status.write() as cur:
-        for info in written:
+        for info in (info for id in counts for info in written[id]):
             replacing.publish(cur, info)
-        for id, deleted, highest in counts:
+        for id, deleted, highest in (count for found in counts.values() for count in found):
             if not replacing.set_deleted(cur, id, deleted, highest):
                 raise RuntimeError(f"row set {id} was replaced under the maintenance lock")
+        held.replace(cur, failed, after, upto)
         manifest.set_flushed(cur, upto)
         manifest.bump(cur)
     fault_point("flush.published")

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import jobs, status_table
+from txnkv.coordinator import jobs, payload, status_table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -276,7 +276,10 @@ class Committed:
 def committed_state(cur: apsw.Cursor, tablet_id: int) -> Committed:
     """All of a tablet that is committed, as status.db has it now."""
     version, flushed, last, floor = one(
-        cur, "SELECT manifest_version, flushed_ts, last_commit, history_floor FROM clock"
+        cur,
+        "SELECT manifest_version, coalesce((SELECT flushed_ts FROM held_parts WHERE kind = ? "
+        "AND id = ?), flushed_ts), last_commit, history_floor FROM clock",
+        (payload.TABLET, tablet_id),
     )
     found = [
         _info(values)

@@ -7,9 +7,10 @@ making a new MemRowSet of the rest; readers that hold the old one go on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from txnkv import core
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp
 
 
@@ -77,13 +78,15 @@ class CommittedMemory:
             if id in self._sets:
                 self._sets[id] = self._sets[id].copy(0, upto)
 
-    def write_out(self, upto: Timestamp) -> None:
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
         """Nothing: the flush writes row sets itself."""
+        return {}
 
-    def flushed(self, upto: Timestamp) -> None:
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
         """Let the tablets pair their memory with the new row sets."""
         for id in self.tablet_ids:
-            self._on_flushed(id, upto)
+            if id not in held:
+                self._on_flushed(id, upto)
 
     def reset(self) -> None:
         """Forget all: in a forked child the log reads it again."""

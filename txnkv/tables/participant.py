@@ -23,7 +23,7 @@ import apsw
 import lmdb
 
 from txnkv import core
-from txnkv.coordinator import id_ranges, locks
+from txnkv.coordinator import held, id_ranges, locks, payload
 from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
@@ -149,6 +149,8 @@ class TabletParticipants:
                     f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
                     "was aborted. Run it again when that has ended"
                 )
+        # What they have in memory would hide what is staged.
+        held.refuse(held.ids(cur, payload.TABLET), ids)
         upto = self._engine.log.catch_up(cur)
         if upto == validated:
             return True

@@ -50,12 +50,16 @@ declare_fault_point("resolve.put", "some of a commit's delete stamps are durable
 declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
 
 
-def settle(engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp) -> None:
-    """Finalize all that committed at or below `upto` in these tablets, the earliest first, as far
-    as it can be: see `require_settled`.
+def settle(engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp) -> bool:
+    """Finalize all that committed at or below `upto` in these tablets, the earliest first.
+
+    Returns:
+        False when that failed in some tablet: see `require_settled`.
     """
-    for _, txn_id in _decided(engine, tablet_ids, upto):
+    decided = _decided(engine, tablet_ids, upto)
+    for _, txn_id in decided:
         engine.coordinator.orchestrator.finish(txn_id)
+    return not decided or not _decided(engine, tablet_ids, upto)
 
 
 def require_settled(engine: TableEngine, tablet: Tablet, upto: Timestamp) -> None:
@@ -208,11 +212,13 @@ class Resolution:
         noted: dict[int, tuple[int, int]] = {}
 
         def resolve(tablet: Tablet) -> None:
-            require_settled(self._engine, tablet, Timestamp(self._commit_ts - 1))
+            if not settled:
+                require_settled(self._engine, tablet, before)
             tablet.state(self._commit_ts)  # all that committed before is known here
             noted.update(self._put(tablet, tablet.reload()))
 
-        settle(self._engine, tablet_ids, Timestamp(self._commit_ts - 1))
+        before = Timestamp(self._commit_ts - 1)
+        settled = settle(self._engine, tablet_ids, before)
         failed = self._engine.each(tablet_ids, "what a commit replaced", resolve)
         fault_point("resolve.resolved")
         return noted, failed

@@ -310,6 +310,7 @@ class SmallWrites:
         memory = self._memory.get(tablet.id)
         if memory is None:
             version = self._engine.live_at(tablet.table)
+            self._engine.refuse_held((tablet.id,))
             self._catalog = version if self._catalog is None else min(version, self._catalog)
             memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
             self._tablets[tablet.id] = tablet

@@ -224,6 +224,7 @@ def _stage_chunk(
 
 
 def _admit(engine: TableEngine, context: WriteContext, ids: Sequence[int]) -> None:
+    engine.refuse_held(ids)
     engine.coordinator.admit(
         context.row,
         KIND,

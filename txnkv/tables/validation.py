@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from txnkv import core
-from txnkv.coordinator import locks
+from txnkv.coordinator import held, locks, payload
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.locks import Verdict
 from txnkv.coordinator.metadata_store import past_timeout
@@ -80,6 +80,7 @@ class Validation:
             TransactionLockedError: a tablet is locked by another.
             TransactionTimedOutError: it is past its deadline.
             TableNotFoundError: a table was dropped.
+            CorruptionError: a tablet is damaged, and takes no writes.
         """
         row, log = self._row, self._engine.log
         if past_timeout(row):
@@ -87,6 +88,7 @@ class Validation:
         if log.catalog_version != self._catalog:
             for tablet in self._tablets.values():
                 catalog.require_live(cur, tablet.table)
+            held.refuse(held.ids(cur, payload.TABLET), self._tablets)
         if log.locked:
             _refuse_locked(cur, row if self._transactional else None, list(self._tablets))
         since = row.snapshot_ts

@@ -19,12 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import apsw
 
-from txnkv.coordinator import payload, status_table
+from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
@@ -62,11 +65,13 @@ class _Catalog:
 
     Attributes:
         live: ids of the topics that are not dropped.
+        held: ids of partitions that take no writes, and why.
         topics: by name, those that were asked for.
     """
 
     version: int
     live: frozenset[int]
+    held: dict[int, str]
     topics: dict[str, TopicInfo] = field(default_factory=dict)
 
 
@@ -178,17 +183,31 @@ class TopicEngine:
             raise catalog.dropped(topic)
         return known.version
 
+    def refuse_held(self, partition_ids: Iterable[int]) -> None:
+        """Refuse to send to damaged partitions. No I/O while the catalog does not change.
+
+        Raises:
+            CorruptionError: one of them takes no writes.
+        """
+        held.refuse(self._known().held, partition_ids)
+
     def refuse_dropped(
-        self, cur: apsw.Cursor, version: int | None, topics: Sequence[TopicInfo]
+        self,
+        cur: apsw.Cursor,
+        version: int | None,
+        topics: Sequence[TopicInfo],
+        partition_ids: Iterable[int] = (),
     ) -> None:
         """Inside a commit, where the catalog is not of the version of `live_at` any more.
 
         Raises:
             TopicNotFoundError: one of the topics was dropped.
+            CorruptionError: one of the partitions takes no writes.
         """
         if self.log.catalog_version != version:
             for topic in topics:
                 catalog.require_live(cur, topic)
+            held.refuse(held.ids(cur, payload.TOPIC), partition_ids)
 
     def _known(self) -> _Catalog:
         self.log.latest()
@@ -201,7 +220,7 @@ class TopicEngine:
     @shielded
     def _read_catalog(self, version: int) -> _Catalog:
         with self.store.status.read() as cur:
-            known = _Catalog(version, catalog.live_topics(cur))
+            known = _Catalog(version, catalog.live_topics(cur), held.ids(cur, payload.TOPIC))
         self._catalog = known
         return known
 
@@ -254,12 +273,12 @@ class TopicEngine:
         return next(each for each in self.partitions(topic) if each.id == id)
 
     def each(
-        self, ids: Iterable[int], work: str, do: Callable[[Partition], object]
+        self, ids: Iterable[int], work: str, do: Callable[[Partition], object], only: Kinds = EVERY
     ) -> dict[int, Exception]:
         """Do a piece of work on those of these partitions that are there; see `Damage.each`."""
         there = (each for each in map(self.partition, ids) if each is not None)
         lives = self.is_live
-        return self.coordinator.damage.each(there, work, do, lambda each: lives(each.topic))
+        return self.coordinator.damage.each(there, work, do, lambda each: lives(each.topic), only)
 
     def forget(self, id: int) -> None:
         """A partition is gone for good."""
@@ -320,13 +339,15 @@ class TopicEngine:
         """Append plain batches, outside of a transaction; see `txnkv.topics.append`."""
         return append.append_alone(self, partition, batches, attempt)
 
-    def _write_out(self, partition_ids: list[int]) -> None:
+    def _write_out(self, partition_ids: list[int]) -> dict[Key, str]:
         with self.store.status.read() as cur:
             live = catalog.live_partitions(cur)
-        for id in partition_ids:
-            partition = self.partition(id) if id in live else None
-            if partition is not None:
-                completing.complete(self, partition)
+        ids = [id for id in partition_ids if id in live]
+        errors = self.each(ids, "a flush", partial(completing.complete, self), DAMAGE)
+        return {
+            (payload.TOPIC, id): f"{self._partitions[id].label} is damaged: {error}"
+            for id, error in errors.items()
+        }
 
     # -- background --------------------------------------------------------------------
 

@@ -140,10 +140,13 @@ class Outbox:
             number: of the partition.
             messages: as `core.encode_batch` takes them.
 
+        Raises:
+            CorruptionError: the partition is damaged, and takes no writes.
         """
         id = topic.partitions[number]
         found = self._partitions.get(id)
         if found is None:
+            self._engine.refuse_held((id,))
             found = self._partitions[id] = _Partition(topic)
         size = messages.nbytes
         found.lots.append(_Lot(messages, now_micros(), size))
@@ -197,7 +200,7 @@ class Outbox:
             )
         if self._partitions:
             topics = [partition.topic for partition in self._partitions.values()]
-            self._engine.refuse_dropped(cur, self._catalog, topics)
+            self._engine.refuse_dropped(cur, self._catalog, topics, self._partitions)
         if self._acks is not None:
             self._acks.validate(cur, latest)
 

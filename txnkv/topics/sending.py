@@ -216,11 +216,13 @@ class Sender:
     def _commit(self, shares: list[_Share]) -> None:
         engine = self._engine
         version = engine.live_at(self._topic)
+        partition_ids = [share.partition_id for share in shares]
+        engine.refuse_held(partition_ids)
         now = clock.now_micros()
         there: list[SentBatch | None] = []
 
         def validate(cur: apsw.Cursor, _: Timestamp) -> None:
-            engine.refuse_dropped(cur, version, [self._topic])
+            engine.refuse_dropped(cur, version, [self._topic], partition_ids)
             there[:] = producers.check(cur, self.producer, [s.sending for s in shares], now)
             if all(there):
                 raise _AllThereError

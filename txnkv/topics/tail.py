@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import walk
 
@@ -49,10 +50,11 @@ class TopicTail:
     """By partition id. Changed under the commit log's lock alone, read without one.
 
     Args:
-        on_write_out: brings the logs of partitions up to their tails.
+        on_write_out: brings the logs of partitions up to their tails; answers which it could
+            not, and why.
     """
 
-    def __init__(self, on_write_out: Callable[[list[int]], None]) -> None:
+    def __init__(self, on_write_out: Callable[[list[int]], dict[Key, str]]) -> None:
         # Lists grow at their end, or are replaced: who reads one goes on with it.
         self._entries: dict[int, list[TailEntry]] = {}
         self._on_write_out = on_write_out
@@ -111,15 +113,16 @@ class TopicTail:
         for id in ids:
             self._replace(id, [e for e in self._entries.get(id, ()) if e.stamp <= upto])
 
-    def write_out(self, upto: Timestamp) -> None:
-        """Write entries at or below `upto` into the logs, durably."""
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
+        """Write entries at or below `upto` into the logs, durably, but for damaged ones."""
         ids = [id for id in self.partition_ids if self._entries[id][0].stamp <= upto]
-        if ids:
-            self._on_write_out(ids)
+        return self._on_write_out(ids) if ids else {}
 
-    def flushed(self, upto: Timestamp) -> None:
-        """Drop entries at or below `upto`: they are in the logs."""
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
+        """Drop entries at or below `upto`: they are in the logs, but for those that are held."""
         for id in self.partition_ids:
+            if id in held:
+                continue
             self._replace(id, [entry for entry in self._entries[id] if entry.stamp > upto])
 
     def reset(self) -> None:
