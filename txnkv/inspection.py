@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txnkv.coordinator import payload
+from txnkv.coordinator import held, payload
 from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
-from txnkv.errors import TxnkvError
+from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.tables import catalog, manifest, reading
+from txnkv.tables import catalog, flush, manifest, reading
 from txnkv.tables.checking import Counted, check_row_set, check_together
+from txnkv.tables.engine import TableEngine
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
+from txnkv.topics import catalog as topics
 from txnkv.topics import checking as topic_checking
 
 
@@ -60,7 +62,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         row_sets = [seen for t in engine.tablets(info) for seen in t.state(latest).infos]
         asked = reading.request(info, [], None, False, None)
         tables[name] = {
-            "rows": reading.count(engine, asked, view),
+            "rows": _count(engine, asked, view),
             "bytes": sum(seen.size for seen in row_sets),
             "tablets": len(info.tablets),
             "row_sets": len(row_sets),
@@ -91,6 +93,14 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
         "open_environments": store.environments.open_count,
     }
+
+
+def _count(engine: TableEngine, asked: reading.Request, view: ReadView) -> int | None:
+    """The rows of a table; None when it is damaged where they are counted."""
+    try:
+        return reading.count(engine, asked, view)
+    except CorruptionError:
+        return None
 
 
 def _leader_pid(instance: Instance, slot: int | None, start: int) -> int | None:
@@ -154,6 +164,7 @@ def _check(
     with store.status.read() as cur:
         _check_status(cur, report)
         _check_log(cur, report)
+        _check_held(cur, report)
         # The files of a dropped table go before its rows do.
         ids = [
             id
@@ -170,14 +181,16 @@ def _check(
         with store.status.read() as cur:
             infos = manifest.readable(cur, id)
         work += [(tablet, info) for info in infos]
-        report.problems += check_together(tablet, tablet.state(engine.coordinator.latest()).settled)
-        report.problems += _unknown_row_sets(instance, tablet)
+        report.problems += _said(tablet.label, _together(instance, tablet))
+        report.problems += _said(tablet.label, _unknown_row_sets(instance, tablet))
     for done, (tablet, info) in enumerate(work):
         if progress is not None:
             progress(done, len(work))
-        report.problems += check_row_set(tablet, info, report)
+        label = f"{tablet.label}, row set {info.id}"
+        report.problems += _said(label, check_row_set(tablet, info, report))
     for id in topic_checking.partition_ids(instance.topics):
-        report.problems += topic_checking.check_partition(instance.topics, id)
+        found = topic_checking.check_partition(instance.topics, id)
+        report.problems += _said(f"partition {id}", found)
         report.partitions += 1
     for file in instance.topics.staged.files():
         problem = instance.topics.staged.problem(file)
@@ -185,6 +198,36 @@ def _check(
         report.staged_files += 1
     if progress is not None:
         progress(len(work), len(work))
+
+
+def _said(part: str, problems: Iterator[str]) -> Iterator[str]:
+    """The problems of a part; bytes that nobody wrote may lead to any error."""
+    try:
+        yield from problems
+    except ClosedError:
+        raise
+    except Exception as error:
+        yield f"{part}: damaged: {error!r}"
+
+
+def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
+    try:
+        settled = tablet.state(instance.coordinator.latest()).settled
+    except TxnkvError as error:
+        yield f"{tablet.label}: {error}"
+        return
+    yield from check_together(tablet, settled)
+
+
+def _check_held(cur: Any, report: CheckReport) -> None:
+    live = {payload.TABLET: flush.live_tablets(cur), payload.TOPIC: topics.live_partitions(cur)}
+    for (kind, id), part in held.parts(cur).items():
+        if id in live[kind]:
+            report.problems.append(
+                f"{part.error}. It takes no writes; what was committed there since "
+                f"{part.flushed.datetime.isoformat()} and could not be written is kept in "
+                "status.db. Restore its files from a backup and flush, or drop it"
+            )
 
 
 def _check_status(cur: Any, report: CheckReport) -> None:

@@ -11,13 +11,17 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import txnkv
+from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.options import Buffer
 from txnkv.storage.environment import Environment
 from txnkv.tables import flush, row_set_format
 from txnkv.tables.row_set_format import KEYS, block_key
+from txnkv.topics.checking import check_partition
+from txnkv.topics.partition import Partition
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 
@@ -358,3 +362,105 @@ def test_staged_rows_of_a_damaged_tablet_do_not_commit(path: Path) -> None:
 
 def _damaged(load: object) -> None:
     raise txnkv.CorruptionError("a block is damaged")
+
+
+# -- check -----------------------------------------------------------------------------
+
+
+def mixed(client: txnkv.Client, buffer: Buffer) -> Partition:
+    """A log of one partition with everything that a log can have."""
+    client.create_topic("mixed", buffer=buffer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
+        for ends in (True, False, True):
+            txn = client.new_transaction()
+            txn.send("mixed", b"large", partition=0)
+            store_it(txn)
+            txn.commit() if ends else txn.rollback()
+    for n in range(2):
+        with client.transaction() as txn:
+            txn.send("mixed", b"small %d" % n, partition=0)
+    client.instance.engine.flush()
+    topics = client.instance.topics
+    return topics.partitions(topics.get("mixed"))[0]
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_check_finds_each_byte_that_changed(buffer: Buffer, tmp_path: Path) -> None:
+    """In the log, its state and its indexes: a problem is named, and no other error comes."""
+    with txnkv.connect(tmp_path / "store") as client:
+        partition = mixed(client, buffer)
+        environment = partition.environment
+
+        def problems() -> list[str]:
+            return list(check_partition(client.instance.topics, partition.id))
+
+        assert problems() == []
+        count = 0
+        for name in (b"log", b"state", b"commits", b"aborted"):
+            db = environment.db(name)
+            with environment.read() as txn, txn.cursor(db=db) as cursor:
+                stored = [(bytes(key), bytes(value)) for key, value in cursor]
+            assert stored or (name, buffer) == (b"aborted", "sidecar")
+            for key, value in stored:
+                for at in range(len(value)):
+                    spoiled = value[:at] + bytes([value[at] ^ 0x10]) + value[at + 1 :]
+                    environment.write(lambda txn, db=db, key=key, v=spoiled: txn.put(key, v, db=db))  # type: ignore[misc]
+                    assert problems(), (name, key, at)
+                    count += 1
+                environment.write(lambda txn, db=db, key=key, v=value: txn.put(key, v, db=db))  # type: ignore[misc]
+        assert problems() == []
+        assert count > 400
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_check_compares_the_index_of_commits(buffer: Buffer, tmp_path: Path) -> None:
+    with txnkv.connect(tmp_path / "store") as client:
+        environment = mixed(client, buffer).environment
+
+        def lose_first(txn: lmdb.Transaction) -> None:
+            with txn.cursor(db=environment.db(b"commits")) as cursor:
+                assert cursor.first()
+                assert cursor.delete()
+
+        environment.write(lose_first)
+        (problem,) = client.check().problems
+        assert "topic 'mixed', partition 0: the index of commits lacks" in problem
+
+
+def test_check_names_what_is_held(path: Path) -> None:
+    with txnkv.connect(path) as client:
+        small(client, 3)
+    spoil_topic(path)
+    spoil_table(path)
+    with txnkv.connect(path) as client:
+        client.instance.engine.flush()
+        found = "\n".join(client.check().problems)
+        for part in ("topic 'hurt', partition 0", "table 'hurt table', tablet 1"):
+            assert f"{part} is damaged: " in found
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["check"], "topic 'hurt', partition 0: log: the record of its state is damaged"),
+        (["topics"], "hurt/0 is damaged: log: the record of its state is damaged"),
+        (["topics", "hurt"], "hurt/0 is damaged: log: the record of its state is damaged"),
+        (["stats"], "sound table"),
+        (["tables"], "sound table"),
+        (["txn", "list"], ""),
+    ],
+    ids=" ".join,
+)
+def test_commands_beside_damage(path: Path, command: list[str], said: str) -> None:
+    """They say what is damaged, and everything of the rest."""
+    with txnkv.connect(path) as client, client.topic("hurt").subscribe("reader"):
+        pass
+    leave(path, commit=True)
+    spoil_topic(path)
+    spoil_table(path)
+    name = command[0] if command[0] != "txn" else command[1]
+    words = [*command[: command.index(name) + 1], str(path), *command[command.index(name) + 1 :]]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == (1 if name == "check" else 0), result.output
+    assert said in result.output

@@ -61,7 +61,7 @@ def tables(store: str, as_json: bool) -> None:
 def _table_document(table: txnkv.Table, numbers: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": table.name,
-        "rows": table.count(),
+        "rows": numbers["rows"],
         "bytes": numbers["bytes"],
         "tablets": numbers["tablets"],
         "primary_key": list(table.schema.primary_key),
@@ -75,12 +75,16 @@ def _table_document(table: txnkv.Table, numbers: dict[str, Any]) -> dict[str, An
 def _table_cells(entry: dict[str, Any]) -> list[str]:
     return [
         entry["name"],
-        f"{entry['rows']:,}",
+        _rows(entry["rows"]),
         size(entry["bytes"]),
         str(entry["tablets"]),
         ", ".join(entry["primary_key"]),
         ", ".join(f"{name} {kind}" for name, kind in entry["columns"].items()),
     ]
+
+
+def _rows(count: int | None) -> str:
+    return "damaged" if count is None else f"{count:,}"
 
 
 @click.command()
@@ -116,7 +120,7 @@ def stats(store: str, as_json: bool) -> None:
             [
                 [
                     name,
-                    f"{numbers['rows']:,}",
+                    _rows(numbers["rows"]),
                     size(numbers["bytes"]),
                     str(numbers["tablets"]),
                     f"{numbers['row_sets']:,}",

@@ -53,6 +53,7 @@ def topics(store: str, topic: str | None, as_json: bool) -> None:
             right=["partitions", "offsets", "size", "open"],
         )
         _print_holders(store, found)
+        _print_damage(store, found)
 
 
 def _cells(found: TopicOverview) -> list[str]:
@@ -109,10 +110,13 @@ def _print_topic(store: str, found: TopicOverview) -> None:
             right=["lag", "lost"],
         )
     _print_holders(store, [found])
+    _print_damage(store, [found])
 
 
 def _partition_cells(each: PartitionOverview) -> list[str]:
     holder = each.held_by
+    if each.error is not None:
+        return [str(each.number), *["?"] * 5, "damaged"]
     return [
         str(each.number),
         str(each.start),
@@ -122,6 +126,17 @@ def _partition_cells(each: PartitionOverview) -> list[str]:
         str(len(each.open) + len(each.waiting)),
         "" if holder is None else f"transaction {holder.txn_id}",
     ]
+
+
+def _print_damage(store: str, found: list[TopicOverview]) -> None:
+    """What cannot be looked at, and what to do."""
+    for topic in found:
+        for each in topic.partitions:
+            if each.error is not None:
+                click.echo(
+                    f"\n{topic.topic.name}/{each.number} is damaged: {each.error}. All else goes "
+                    f"on; for more: txnkv check {store}"
+                )
 
 
 def _print_holders(store: str, found: list[TopicOverview]) -> None:
@@ -184,6 +199,7 @@ def _partition_document(each: PartitionOverview) -> dict[str, Any]:
         "last_stable_offset": each.last_stable_offset,
         "bytes": each.bytes,
         "held_back_by": None if holder is None else holder.txn_id,
+        "error": each.error,
         "open": [
             {"id": txn.txn_id, "first_offset": txn.first_offset, "messages": None}
             for txn in each.open

@@ -12,6 +12,7 @@ no writes any more is for all processes, in status.db: `held`.
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -24,8 +25,9 @@ _log = logging.getLogger("txnkv")
 
 Kinds: TypeAlias = tuple[type[Exception], ...]
 
-EVERY: Final = (TxnkvError, CoreError)
-DAMAGE: Final = (CorruptionError, CoreError)
+DAMAGE: Final = (CorruptionError, CoreError, IndexError, struct.error)
+"""What comes of bytes that are not those that were written."""
+EVERY: Final = (TxnkvError, *DAMAGE)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
 """Nothing goes on after these."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from txnkv.coordinator.damage import DAMAGE
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
 from txnkv.topics import catalog, completing, holders, log_check, side_check, value_check
@@ -25,7 +26,9 @@ def stats(engine: TopicEngine) -> dict[str, Any]:
 def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
     topic = engine.get(name)
     latest = engine.log.latest()
-    found = [_partition_stats(engine, partition, latest) for partition in engine.partitions(topic)]
+    partitions = engine.partitions(topic)
+    found = [_partition_stats(engine, partition, latest) for partition in partitions]
+    damaged = [each.number for each, of in zip(partitions, found, strict=True) if of["damaged"]]
     return {
         "buffer": topic.buffer,
         "partitions": len(found),
@@ -34,23 +37,28 @@ def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
         "tail_bytes": sum(each["tail_bytes"] for each in found),
         "open_transactions": sum(each["open"] for each in found),
         "segments": sum(each["segments"] for each in found),
+        "damaged": damaged,
         "subscriptions": {
-            info.name: subscription_stats(engine, info)
+            info.name: subscription_stats(engine, info, damaged)
             for info in engine.subscriptions.of_topic(topic)
         },
     }
 
 
-def subscription_stats(engine: TopicEngine, info: SubscriptionInfo) -> dict[str, Any]:
-    """Numbers about a subscription: what is left to do, and how much of it somebody has."""
+def subscription_stats(
+    engine: TopicEngine, info: SubscriptionInfo, but: Collection[int] = ()
+) -> dict[str, Any]:
+    """Numbers about a subscription: what is left to do, and how much of it somebody has; without
+    some partitions.
+    """
     found = holders.look(engine, info)
     counts = Counter({"leased": 0, "free": 0, "pending": 0, "kept": 0})
     for each in found.held:
         counts[each.state] += each.last - each.first
     return {
         "type": info.type,
-        "lag": sum(engine.subscriptions.lag(info).values()),
-        "lost": sum(engine.subscriptions.lost(info).values()),
+        "lag": sum(engine.subscriptions.lag(info, but).values()),
+        "lost": sum(engine.subscriptions.lost(info, but).values()),
         "consumer_pid": found.consumer_pid,
         **counts,
     }
@@ -65,19 +73,22 @@ def _partition_stats(engine: TopicEngine, partition: Partition, latest: Any) -> 
         "bytes": 0,
         "open": 0,
         "segments": 0,
+        "damaged": 0,
     }
     if not partition.exists:
         return numbers
-    log = partition.log
-    with partition.environment.read() as txn:
-        segments = log.segments(txn)
-        numbers |= {
-            "start": log.start(txn),
-            "bytes": sum(segment.bytes for segment in segments),
-            "open": len(log.open_transactions(txn)),
-            "segments": len(segments),
-        }
-    return numbers
+    try:
+        log = partition.log
+        with partition.environment.read() as txn:
+            segments = log.segments(txn)
+            return numbers | {
+                "start": log.start(txn),
+                "bytes": sum(segment.bytes for segment in segments),
+                "open": len(log.open_transactions(txn)),
+                "segments": len(segments),
+            }
+    except DAMAGE:
+        return numbers | {"start": numbers["next_offset"], "damaged": 1}
 
 
 def partition_ids(engine: TopicEngine) -> list[int]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lmdb
 
-from txnkv.core import CoreError, check_batch
+from txnkv.core import BatchHeader, ControlType, CoreError, check_batch, read_control
 from txnkv.errors import CorruptionError
 from txnkv.topics.log_chunks import ChunkReader
-from txnkv.topics.log_indexes import Aborted
+from txnkv.topics.log_indexes import Aborted, Commits
 from txnkv.topics.log_state import (
     ABORTED,
+    COMMITS,
     DATABASES,
     LOG,
     OPEN,
@@ -25,7 +27,7 @@ from txnkv.topics.log_state import (
 )
 from txnkv.topics.log_truncate import bytes_of, replay, walked
 from txnkv.topics.partition_log import PartitionLog
-from txnkv.topics.partition_state import MemoryOpenTxns
+from txnkv.topics.partition_state import CommitEntry, MemoryOpenTxns
 from txnkv.topics.segments import Segment, Segments
 from txnkv.topics.snapshots import Snapshots
 
@@ -34,7 +36,8 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
     """Everything that is wrong in a log, one line each; nothing if all is well.
 
     Every checksum is verified, offsets are dense, the segments count what they hold, and a
-    replay from every snapshot gives the state and the aborted index that are stored.
+    replay from every snapshot gives the state, the aborted index and the index of commits that
+    are stored.
     """
     try:
         dbs = {name: log.environment.db(name) for name in DATABASES}
@@ -42,12 +45,24 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
         return
     try:
         record = LogState.load(txn, dbs[STATE])
-        if record is not None:
-            yield from _batches(txn, dbs, record)
-            yield from _segments(txn, dbs, record, bool(log.expand))
-            yield from _replays(txn, dbs, record)
     except CorruptionError as error:
         yield str(error)
+        return
+    if record is None:
+        return
+    # Each goes on where another one met damage.
+    for found in (
+        _batches(txn, dbs, record),
+        _segments(txn, dbs, record, bool(log.expand)),
+        _replays(txn, dbs, record),
+        _commits(txn, dbs, record, bool(log.expand)),
+    ):
+        try:
+            yield from found
+        except (CorruptionError, CoreError) as error:
+            yield str(error)
+        except (LookupError, ValueError, struct.error) as error:
+            yield f"damaged: {error!r}"
 
 
 def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
@@ -60,12 +75,21 @@ def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) 
             if header.base_offset != expected:
                 yield f"a batch at offset {header.base_offset} follows one that ends at {expected}"
             expected = header.next_offset
+            if header.commit_ts and not _commits_here(chunk, at, header):
+                yield f"the batch at offset {header.base_offset} is of commit {header.commit_ts}"
             try:
                 check_batch(chunk, at)
             except CoreError as error:
                 yield str(error)
     if expected is not None and expected != record.end:
         yield f"the log ends at {expected}, its state at {record.end}"
+
+
+def _commits_here(chunk: memoryview, at: int, header: BatchHeader) -> bool:
+    """Whether a batch is one that may have a commit timestamp."""
+    if header.is_control:
+        return read_control(chunk, at).type in (ControlType.COMMIT, ControlType.SIDE_LIST)
+    return header.is_decided or not header.is_transactional
 
 
 def _segments(
@@ -113,3 +137,40 @@ def _replays(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) 
             yield f"replay from {offset}: the low water mark or the end differ"
         if state.aborted != [entry for entry in index if entry.last_offset >= offset]:
             yield f"replay from {offset}: the aborted index differs"
+
+
+def _commits(
+    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState, has_side: bool
+) -> Iterator[str]:
+    """The index of commits says what the batches say, from the first whole snapshot on."""
+    snapshots = Snapshots(txn, dbs[SNAPSHOTS])
+    first = next(iter(snapshots.offsets()), None)
+    snapshot = None if first is None else snapshots.at_or_below(first)
+    if snapshot is None:
+        return
+    start = max(record.start, snapshot.offset)
+    stored = _places(Commits(txn, dbs[COMMITS]).from_offset(start), start, has_side)
+    there = _places(replay(txn, dbs, snapshot, record.end).commits, start, has_side)
+    for entry in sorted(there - stored):
+        yield f"the index of commits lacks {CommitEntry(*entry)}"
+    for entry in sorted(stored - there):
+        yield f"the index of commits has {CommitEntry(*entry)}, the log has not"
+
+
+def _places(entries: Iterable[CommitEntry], start: int, has_side: bool) -> set[CommitEntry]:
+    """Entries from an offset on. In a log with a side log one becomes several as time goes by:
+    there those of a commit that follow each other are one, and first offsets count from the marker.
+    """
+    found: list[CommitEntry] = []
+    for entry in entries:
+        end = entry.marker_offset + entry.count
+        if end <= start:
+            continue
+        if has_side:
+            at, begins = max(entry.marker_offset, start), entry.first_offset - entry.marker_offset
+            entry = CommitEntry(at, end - at, entry.txn_id, begins, entry.commit_ts)
+            if found and found[-1][2:] == entry[2:] and sum(found[-1][:2]) == at:
+                last = found.pop()
+                entry = last._replace(count=end - last.marker_offset)
+        found.append(entry)
+    return set(found)

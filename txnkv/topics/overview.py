@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from txnkv.coordinator.damage import DAMAGE
 from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.log_view import bounds
@@ -28,6 +30,7 @@ class PartitionOverview:
         bytes: of its batches, in the log and beside it.
         open: transactions with messages in the log and no end, by first offset.
         waiting: messages in side logs by transaction; they hold nothing back.
+        error: why it cannot be looked at, if it is damaged; the others say nothing then.
     """
 
     number: int
@@ -37,6 +40,7 @@ class PartitionOverview:
     bytes: int
     open: tuple[OpenTxn, ...]
     waiting: dict[int, int]
+    error: str | None = None
 
     @property
     def held_by(self) -> OpenTxn | None:
@@ -91,16 +95,26 @@ class SentTo(NamedTuple):
 def look(engine: TopicEngine, topic: TopicInfo) -> TopicOverview:
     """A topic that was not dropped, as it is now."""
     subscriptions = engine.subscriptions
+    found = tuple(look_at_partition(engine, each) for each in engine.partitions(topic))
+    damaged = damaged_in(found)
     return TopicOverview(
         topic,
-        tuple(look_at_partition(engine, each) for each in engine.partitions(topic)),
+        found,
         tuple(
             SubscriptionOverview(
-                info.name, info.type, subscriptions.lag(info), subscriptions.lost(info)
+                info.name,
+                info.type,
+                subscriptions.lag(info, damaged),
+                subscriptions.lost(info, damaged),
             )
             for info in subscriptions.of_topic(topic)
         ),
     )
+
+
+def damaged_in(partitions: Iterable[PartitionOverview]) -> set[int]:
+    """The numbers of those that cannot be looked at."""
+    return {each.number for each in partitions if each.error is not None}
 
 
 def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOverview:
@@ -110,6 +124,8 @@ def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOve
             return _look_at(engine, partition)
         except StaleHandleError:
             continue  # a thread has just made its side log
+        except DAMAGE as error:
+            return PartitionOverview(partition.number, 0, 0, 0, 0, (), {}, str(error))
 
 
 def _look_at(engine: TopicEngine, partition: Partition) -> PartitionOverview:

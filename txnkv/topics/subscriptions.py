@@ -9,7 +9,7 @@ acks of a transaction      in either                                            
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -261,14 +261,16 @@ class Subscriptions:
             )
         return to
 
-    def lag(self, info: SubscriptionInfo) -> dict[int, int]:
+    def lag(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
         """Offsets that are decided and not deleted, by partition number, from the first message
-        among them on: 0 when all messages are deleted.
+        among them on: 0 when all messages are deleted. Partitions may be left out.
         """
         with self._store.status.read() as cur:
             found = cursors.load(cur, info.id)
         lag = {}
         for partition in self._engine.partitions(info.topic):
+            if partition.number in but:
+                continue
             cursor = found.get(partition.id, Cursor(0))
             ends = bounds(self._engine, partition)
             lag[partition.number] = unacknowledged.count(
@@ -276,11 +278,12 @@ class Subscriptions:
             )
         return lag
 
-    def lost(self, info: SubscriptionInfo) -> dict[int, int]:
+    def lost(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
         """Messages that retention took before they were acknowledged, by partition number."""
         return {
             partition.number: unacknowledged.lost(partition, info.id)
             for partition in self._engine.partitions(info.topic)
+            if partition.number not in but
         }
 
     # -- the place of an exclusive one -------------------------------------------------
