@@ -464,3 +464,29 @@ def test_commands_beside_damage(path: Path, command: list[str], said: str) -> No
     result = CliRunner().invoke(main, words)
     assert result.exit_code == (1 if name == "check" else 0), result.output
     assert said in result.output
+
+
+@pytest.mark.parametrize("left", ["garbage", "nothing"])
+def test_environment_that_cannot_be_opened(path: Path, left: str) -> None:
+    """The same where whole files are spoilt: all else goes on, and they can be dropped."""
+    with txnkv.connect(path) as client:
+        small(client, 3)
+    leave(path, commit=True)
+    for folder in ("logs/1", "tablets/1"):
+        with open(path / folder / "data.mdb", "r+b") as file:
+            file.write(b"\x5a" * 8192)
+            if left == "nothing":
+                file.truncate(0)
+    with txnkv.connect(path) as client:
+        maintain(client)
+        client.instance.engine.flush()
+        assert client.table("sound table").get(7) == {"id": 7, "text": "new"}
+        assert values(client, "sound")[:2] == [b"first", b"small 3"]
+        with pytest.raises(txnkv.CorruptionError):
+            client.table("hurt table").scan().to_arrow()
+        assert len(client.check().problems) >= 2
+        client.drop_topic("hurt")
+        client.drop_table("hurt table")
+        maintain(client)
+        assert states(client) == {}
+        assert client.check().problems == []
