@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv import instance as instances
-from txnkv import small_commit
+from txnkv import large_commit, small_commit
 from txnkv.beginning import begin
 from txnkv.catalog_operations import CatalogOperations
 from txnkv.closing import Closing
@@ -318,7 +318,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         local = self._local(id)
         context = self._unstored(local)
         if context is None or not small_commit.abort_small(context, "aborted by hand"):
-            self.instance.coordinator.abort(local, "aborted by hand")
+            large_commit.abort_by_hand(self.instance, local)
 
     @shielded
     def keep_transaction_alive(self, id: int) -> None:

@@ -11,9 +11,12 @@ from txnkv.errors import (
     CommitOutcomeUnknownError,
     StorageFullError,
     TxnkvError,
+    TxnNotFoundError,
     UnavailableError,
 )
+from txnkv.instance import Instance
 from txnkv.local_state import Local
+from txnkv.topics.participant import abort_unknown
 
 
 def commit(context: TxnContext) -> Timestamp:
@@ -57,6 +60,21 @@ def start(context: TxnContext) -> None:
         context.withdraw_reads()
         raise
     context.instance.pool.submit(_finish_in_background, context)
+
+
+def abort_by_hand(instance: Instance, txn_id: int) -> None:
+    """Abort a transaction of any process.
+
+    Raises:
+        TxnNotFoundError: no transaction has this id.
+        InvalidTxnStateError: it is committed.
+    """
+    try:
+        instance.coordinator.abort(txn_id, "aborted by hand")
+    except TxnNotFoundError:
+        # A log may have it open all the same, and keep its readers waiting.
+        if not abort_unknown(instance.topics, txn_id):
+            raise
 
 
 def _start(context: TxnContext) -> None:

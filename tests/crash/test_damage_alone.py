@@ -490,3 +490,30 @@ def test_environment_that_cannot_be_opened(path: Path, left: str) -> None:
         maintain(client)
         assert states(client) == {}
         assert client.check().problems == []
+
+
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_transaction_that_only_a_log_knows(buffer: Buffer, tmp_path: Path) -> None:
+    """It is found, and can be ended by hand."""
+    with txnkv.connect(tmp_path / "store") as client:
+        client.create_topic("t", buffer=buffer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
+            lost = client.new_transaction()
+            lost.send("t", b"lost", partition=0)
+            store_it(lost)
+        with client.transaction() as txn:
+            txn.send("t", b"behind", partition=0)
+        client.instance.engine.flush()
+        assert client.check().problems == []
+        id = lost.context.row.txn_id
+        with client.instance.store.status.write() as cur:
+            cur.execute("DELETE FROM transactions WHERE txn_id = ?", (id,))
+        (problem,) = client.check().problems
+        assert f"transaction {id} is open in its log" in problem
+        assert values(client, "t") == ([] if buffer == "marker" else [b"behind"])
+        client.abort_transaction(id)
+        assert values(client, "t") == [b"behind"]
+        assert client.check().problems == []
+        with pytest.raises(txnkv.TxnNotFoundError):
+            client.abort_transaction(id)

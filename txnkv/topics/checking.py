@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+from txnkv.coordinator import status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
 from txnkv.topics import catalog, completing, holders, log_check, side_check, value_check
+from txnkv.topics.participant import open_in
 from txnkv.topics.partition import Partition
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.tail import TailEntry
@@ -127,12 +129,35 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
     except TxnkvError as error:
         yield f"{partition.label}: {error}"
         return
+    for problem in _unknown(engine, partition):
+        yield f"{partition.label}: {problem}"
     if end > upto and partition.topic.options.replica_of is None:
         yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
     for problem in _tail(entries, [(m.first_offset, m.next_offset) for m in noted]):
         yield f"{partition.label}: {problem}"
     for problem in value_check.problems(engine, partition):
         yield f"{partition.label}: {problem}"
+
+
+def _unknown(engine: TopicEngine, partition: Partition) -> Iterator[str]:
+    """Transactions that a log has open and nobody will end."""
+    ended = []
+    there = open_in(partition)
+    with engine.store.status.read() as cur:
+        for txn_id in there:
+            row = status_table.find(cur, txn_id)
+            if (row is None or row.state.ended) and not completing.is_noted(
+                cur, partition.id, txn_id
+            ):
+                ended.append((txn_id, "does not know it" if row is None else row.state.name))
+    # Its marker was in the log before status.db forgot it: one that is open still has none.
+    still = open_in(partition) if ended else {}
+    for txn_id, said in ended:
+        if txn_id in still:
+            yield (
+                f"transaction {txn_id} is open in its log, by status.db: {said}. Readers may wait "
+                "for it; `txnkv txn abort` ends one that is not known"
+            )
 
 
 def _tail(entries: list[TailEntry], noted: list[tuple[int, int]]) -> Iterator[str]:

@@ -94,6 +94,14 @@ def partitions_of(cur: apsw.Cursor, txn_id: int | None = None) -> list[int]:
     return [id for (id,) in found]
 
 
+def is_noted(cur: apsw.Cursor, partition_id: int, txn_id: int) -> bool:
+    """Whether an end marker of a transaction waits to be written into a log."""
+    found = cur.execute(
+        "SELECT 1 FROM end_markers WHERE partition_id = ? AND txn_id = ?", (partition_id, txn_id)
+    )
+    return found.fetchone() is not None
+
+
 def marker_end(cur: apsw.Cursor, partition_id: int) -> tuple[bool, int]:
     """Whether a partition has end markers noted, and where the last one ends."""
     (end,) = one(

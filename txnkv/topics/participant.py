@@ -144,6 +144,38 @@ class PartitionParticipants:
         )
 
 
+def abort_unknown(engine: TopicEngine, txn_id: int) -> bool:
+    """End a transaction that logs call open and status.db does not know; its messages are aborted.
+
+    Returns:
+        False when no log has it.
+    """
+    found: list[Partition] = []
+
+    def abort(partition: Partition) -> None:
+        if txn_id in open_in(partition):
+            _abort_in(engine, partition, txn_id)
+            found.append(partition)
+
+    with engine.store.status.read() as cur:
+        ids = sorted(catalog.live_partitions(cur))
+    engine.each(ids, "an abort", abort)
+    return bool(found)
+
+
+def open_in(partition: Partition) -> dict[int, int | None]:
+    """Transactions that a log or its side logs have open, and their first offsets in the log."""
+    if not partition.exists:
+        return {}
+    with partition.environment.read() as txn:
+        found: dict[int, int | None] = {
+            each.txn_id: each.first_offset for each in partition.log.open_transactions(txn)
+        }
+        if partition.side is not None:
+            found |= {id: None for id, _ in partition.side.open_transactions(txn)}
+    return found
+
+
 def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMarker | None:
     """The end marker that a commit needs, without offset; None where nothing was sent."""
     if partition.side is not None:
