@@ -517,3 +517,33 @@ def test_transaction_that_only_a_log_knows(buffer: Buffer, tmp_path: Path) -> No
         assert client.check().problems == []
         with pytest.raises(txnkv.TxnNotFoundError):
             client.abort_transaction(id)
+
+
+def test_next_offset_that_went_back(tmp_path: Path) -> None:
+    with txnkv.connect(tmp_path / "store") as client:
+        client.create_topic("t")
+        with client.transaction() as txn:
+            txn.send("t", b"one", partition=0)
+        with client.instance.store.status.write() as cur:
+            cur.execute("UPDATE partitions SET next_offset = 0")
+        assert "topic 't', partition 0: a small commit has offset 0" in client.check().problems[0]
+
+
+def test_held_tablet_is_not_compacted(path: Path) -> None:
+    """Its rows would look younger than what replaces them, which waits in memory."""
+    with txnkv.connect(path) as client:
+        write(client, "hurt table", rows(100, 20_000))
+        small(client, 150, "hurt")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flush, "_kill", _damaged)
+            client.instance.engine.flush()
+            write(client, "sound table", rows(100, 20_000))
+            with pytest.raises(txnkv.CorruptionError, match="tablet 1 is damaged"):
+                client.compact()
+        client.instance.engine.flush()
+        assert held(client) == (0, 0)
+        client.compact()
+        table = client.table("hurt table")
+        assert table.get(150) == {"id": 150, "text": "new 150"}
+        assert table.scan().to_arrow().num_rows == table.count() == 20_100
+        assert client.check().problems == []

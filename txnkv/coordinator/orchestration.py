@@ -315,7 +315,7 @@ class Orchestrator:
         failed = False
         for kind, ids in parts.items():
             handler = self._handlers[kind]
-            with self.damage.guard(f"transaction {row.txn_id}", f"its end in {kind} {ids}") as one:
+            with self.damage.guard(f"transaction {row.txn_id}", f"its end, {kind}") as one:
                 (handler.finalize_commit if commits else handler.abort)(row, ids)
             failed = failed or one.error is not None
         if failed:

@@ -229,6 +229,8 @@ class Compactor:
         pace: Callable[[], None],
     ) -> Compacted | None:
         upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
+        # A floor above what it has in memory would make its rows look younger than that.
+        self._engine.refuse_held([tablet.id])
         if not resolve.settle(self._engine, [tablet.id], upto):
             resolve.require_settled(self._engine, tablet, upto)
         try:

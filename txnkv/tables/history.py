@@ -141,11 +141,11 @@ def compaction_floor(engine: TableEngine) -> Timestamp:
 
 
 def _lowered(engine: TableEngine, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
-    """Not above the latest commit, pins, and transactions that have not ended."""
+    """Not above the latest commit, pins, and transactions that have not ended or begun to abort."""
     last, live = one(
         cur,
         "SELECT last_commit, (SELECT min(snapshot_ts) FROM transactions "
-        "WHERE state NOT IN (2, 4)) FROM clock",
+        "WHERE state NOT IN (2, 4, 5)) FROM clock",
     )
     pinned = engine.store.runtime.least_pin()
     return Timestamp(min(ts for ts in (wanted, last, live, pinned) if ts is not None))

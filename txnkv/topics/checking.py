@@ -131,6 +131,9 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
         return
     for problem in _unknown(engine, partition):
         yield f"{partition.label}: {problem}"
+    if entries and entries[-1].next_offset > upto:
+        given = entries[-1].next_offset - 1
+        yield f"{partition.label}: a small commit has offset {given}, the next one is {upto}"
     if end > upto and partition.topic.options.replica_of is None:
         yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
     for problem in _tail(entries, [(m.first_offset, m.next_offset) for m in noted]):
