@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from txnkv.coordinator import held, payload
 from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
@@ -230,7 +231,8 @@ class Compactor:
     ) -> Compacted | None:
         upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
         # A floor above what it has in memory would make its rows look younger than that.
-        self._engine.refuse_held([tablet.id])
+        with self._engine.store.status.read() as cur:
+            held.refuse(held.ids(cur, payload.TABLET), [tablet.id])
         if not resolve.settle(self._engine, [tablet.id], upto):
             resolve.require_settled(self._engine, tablet, upto)
         try:

@@ -136,7 +136,9 @@ class TableEngine:
         Raises:
             CorruptionError: one of them takes no writes.
         """
-        held.refuse(self._known().held, tablet_ids)
+        known = self._catalog  # the commit asks again, where that has changed since
+        if known is None or known.held:
+            held.refuse(self._known().held, tablet_ids)
 
     def _known(self) -> _Catalog:
         self.log.latest()

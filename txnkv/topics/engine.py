@@ -189,7 +189,9 @@ class TopicEngine:
         Raises:
             CorruptionError: one of them takes no writes.
         """
-        held.refuse(self._known().held, partition_ids)
+        known = self._catalog  # the commit asks again, where that has changed since
+        if known is None or known.held:
+            held.refuse(self._known().held, partition_ids)
 
     def refuse_dropped(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import lmdb
 
-from txnkv.core import BatchHeader, ControlType, CoreError, check_batch, read_control
+from txnkv.core import CoreError, check_batch
 from txnkv.errors import CorruptionError
 from txnkv.topics.log_chunks import ChunkReader
 from txnkv.topics.log_indexes import Aborted, Commits
@@ -75,21 +75,12 @@ def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) 
             if header.base_offset != expected:
                 yield f"a batch at offset {header.base_offset} follows one that ends at {expected}"
             expected = header.next_offset
-            if header.commit_ts and not _commits_here(chunk, at, header):
-                yield f"the batch at offset {header.base_offset} is of commit {header.commit_ts}"
             try:
                 check_batch(chunk, at)
             except CoreError as error:
                 yield str(error)
     if expected is not None and expected != record.end:
         yield f"the log ends at {expected}, its state at {record.end}"
-
-
-def _commits_here(chunk: memoryview, at: int, header: BatchHeader) -> bool:
-    """Whether a batch is one that may have a commit timestamp."""
-    if header.is_control:
-        return read_control(chunk, at).type in (ControlType.COMMIT, ControlType.SIDE_LIST)
-    return header.is_decided or not header.is_transactional
 
 
 def _segments(
