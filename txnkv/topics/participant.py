@@ -153,7 +153,8 @@ def abort_unknown(engine: TopicEngine, txn_id: int) -> bool:
     found: list[Partition] = []
 
     def abort(partition: Partition) -> None:
-        if txn_id in open_in(partition):
+        # Those of a copy are another store's.
+        if partition.topic.options.replica_of is None and txn_id in open_in(partition):
             _abort_in(engine, partition, txn_id)
             found.append(partition)
 
