@@ -4,8 +4,8 @@ Any process may lead. The lease goes to whoever finds its holder dead (its slot 
 runtime file is no longer locked) or silent for `LEASE_TIME`; each change of hands raises
 the term. The holder is heard in the runtime file, by a heartbeat under its term: to go on
 leading costs no write. Every background write calls `confirm` in its own SQLite transaction,
-so a leader that was stopped and goes on later is refused, and LMDB environments store the term
-for the same reason.
+so a leader that was stopped and goes on later is refused. LMDB environments do not know the term:
+`tables.fence` says why what comes late changes nothing there.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from txnkv.storage import dropped
 from txnkv.storage.locks import new_lock
 from txnkv.storage.seam import clock
 from txnkv.storage.shield import shielded
-from txnkv.tables import catalog, fence, flush, manifest, upkeep
+from txnkv.tables import catalog, flush, manifest, upkeep
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.compactor import Compactor
 from txnkv.tables.failed_writes import FailedWrites
@@ -69,7 +69,7 @@ class TableEngine:
         self._catalog: _Catalog | None = None
         self.read_sets: dict[int, ReadSet] = {}
         self.failed_writes = FailedWrites(self.store)
-        self._term_written: int | None = None
+        self._swept_term: int | None = None
         self.compactor = Compactor(self)
         coordinator.orchestrator.add_handler(TabletParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
@@ -258,12 +258,12 @@ class TableEngine:
     # -- background --------------------------------------------------------------------
 
     def sweep(self, lease: Lease) -> None:
-        """The leader's work on tables: announce the term, purge what was dropped."""
+        """The leader's work on tables: flush, compact, purge what was dropped."""
         guard = self.coordinator.damage.guard
         with guard("tables", "the first round of a leader"):
-            if lease.term is not None and lease.term != self._term_written:
-                self._announce(lease.term)
+            if lease.term is not None and lease.term != self._swept_term:
                 self._remove_strays()
+                self._swept_term = lease.term
         with guard("tables", "removal of what was dropped"):
             self.purge()
         upkeep.look_after(self)
@@ -343,14 +343,3 @@ class TableEngine:
         for id in there - known:
             self.store.environments.drop(f"tablets/{id}")
             self.store.directory.remove_tablet_dir(id)
-
-    def _announce(self, term: int) -> None:
-        """Write the term into every environment, so that an earlier leader is refused."""
-        with self.store.status.read() as cur:
-            ids = [id for (id,) in cur.execute("SELECT id FROM tablets")]
-
-        def announce(tablet: Tablet) -> None:
-            tablet.environment().write(lambda txn: fence.check_term(txn, tablet.fence_db, term))
-
-        self.each(filter(self.store.directory.has_tablet, ids), "a new leader's term", announce)
-        self._term_written = term

@@ -9,8 +9,14 @@ and was swept, would leave blocks that nobody knows of:
 
 So check and write are one: the sweep first writes "T has ended" into the environment, and
 every writer looks for that inside its own LMDB write transaction. Ended ids below the low
-water mark are covered by the mark itself. The leader's term stands there for the same
-reason: a leader that was stopped and goes on after another took over is refused.
+water mark are covered by the mark itself.
+
+A leader has no entry here. What it writes into a tablet is right whenever it comes, so that who
+leads next has nothing to write into each of thousands of tablets first:
+
+    flush, compaction     under a lock that a stopped process keeps and a dead one gives back
+    delete stamps         of a commit that is decided; writing them twice changes nothing
+    removal of row sets   that ended; their ids are never given again
 """
 
 from __future__ import annotations
@@ -20,11 +26,10 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.coordinator.lease import LeaseLostError
 from txnkv.errors import InvalidTxnStateError
 
 FENCE_DB: Final = b"fence"
-_TERM, _MARK, _ENDED = b"term", b"mark", b"ended"
+_MARK, _ENDED = b"mark", b"ended"
 _U64 = struct.Struct(">Q")
 
 
@@ -53,17 +58,3 @@ def mark_ended(txn: lmdb.Transaction, db: Any, txn_id: int, low_water_mark: int)
         found = cursor.set_range(_ENDED)
         while found and bytes(cursor.key()) < _ENDED + _U64.pack(low_water_mark):
             found = cursor.delete()
-
-
-def check_term(txn: lmdb.Transaction, db: Any, term: int) -> None:
-    """Refuse a leader of an earlier term than was seen here.
-
-    Raises:
-        LeaseLostError: another process leads now.
-    """
-    stored = txn.get(_TERM, db=db)
-    known = 0 if stored is None else _U64.unpack(stored)[0]
-    if term < known:
-        raise LeaseLostError
-    if term > known:
-        txn.put(_TERM, _U64.pack(term), db=db)
