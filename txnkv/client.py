@@ -53,7 +53,7 @@ def connect(
     *,
     create: bool = True,
     read_only: bool = False,
-    history: float = 900.0,
+    history: float | None = None,
     cache_bytes: int | None = None,
     keepalive_time: float = KEEPALIVE_TIME,
 ) -> Client:
@@ -63,8 +63,10 @@ def connect(
         path: the store's directory.
         create: make it when there is none.
         read_only: refuse to write.
-        history: seconds for which ended transactions are remembered.
-        cache_bytes: bytes of SQLite's page cache and the like; None for the default.
+        history: seconds that can be read back, and for which ended transactions are remembered;
+            None for 900, or for what this process has the store open with.
+        cache_bytes: of status.db that each connection to it keeps in memory, one for each thread
+            that is at it; None for 8 MiB, or for what this process has the store open with.
         keepalive_time: seconds without heartbeat after which a transaction begun by this
             client is aborted; at least 0.5. Heartbeats come from a thread of this process: one that
             keeps Python's lock for longer (C code, a hundred threads that compute) needs more.
@@ -73,7 +75,8 @@ def connect(
         StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
             process has it open, and it was removed or replaced since.
         IncompatibleStoreError: the store is of a newer format, or the path is no store.
-        ValueError: the path is empty or ":memory:", or an option makes no sense.
+        ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
+            has the store open with another.
     """
     if path in ("", ":memory:"):
         raise ValueError(
@@ -84,16 +87,13 @@ def connect(
         raise NotSupportedError(
             f"{path!r}: this version opens stores on this machine alone; give a directory"
         )
-    if history < 0:
-        raise ValueError("history is in seconds, 0 or more")
     if keepalive_time < MIN_KEEPALIVE:
         raise ValueError(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
             "be late behind threads that compute"
         )
-    return Client(
-        instances.acquire(path, create and not read_only, read_only, history), keepalive_time
-    )
+    make = create and not read_only
+    return Client(instances.acquire(path, make, read_only, history, cache_bytes), keepalive_time)
 
 
 class Client(CatalogOperations, ApplicationOperations, Closing):

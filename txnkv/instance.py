@@ -9,14 +9,14 @@ import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator import status_schema
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.errors import TxnkvError
 from txnkv.storage.locks import new_rlock
-from txnkv.storage.store import Store
+from txnkv.storage.store import Store, require_same
 from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
 from txnkv.topics import schema as topics_schema
@@ -24,6 +24,10 @@ from txnkv.topics.engine import TopicEngine
 from txnkv.topics.regaining import regain
 
 _log = logging.getLogger("txnkv")
+
+HISTORY: Final = 900.0
+"""Seconds, when nobody says otherwise."""
+
 _lock = new_rlock()
 _instances: dict[tuple[str, bool], Instance] = {}
 
@@ -41,6 +45,7 @@ class Instance:
     def __init__(self, store: Store, read_only: bool, history: float) -> None:
         self.store = store
         self.read_only = read_only
+        self.history = history
         self.coordinator = Coordinator(store, history)
         self.engine = TableEngine(self.coordinator)
         self.topics = TopicEngine(self.coordinator)
@@ -93,9 +98,19 @@ class Instance:
 
 
 def acquire(
-    path: str | os.PathLike[str], create: bool, read_only: bool, history: float
+    path: str | os.PathLike[str],
+    create: bool,
+    read_only: bool,
+    history: float | None = None,
+    cache_bytes: int | None = None,
 ) -> Instance:
-    """The shared instance of a store, opened when it is not yet."""
+    """The shared instance of a store, opened when it is not yet.
+
+    Raises:
+        ValueError: an option makes no sense, or is not that of the instance that is open.
+    """
+    if history is not None and not history >= 0:
+        raise ValueError(f"history={history}: it is in seconds, 0 or more")
     key = (str(Path(path).resolve()), read_only)
     with _lock:
         found = _instances.get(key)
@@ -112,10 +127,14 @@ def acquire(
                     status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
                     status_schema.UPGRADE_4_TO_5,
                 ],
+                cache_bytes=cache_bytes,
             )
-            found = _instances[key] = Instance(store, read_only, history)
+            kept = HISTORY if history is None else history
+            found = _instances[key] = Instance(store, read_only, kept)
         else:
             found.store.require_there()
+            require_same("history", history, found.history)
+            require_same("cache_bytes", cache_bytes, found.store.cache_bytes)
         if not read_only:
             found.coordinator.maintenance.start()  # in a forked child it has no thread yet
         found.clients += 1

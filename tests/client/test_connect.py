@@ -25,6 +25,7 @@ def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> N
     [
         ("grpc://host:7000", {}, txnkv.NotSupportedError, "on this machine alone"),
         ("x", {"history": -1}, ValueError, "0 or more"),
+        ("x", {"cache_bytes": 0}, ValueError, "above 0"),
         ("x", {"keepalive_time": 0}, ValueError, "at least 0.5 s"),
     ],
 )
@@ -33,6 +34,39 @@ def test_arguments_are_checked(
 ) -> None:
     with pytest.raises(kind, match=words):
         txnkv.connect(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "there", "other"),
+    [
+        ("history", 60.0, 900.0),
+        ("cache_bytes", 1 << 20, 8 << 20),
+    ],
+)
+def test_an_option_of_the_store_is_that_of_all_clients(
+    connect: Any, option: str, there: float, other: float
+) -> None:
+    """It was taken and ignored, in silence, when another client had the store open."""
+    first = connect(**{option: there})
+    assert connect(**{option: there}).instance is connect().instance is first.instance
+    with pytest.raises(ValueError, match=rf"{option}={other}: .* with {option}={there}"):
+        connect(**{option: other})
+    first.close()
+
+
+def test_an_option_can_be_another_once_the_store_is_closed(connect: Any) -> None:
+    connect().close()
+    assert connect(history=60.0).instance.coordinator.history == 60.0
+
+
+def test_cache_bytes_is_what_sqlite_keeps(connect: Any) -> None:
+    status = connect(cache_bytes=3 << 20).instance.store.status
+    for transaction in (status.read(), status.write()):
+        with transaction as cur:
+            assert cur.execute("PRAGMA cache_size").fetchall() == [(-3072,)]
+    assert connect(read_only=True).instance.store.cache_bytes == 3 << 20
+    with pytest.raises(ValueError, match="cache_bytes"):
+        connect(read_only=True, cache_bytes=1 << 20).close()
 
 
 def test_read_only(client: txnkv.Client, table: txnkv.Table, connect: Any) -> None:

@@ -23,9 +23,10 @@ class ReaderPool:
         identity: the file that is read; None while it is made.
     """
 
-    def __init__(self, path: Path, read_only: bool) -> None:
+    def __init__(self, path: Path, read_only: bool, cache_bytes: int) -> None:
         self.path = path
         self._read_only = read_only
+        self._cache_bytes = cache_bytes
         self._idle: list[apsw.Connection] = []
         self._retired = False
         self.identity: FileIdentity | None = None
@@ -43,7 +44,7 @@ class ReaderPool:
             return self._idle.pop()
         except IndexError:
             self.require_there()
-            return open_reader(self.path, read_only=self._read_only)
+            return open_reader(self.path, read_only=self._read_only, cache_bytes=self._cache_bytes)
 
     def require_there(self) -> None:
         """Refuses to open what stands at the path in place of the file that was opened first.

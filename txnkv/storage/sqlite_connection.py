@@ -22,7 +22,7 @@ from txnkv.storage.seam import InjectedFault
 LEAST_SQLITE = (3, 51, 3)
 PAGE_BYTES = 4096
 BUSY_MILLISECONDS = 5000
-_CACHE_KIBIBYTES = 8192
+CACHE_BYTES = 8 << 20
 
 
 def check_sqlite_version(version: str | None = None) -> None:
@@ -39,7 +39,7 @@ def check_sqlite_version(version: str | None = None) -> None:
         )
 
 
-def open_writer(path: Path) -> apsw.Connection:
+def open_writer(path: Path, cache_bytes: int) -> apsw.Connection:
     """A connection that may write, to a database file that is there."""
 
     def prepare(connection: apsw.Connection) -> None:
@@ -49,28 +49,30 @@ def open_writer(path: Path) -> apsw.Connection:
         if connection.pragma("journal_mode", "wal") != "wal":
             raise UnavailableError(f"{path} cannot be put into WAL mode; is it on a network disk?")
 
-    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare)
+    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
 
 
-def open_reader(path: Path, *, read_only: bool) -> apsw.Connection:
+def open_reader(path: Path, *, read_only: bool, cache_bytes: int) -> apsw.Connection:
     """A connection that reads, and may checkpoint unless it is `read_only`."""
     if read_only:
-        return _open_read_only(path)
+        return _open_read_only(path, cache_bytes)
 
     def prepare(connection: apsw.Connection) -> None:
         _prepare_read_write(connection)
         connection.pragma("query_only", 1)
 
-    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare)
+    return _open(str(path), apsw.SQLITE_OPEN_READWRITE, prepare, cache_bytes)
 
 
-def _open(name: str, flags: int, prepare: Callable[[apsw.Connection], None]) -> apsw.Connection:
+def _open(
+    name: str, flags: int, prepare: Callable[[apsw.Connection], None], cache_bytes: int
+) -> apsw.Connection:
     connection = apsw.Connection(name, flags=flags)
     try:
         connection.set_busy_timeout(BUSY_MILLISECONDS)
         connection.pragma("mmap_size", 0)
         connection.pragma("foreign_keys", 1)
-        connection.pragma("cache_size", -_CACHE_KIBIBYTES)
+        connection.pragma("cache_size", -max(cache_bytes // 1024, 1))
         prepare(connection)
     except BaseException:
         # Closed here and not by a destructor some time later: it must not be there at a fork.
@@ -87,9 +89,9 @@ def _prepare_read_write(connection: apsw.Connection) -> None:
     connection.pragma("wal_autocheckpoint", 0)
 
 
-def _open_read_only(path: Path) -> apsw.Connection:
+def _open_read_only(path: Path, cache_bytes: int) -> apsw.Connection:
     try:
-        return _open(str(path), apsw.SQLITE_OPEN_READONLY, _look)
+        return _open(str(path), apsw.SQLITE_OPEN_READONLY, _look, cache_bytes)
     except (apsw.CantOpenError, apsw.ReadOnlyError):
         pass
     # The folder cannot be written, so that SQLite cannot make its -shm file. Without a WAL
@@ -101,7 +103,7 @@ def _open_read_only(path: Path) -> apsw.Connection:
             "once where it can be written"
         )
     uri = f"{path.as_uri()}?immutable=1"
-    return _open(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, _look)
+    return _open(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, _look, cache_bytes)
 
 
 def _look(connection: apsw.Connection) -> None:

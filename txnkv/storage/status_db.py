@@ -46,6 +46,7 @@ from txnkv.storage.runtime import Runtime
 from txnkv.storage.schema_version import bring_up_to_date, schema_version
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.sqlite_connection import (
+    CACHE_BYTES,
     check_sqlite_version,
     end_transaction,
     open_writer,
@@ -72,6 +73,7 @@ class StatusDatabase:
         initialise: Callable[[apsw.Cursor], None] | None = None,
         upgrades: Sequence[str] = (),
         read_only: bool = False,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Opens the database, and makes it when it is empty.
 
@@ -95,7 +97,8 @@ class StatusDatabase:
         self._runtime = runtime
         self._read_only = read_only
         self._closed = False
-        self._readers = ReaderPool(path, read_only)
+        self._cache_bytes = cache_bytes
+        self._readers = ReaderPool(path, read_only, cache_bytes)
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
         self._checkpointer = Checkpointer(path, self._readers, self._queue)
@@ -277,7 +280,7 @@ class StatusDatabase:
         self._check_open()
         if self._writer is None:
             self._readers.require_there()
-            self._writer = open_writer(self.path)
+            self._writer = open_writer(self.path, self._cache_bytes)
             self._writer.set_wal_hook(self._checkpointer.note_wal)
         return self._writer
 

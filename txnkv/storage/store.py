@@ -22,6 +22,7 @@ from txnkv.storage.identity import FileIdentity, removed
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.runtime import Runtime
+from txnkv.storage.sqlite_connection import CACHE_BYTES
 from txnkv.storage.status_db import StatusDatabase
 
 
@@ -31,6 +32,7 @@ class Store:
     Attributes:
         directory: its paths and its identity.
         gate: the process-wide fork gate; all parts of the store use it inside.
+        cache_bytes: of status.db that each connection to it keeps in memory.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Store:
         schema_sql: str,
         initialise: Callable[[apsw.Cursor], None] | None,
         upgrades: Sequence[str] = (),
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.directory = directory
+        self.cache_bytes = cache_bytes
         self.gate: ForkGate = GATE
         self._users = 1
         self._runtime = Runtime.open(directory.runtime_path, directory.read_only)
@@ -53,6 +57,7 @@ class Store:
                 initialise=partial(_initialise, directory, initialise),
                 upgrades=upgrades,
                 read_only=directory.read_only,
+                cache_bytes=cache_bytes,
             )
         except BaseException:
             self._runtime.close()
@@ -74,6 +79,7 @@ class Store:
         schema_sql: str = "",
         initialise: Callable[[apsw.Cursor], None] | None = None,
         upgrades: Sequence[str] = (),
+        cache_bytes: int | None = None,
     ) -> Store:
         """Opens the store at `path`; each `open` is matched by one `close`.
 
@@ -85,16 +91,23 @@ class Store:
             schema_sql: SQL that makes the schema of the status database, run once in its life.
             initialise: fills the new schema, in the same transaction.
             upgrades: SQL that brings the schema of an older store up to date, a version each.
+            cache_bytes: of status.db that each connection to it keeps in memory; None for the
+                default, or for what this process has the store open with.
 
         Raises:
             StoreNotFoundError: there is none and it was not to be made, or this process has it
                 open and it was removed or replaced since.
             IncompatibleStoreError: the format or SQLite is not one that this version takes.
             UnavailableError: the runtime file cannot be used now.
-            ValueError: this process has the store open to read only, and `read_only` is false.
+            ValueError: this process has the store open to read only, and `read_only` is false; or
+                with other `cache_bytes`, or they are not above 0.
         """
+        if cache_bytes is not None and cache_bytes < 1:
+            raise ValueError(f"cache_bytes={cache_bytes}: a number of bytes above 0, or None")
         with GATE.use():
-            return _STORES.open(Path(path), create, read_only, schema_sql, initialise, upgrades)
+            return _STORES.open(
+                Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
+            )
 
     @property
     def store_id(self) -> str:
@@ -181,6 +194,19 @@ class Store:
         return self._users == 0
 
 
+def require_same(option: str, asked: float | None, there: float) -> None:
+    """Refuse an option that is not that of what this process has open; None is any.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if asked is not None and asked != there:
+        raise ValueError(
+            f"{option}={asked}: this process has the store open with {option}={there}, for all of "
+            f"its clients. Connect with that value or without {option}, or close them first"
+        )
+
+
 def _initialise(
     directory: StoreDirectory, initialise: Callable[[apsw.Cursor], None] | None, cur: apsw.Cursor
 ) -> None:
@@ -205,6 +231,7 @@ class _Stores:
         schema_sql: str,
         initialise: Callable[[apsw.Cursor], None] | None,
         upgrades: Sequence[str],
+        cache_bytes: int | None,
     ) -> Store:
         with self._lock:
             store = self._open.get(path.resolve())
@@ -215,9 +242,11 @@ class _Stores:
                         "it to write"
                     )
                 store.require_there()
+                require_same("cache_bytes", cache_bytes, store.cache_bytes)
                 return store.share()
             directory = StoreDirectory.open(path, create, read_only)
-            store = Store(directory, schema_sql, initialise, upgrades)
+            kept = CACHE_BYTES if cache_bytes is None else cache_bytes
+            store = Store(directory, schema_sql, initialise, upgrades, kept)
             self._open[directory.path] = store
             return store
 
