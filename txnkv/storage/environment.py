@@ -57,10 +57,13 @@ class Environment:
     """
 
     def __init__(
-        self, path: Path, options: EnvironmentOptions, before_open: Callable[[], None]
+        self,
+        path: Path,
+        options: EnvironmentOptions,
+        with_room: Callable[[Callable[[], OpenLmdb]], OpenLmdb],
     ) -> None:
         self.path = path
-        self._before_open = before_open
+        self._with_room = with_room
         self.last_used = 0
         self._options = options
         self._map_size = options.initial_map_size
@@ -397,8 +400,9 @@ class Environment:
             if self._retired:
                 raise ClosedError(f"{self.path} was closed for good; ask for it again")
             if self._lmdb is None:
-                self._before_open()
-                self._lmdb = OpenLmdb.open(self.path, self._options, self._map_size, writing)
+                self._lmdb = self._with_room(
+                    lambda: OpenLmdb.open(self.path, self._options, self._map_size, writing)
+                )
             return self._lmdb
 
     def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:

@@ -8,6 +8,7 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -16,11 +17,16 @@ from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import Environment
 from txnkv.storage.fork import GATE
-from txnkv.storage.lmdb_errors import translate
-from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
+from txnkv.storage.lmdb_errors import (
+    NO_DESCRIPTOR_ERRNOS,
+    descriptor_limit,
+    errno_of,
+    translate,
+)
+from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb, make_environment_files
 from txnkv.storage.locks import new_lock
 
-OPEN_CAP = 256
+OPEN_CAP = 1024
 
 
 class _Table:
@@ -37,7 +43,7 @@ class _Table:
         key = str(path)
         with self._lock:
             found = self._environments.get(key)
-            environment = found[0] if found else Environment(path, options, self.make_room)
+            environment = found[0] if found else Environment(path, options, self.with_room)
             self._environments[key] = (environment, found[1] + 1 if found else 1)
             return environment
 
@@ -77,10 +83,25 @@ class _Table:
         """Those that LMDB has mapped now."""
         return [each for each, _ in list(self._environments.values()) if each.is_open]
 
-    def make_room(self) -> None:
-        """Closes the idle ones that were used longest ago, so that one more may open."""
+    def with_room(self, open_one: Callable[[], OpenLmdb]) -> OpenLmdb:
+        """Opens one more, and before that closes the idle ones that were used longest ago.
+
+        Each takes three descriptors, and a quarter of them is left to the program. Where that has
+        more open itself, half of the idle ones are closed, and no more are open from then on.
+        """
+        self._close_idle(min(self.open_cap, descriptor_limit() // 4) - 1)
+        try:
+            return open_one()
+        except (lmdb.Error, OSError) as error:
+            if errno_of(error) not in NO_DESCRIPTOR_ERRNOS:
+                raise
+            self.open_cap = max(len(self.opened()) // 2, 1)
+            self._close_idle(self.open_cap - 1)
+        return open_one()
+
+    def _close_idle(self, left: int) -> None:
         opened = self.opened()
-        surplus = len(opened) + 1 - self.open_cap
+        surplus = len(opened) - left
         if surplus <= 0:
             return
         for environment in sorted(opened, key=lambda each: each.last_used):
@@ -118,23 +139,18 @@ class Environments:
         self,
         directory: StoreDirectory,
         initial_map_size: int = 64 << 30,
-        open_cap: int | None = None,
     ) -> None:
         """Prepares; nothing is opened yet.
 
         Args:
             directory: the store.
             initial_map_size: bytes of address space of each environment at first.
-            open_cap: how many environments of the whole process stay open; above it the idle
-                ones that were used longest ago are closed.
         """
         self._directory = directory
         self._map_size = initial_map_size
         self._lock = new_lock()
         self._held: dict[str, Environment] = {}
         self._closed = False
-        if open_cap is not None:
-            _TABLE.open_cap = open_cap
 
     def get(self, name: str, create: bool = True) -> Environment:
         """The environment of this name, below the store's folder; the same object every time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 
+NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
@@ -28,7 +30,9 @@ def translate(error: BaseException, path: Path) -> TxnkvError | None:
         return CorruptionError(f"LMDB environment {path} is damaged: {error}. Restore a backup")
     if isinstance(error, lmdb.VersionMismatchError):
         return IncompatibleStoreError(f"LMDB environment {path} is of another LMDB: {error}")
-    code = _errno(error)
+    code = errno_of(error)
+    if code in NO_DESCRIPTOR_ERRNOS:
+        return no_descriptor(path)
     if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
         return storage_full(path, code)
     if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
@@ -45,7 +49,32 @@ def storage_full(path: Path, code: int) -> StorageFullError:
     )
 
 
-def _errno(error: BaseException) -> int:
+def descriptor_limit() -> int:
+    """How many files this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+
+
+def no_descriptor(path: Path) -> UnavailableError:
+    """The error for a file that can't be opened, because too many are."""
+    return UnavailableError(
+        f"cannot open {path}: this process, or the machine, has as many files open as it may. The "
+        f"process may have {descriptor_limit()} (RLIMIT_NOFILE); raise that (`ulimit -n`, "
+        "LimitNOFILE= of systemd), or close other files, and try again. Nothing was changed"
+    )
+
+
+def is_without_descriptor() -> bool:
+    """Whether no file can be opened now."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in NO_DESCRIPTOR_ERRNOS
+    return False
+
+
+def errno_of(error: BaseException) -> int:
+    """The system's number for an error of LMDB or of the system; 0 when it has none."""
     if isinstance(error, lmdb.MemoryError):
         return errno.ENOMEM
     if isinstance(error, lmdb.Error):

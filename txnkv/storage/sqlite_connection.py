@@ -16,7 +16,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage.lmdb_errors import FULL_ERRNOS
+from txnkv.storage.lmdb_errors import FULL_ERRNOS, is_without_descriptor, no_descriptor
 from txnkv.storage.seam import InjectedFault
 
 LEAST_SQLITE = (3, 51, 3)
@@ -130,6 +130,8 @@ def translate(
         code = connection.system_errno
         if code in FULL_ERRNOS:
             return _full(path, os.strerror(code))
+    if isinstance(error, apsw.CantOpenError) and is_without_descriptor():
+        return no_descriptor(path)
     if isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.NoMemError | InjectedFault):
         return UnavailableError(f"{path} failed: {error}. This transaction is not visible")
     if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):

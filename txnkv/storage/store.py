@@ -19,6 +19,7 @@ from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environments import Environments
 from txnkv.storage.fork import GATE, ForkGate
 from txnkv.storage.identity import FileIdentity, removed
+from txnkv.storage.lmdb_errors import NO_DESCRIPTOR_ERRNOS, no_descriptor
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.runtime import Runtime
@@ -98,16 +99,21 @@ class Store:
             StoreNotFoundError: there is none and it was not to be made, or this process has it
                 open and it was removed or replaced since.
             IncompatibleStoreError: the format or SQLite is not one that this version takes.
-            UnavailableError: the runtime file cannot be used now.
+            UnavailableError: the runtime file cannot be used now, or too many files are open.
             ValueError: this process has the store open to read only, and `read_only` is false; or
                 with other `cache_bytes`, or they are not above 0.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes={cache_bytes}: a number of bytes above 0, or None")
-        with GATE.use():
-            return _STORES.open(
-                Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
-            )
+        try:
+            with GATE.use():
+                return _STORES.open(
+                    Path(path), create, read_only, schema_sql, initialise, upgrades, cache_bytes
+                )
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR_ERRNOS:
+                raise no_descriptor(Path(path)) from error
+            raise
 
     @property
     def store_id(self) -> str:

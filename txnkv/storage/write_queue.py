@@ -9,6 +9,7 @@ from pathlib import Path
 
 from txnkv.errors import ClosedError
 from txnkv.storage.identity import removed
+from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.locks import new_lock
 
 
@@ -98,5 +99,7 @@ class WriteQueue:
                 self._descriptor = os.open(self._path, flags, 0o600)
             except FileNotFoundError:
                 raise removed(self._path) from None
+            except OSError as error:
+                raise translate(error, self._path) or error from error
             os.fchmod(self._descriptor, 0o600)
         return self._descriptor

@@ -1,0 +1,118 @@
+"""Files that a process may have open: the environments keep below the limit, and say its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+LIMITED = """
+import errno, os, resource
+from txnkv.storage.environments import _TABLE
+
+def limit(number):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+
+def open_now():
+    return len(os.listdir("/proc/self/fd"))
+
+def take(leave=0):
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+    for descriptor in taken[:leave]:
+        os.close(descriptor)
+    return taken[leave:]
+
+def give_back(taken):
+    for descriptor in taken:
+        os.close(descriptor)
+
+schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+client.create_table("t", schema, partition_by=txnkv.hash_partition("id", PARTS))
+with client.transaction() as txn:
+    for key in range(100):
+        txn.insert("t", (key,))
+engine = client.instance.engine
+"""
+
+
+def test_the_cap_follows_the_limit(process: Callable[..., Any]) -> None:
+    said = process(
+        LIMITED
+        + """
+limit(open_now() + 60)
+engine.flush()
+assert client.table("t").count() == 100
+say((len(_TABLE.opened()), len(list((client.instance.store.directory.path / "tablets").iterdir()))))
+""",
+        PARTS=60,
+    ).finish()
+    opened, there = said
+    assert there > 40, "more than would fit"
+    assert 0 < opened <= 30
+
+
+def test_environments_that_are_idle_make_room(process: Callable[..., Any]) -> None:
+    """The program has opened so many files itself that the cap does not help."""
+    said = process(
+        LIMITED
+        + """
+engine.flush()
+tablets = engine.tablets(engine.get("t"))
+tablets[-1].environment().close()
+limit(open_now() + 10)
+before = len(_TABLE.opened())
+taken = take()
+say((client.table("t").count(), before, len(_TABLE.opened())))
+give_back(taken)
+""",
+        PARTS=8,
+    ).finish()
+    count, before, after = said
+    assert count == 100
+    assert 0 < after < before
+
+
+def test_the_error_names_the_limit(process: Callable[..., Any]) -> None:
+    said = process(
+        LIMITED
+        + """
+engine.flush()
+for environment in _TABLE.opened():
+    environment.close()
+limit(open_now() + 10)
+taken = take(leave=1)
+try:
+    client.table("t").count()
+except txnkv.UnavailableError as error:
+    text = str(error)
+client.instance.store.status._readers.close()
+taken += take()
+try:
+    client.tables()
+except txnkv.UnavailableError as error:
+    other = str(error)
+path = client.path
+give_back(taken)
+count = client.table("t").count()
+client.close()
+taken = take()
+try:
+    txnkv.connect(path)
+except txnkv.UnavailableError as error:
+    opening = str(error)
+give_back(taken)
+txnkv.connect(path).close()
+say((text, other, opening, count))
+""",
+        PARTS=1,
+    ).finish()
+    lmdb, sqlite, opening, count = said
+    assert "tablets/" in lmdb
+    assert "status.db" in sqlite
+    assert all("RLIMIT_NOFILE" in text for text in (lmdb, sqlite, opening))
+    assert count == 100
