@@ -36,10 +36,10 @@ COMMIT = {
         begin a
         write a 1..5
         forget a
-        forward 29
+        forward 20
         round
         state a -> OPEN
-        forward 2
+        forward 11
         round
         state a -> ABORTED
         staged -> 0
@@ -172,7 +172,7 @@ COMMIT = {
         start a -> OSError
         disarm
         arm commit.in_point error@1
-        round -> UnavailableError: injected
+        round
         disarm
         state a -> COMMIT_IN_PROGRESS
         count @u -> 0

@@ -101,7 +101,7 @@ def test_it_is_kept_for_its_time(
     client: txnkv.Client, filled: txnkv.Table, now: Any, by_hand: Any
 ) -> None:
     client.drop_table(filled, keep=60.0)
-    now.forward(59)
+    now.forward(40)
     client.instance.engine.purge()
     assert _rows(client.recall_table("orders")) == ROWS
     client.drop_table(filled, keep=60.0)

@@ -160,10 +160,10 @@ def test_token_of_an_unknown_transaction(client: txnkv.Client) -> None:
 
 def test_expired_token(client: txnkv.Client, table: txnkv.Table, now: Any) -> None:
     token = client.new_transaction(timeout=60).serialize()
-    now.forward(59)
+    now.forward(40)
     deserialize(client, token)
-    now.forward(2)
-    with pytest.raises(txnkv.InvalidTokenError, match=r"expired 1\.\d s ago"):
+    now.forward(21)
+    with pytest.raises(txnkv.InvalidTokenError, match=r"expired \d+\.\d s ago"):
         deserialize(client, token)
 
 

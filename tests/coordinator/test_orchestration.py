@@ -219,11 +219,12 @@ def test_ended_rows_are_forgotten_after_the_history(world: Any, now: Any) -> Non
     ended, aborted, open_ = world.begin(1), world.begin(1), world.begin(1)
     _end(world, ended)
     _end(world, aborted, abort=True)
-    now.forward(899)
+    now.forward(800)
     world.coordinator.keep_alive(open_)
     world.round()
     assert (world.state(ended), world.state(aborted)) == (COMMITTED, ABORTED)
-    now.forward(2)
+    now.forward(101)
+    world.coordinator.keep_alive(open_)
     world.round()
     for txn_id in (ended, aborted):
         with pytest.raises(txnkv.TxnNotFoundError, match="forgotten"):

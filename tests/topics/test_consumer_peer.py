@@ -180,6 +180,7 @@ def test_read_committed_lag_metric(client: txnkv.Client, topic: Any) -> None:
     assert (topic.end_offsets(), topic.last_stable_offsets()) == ({0: 200}, {0: 150})
     assert consumer.lag(0) == 147
     assert topic.consumer(isolation="read_uncommitted").lag() == 200
+    put(client, topic, marker(COMMIT, P2))
 
 
 # -- TransactionsTest ------------------------------------------------------------------
@@ -217,6 +218,8 @@ def test_read_committed_consumer_does_not_see_undecided_data(client: txnkv.Clien
     latest.seek_to_time(datetime.fromtimestamp(4, UTC))  # offsetsForTimes null: it is undecided
     assert [latest.position(number) for number in (0, 1)] == [1, 1]
     assert counts(topic) == (2, 9)
+    for number in (0, 1):
+        put(client, topic, marker(ABORT, P1), number=number)
 
 
 def test_delayed_fetch_includes_aborted_transaction(client: txnkv.Client, topic: Any) -> None:
@@ -231,9 +234,9 @@ def test_fencing_on_transaction_expiration(client: txnkv.Client, by_hand: Any, n
     """One record in the uncommitted view, none in the committed one."""
     topic = client.create_topic("topic")
     partition = partition_of(client, topic)
-    row = begin(client, timeout=0.1)
+    row = begin(client, timeout=60)
     send(client, row, partition, [b"1"])
-    now.forward(0.6)
+    now.forward(61)
     by_hand(client)
     with pytest.raises(txnkv.InvalidTxnStateError, match="timeout"):
         send(client, row, partition, [b"2"])

@@ -355,9 +355,9 @@ def test_a_negative_ack_comes_back_after_its_delay(
     first = take(sub)
     sub.nack(first)
     assert received(sub) == ["1"]
-    now.forward(29)
+    now.forward(20)
     assert received(sub) == []
-    now.forward(2)
+    now.forward(11)
     assert received(sub) == ["0"]
     sub.ack([first, MessageId(0, 1)])
     sub.nack(first)

@@ -31,7 +31,7 @@ import signal, threading
 from tools.topic_writers import begin, send
 from txnkv.storage import arm
 partition = client.instance.topics.partition(id)
-row = begin(client, timeout=0.05 if timed else 60)
+row = begin(client, timeout=0.5 if timed else 60)
 send(client, row, partition, [b"before"])
 def stop():
     say(("stopped", row.txn_id))
