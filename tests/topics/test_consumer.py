@@ -480,6 +480,7 @@ def test_a_position_is_never_in_the_middle_of_a_large_message(
     while consumer.poll(timeout=0):
         places.append(consumer.position(0))
     assert places == [0, 2, 4, 5]
+    put(client, topic, marker(COMMIT, 1))
 
 
 @pytest.mark.parametrize("most", [1, 2, 9])

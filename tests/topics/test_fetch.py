@@ -175,7 +175,7 @@ def test_a_snapshot_of_the_start_is_not_below_it(client: txnkv.Client, topic: An
 @pytest.fixture
 def unfinished(by_hand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody writes end markers but who needs them: as if every finalizer had just died."""
-    monkeypatch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: None)
+    monkeypatch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: {})
 
 
 def test_a_fetch_writes_the_marker_that_is_missing(
