@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import txnkv
 from txnkv import instance
@@ -31,6 +32,10 @@ from tools.forked import Popen
 # Spark's workers are of the Python that runs the tests, not of the first one in PATH.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "conf")
+
+# A busy machine fails no test.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 

@@ -131,7 +131,7 @@ def test_a_marker_that_is_missing_in_one_partition(
     row = begin(client)
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
-    monkeypatch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: None)
+    monkeypatch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: {})
     commit(client, row)
     client.instance.topics.complete(p0)
     assert told(drained(whole(topic))) == [(0, b"a"), (1, b"a")]
@@ -165,7 +165,7 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: None)
+        patch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: {})
         commit(client, row)
     client.instance.topics.complete(p0)
     assert seen() == []
