@@ -289,7 +289,9 @@ def test_each_call_inside_a_commit(client: txnkv.Client, point: str, begin: str)
 
 
 def test_what_a_flush_acknowledged_is_committed(client: txnkv.Client, table: txnkv.Table) -> None:
-    """One thread commits while another one flushes rows: each is committed, or refused."""
+    """One thread commits while another one flushes rows: what was acknowledged is committed, and
+    of the others at most the row that the session held then: a commit takes that along.
+    """
 
     def write(txn: txnkv.Transaction, first: int, begun: threading.Event) -> int:
         session = txn.new_session()
@@ -309,7 +311,8 @@ def test_what_a_flush_acknowledged_is_committed(client: txnkv.Client, table: txn
             acknowledged = thread.submit(write, txn, first, begun)
             assert begun.wait(60)
             txn.commit()
-        assert table.count(where=[("id", ">=", first)]) == acknowledged.result(60)
+        committed = table.count(where=[("id", ">=", first)])
+        assert committed - acknowledged.result(60) in (0, 1)
 
 
 def test_many_ask_for_one_end(client: txnkv.Client, table: txnkv.Table) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("large")
 def test_dump_names_transactions_row_sets_and_blocks(
     store: Path, connect: Callable[..., txnkv.Client]
 ) -> None:
-    client = connect()
+    client = connect(history=86_400.0)  # the store was copied, and may be old
     txn = client.new_transaction()
     txn.write("left", rows(BEFORE, 100))
     lines = list(dump(str(store), blocks=True))

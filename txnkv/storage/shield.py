@@ -88,8 +88,8 @@ class _Threads:
     def run(self, call: _Call) -> Any:
         if len(self._free) <= self._calls.qsize():
             threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
-        self._calls.put(call)
         try:
+            self._calls.put(call)
             call.done.acquire()
         except BaseException:
             call.abandoned = True
