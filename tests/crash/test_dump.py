@@ -9,16 +9,23 @@ import pytest
 
 import txnkv
 from tools.crash import run_child
-from tools.crash_scenarios import BEFORE, rows
+from tools.crash_scenarios import BEFORE, prepare, rows
 from tools.dump import dump
 
 pytestmark = pytest.mark.usefixtures("large")
 
 
+@pytest.fixture
+def store(tmp_path: Path, large: None) -> Path:
+    """A store whose transactions were large ones."""
+    prepare(str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
 def test_dump_names_transactions_row_sets_and_blocks(
     store: Path, connect: Callable[..., txnkv.Client]
 ) -> None:
-    client = connect(history=86_400.0)  # the store was copied, and may be old
+    client = connect()
     txn = client.new_transaction()
     txn.write("left", rows(BEFORE, 100))
     lines = list(dump(str(store), blocks=True))
