@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
+from txnkv.storage import shield
 from txnkv.storage.shield import go_on, shielded, shielded_steps
 
 
@@ -111,19 +114,36 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@shielded
+def _endless(ended: threading.Event) -> None:
+    try:
+        while True:
+            go_on()
+            time.sleep(0.001)
+    finally:
+        ended.set()
+
+
 def test_long_work_ends_when_nobody_waits_for_it() -> None:
     ended = threading.Event()
 
-    @shielded
-    def work() -> None:
-        try:
-            while True:
-                go_on()
-                time.sleep(0.001)
-        finally:
-            ended.set()
-
     with pytest.raises(Alarm), _alarm_in(0.05):
-        work()
+        _endless(ended)
     assert ended.wait(60)
     go_on()  # here somebody waits
+
+
+def test_work_ends_also_when_it_was_only_just_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call went on for ever: the interrupt came before the wait for it."""
+    ended = threading.Event()
+
+    class Interrupted(SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            super().put(item)
+            raise Alarm
+
+    monkeypatch.setattr(shield, "_threads", shield._Threads())
+    monkeypatch.setattr(shield._threads, "_calls", Interrupted())
+    with pytest.raises(Alarm):
+        _endless(ended)
+    assert ended.wait(60)
