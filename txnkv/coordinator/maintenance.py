@@ -135,7 +135,11 @@ class Maintenance:
     def _each(self, sweep: str, do: Callable[[], object]) -> None:
         """One sweep; the others go on when it fails."""
         with self._damage.guard("background work", sweep):
-            do()
+            try:
+                do()
+            except TxnkvError:
+                self._store.require_there()  # what fails for the store is gone is no damage
+                raise
 
     def _expire(self) -> None:
         liveness.abort_expired(self._store, self._orchestrator, self.lease)
