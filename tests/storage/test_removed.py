@@ -176,5 +176,6 @@ def test_background_work_ends_with_one_line(
     until(lambda: not thread.is_alive())
     with pytest.raises(txnkv.StoreNotFoundError):
         _insert(client, 2)
-    assert [r.levelname for r in caplog.records if "background work" in r.message] == ["ERROR"]
+    said = [r for r in caplog.records if "background work" in r.message and str(path) in r.message]
+    assert [r.levelname for r in said] == ["ERROR"]
     client.close()
