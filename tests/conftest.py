@@ -181,6 +181,14 @@ def _until() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal: who starts a program in the background has it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def store_path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 

@@ -107,14 +107,6 @@ def _token(txn: txnkv.Transaction) -> txnkv.TxnToken:
     return txn.serialize()
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """As in a terminal: who starts a program in the background has it ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_an_interrupt_ends_a_load_without_end(
     client: txnkv.Client, table: txnkv.Table, ctrl_c: None
 ) -> None:
