@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import txnkv
+from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import walk
@@ -327,12 +328,34 @@ def test_flush_beside_damage(path: Path, tmp_path: Path) -> None:
         assert client.check().problems == []
 
 
-def test_what_is_held_goes_with_a_drop(path: Path) -> None:
+@pytest.fixture
+def hurt(path: Path) -> Path:
+    """A store with a small commit in its log, and then a damaged topic and table."""
     with txnkv.connect(path) as client:
         small(client, 3)
     spoil_topic(path)
     spoil_table(path)
-    with txnkv.connect(path) as client:
+    return path
+
+
+@pytest.mark.parametrize(
+    "point", ["flush.claimed", "flush.written", "flush.deleted", "flush.published"]
+)
+def test_killed_while_it_flushes_beside_damage(hurt: Path, children: Children, point: str) -> None:
+    program = "txnkv.connect(args[0], create=False).instance.engine.flush()"
+    children.start(program, hurt, fault=f"{point}=kill").finish(-9)
+    with txnkv.connect(hurt) as client:
+        client.instance.engine.flush()
+        assert held(client) == (2, 2)
+        forget_flushed(client)
+    with txnkv.connect(hurt) as client:
+        assert client.table("sound table").get(3) == {"id": 3, "text": "new 3"}
+        assert values(client, "sound") == [b"first", b"small 3"]
+        assert held(client) == (2, 2)
+
+
+def test_what_is_held_goes_with_a_drop(hurt: Path) -> None:
+    with txnkv.connect(hurt) as client:
         client.instance.engine.flush()
         assert held(client) == (2, 2)
         client.drop_topic("hurt")
@@ -340,7 +363,7 @@ def test_what_is_held_goes_with_a_drop(path: Path) -> None:
         client.instance.engine.flush()
         assert held(client) == (0, 0)
         assert client.check().problems == []
-    with txnkv.connect(path) as client:
+    with txnkv.connect(hurt) as client:
         assert values(client, "sound") == [b"first", b"small 3"]
 
 
@@ -432,12 +455,8 @@ def test_check_compares_the_index_of_commits(buffer: Buffer, tmp_path: Path) -> 
         assert "topic 'mixed', partition 0: the index of commits lacks" in problem
 
 
-def test_check_names_what_is_held(path: Path) -> None:
-    with txnkv.connect(path) as client:
-        small(client, 3)
-    spoil_topic(path)
-    spoil_table(path)
-    with txnkv.connect(path) as client:
+def test_check_names_what_is_held(hurt: Path) -> None:
+    with txnkv.connect(hurt) as client:
         client.instance.engine.flush()
         found = "\n".join(client.check().problems)
         for part in ("topic 'hurt', partition 0", "table 'hurt table', tablet 1"):
