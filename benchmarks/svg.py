@@ -1,9 +1,9 @@
-"""A small line chart as SVG: sizes along a logarithmic x axis, times from zero up."""
+"""A small line chart as SVG: sizes along a logarithmic x axis, or time; what they cost upwards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -22,26 +22,33 @@ class Series:
     points: list[tuple[float, float]]
 
 
-def chart(title: str, x_label: str, y_label: str, series: list[Series]) -> str:
+def chart(
+    title: str, x_label: str, y_label: str, series: list[Series], *, logarithmic: bool = True
+) -> str:
     """The chart as a document.
 
     Args:
         title: above it.
         x_label: what x is.
         y_label: what y is, with its unit.
-        series: the lines; x above 0.
+        series: the lines; x above 0 on a logarithmic axis.
+        logarithmic: a mark for each x, tenfold steps alike; else evenly, from 0.
     """
-    return "\n".join(_elements(title, x_label, y_label, series)) + "\n"
+    return "\n".join(_elements(title, x_label, y_label, series, logarithmic)) + "\n"
 
 
-def _elements(title: str, x_label: str, y_label: str, series: list[Series]) -> Iterator[str]:
+def _elements(
+    title: str, x_label: str, y_label: str, series: list[Series], logarithmic: bool
+) -> Iterator[str]:
     xs = sorted({x for one in series for x, _ in one.points})
+    scale: Callable[[float], float] = math.log10 if logarithmic else float
+    marks = xs if logarithmic else [_round_up(xs[-1]) * step / 4 for step in range(5)]
     top = _round_up(max(y for one in series for _, y in one.points))
-    low, high = math.log10(xs[0]), math.log10(xs[-1])
+    low, high = scale(marks[0]), scale(marks[-1])
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def across(x: float) -> float:
-        share = (math.log10(x) - low) / (high - low) if high > low else 0.5
+        share = (scale(x) - low) / (high - low) if high > low else 0.5
         return _LEFT + share * (right - _LEFT)
 
     def up(y: float) -> float:
@@ -57,7 +64,7 @@ def _elements(title: str, x_label: str, y_label: str, series: list[Series]) -> I
         y = top * step / 4
         yield f'<path d="M{_LEFT} {up(y):.1f}H{right}" stroke="#ddd"/>'
         yield _text(_LEFT - 6, up(y) + 4, f"{y:g}", anchor="end")
-    for x in xs:
+    for x in marks:
         yield _text(across(x), bottom + 18, _short(x), anchor="middle")
     yield _text((_LEFT + right) / 2, _HEIGHT - 10, x_label, anchor="middle")
     yield _text(8, _TOP - 6, y_label)
@@ -67,7 +74,8 @@ def _elements(title: str, x_label: str, y_label: str, series: list[Series]) -> I
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
         for x, y in places:
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+            if len(places) <= 20:
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
         yield _text(right + 12, _TOP + 16 + 18 * number, one.name, colour=colour)
     yield "</svg>"
 
