@@ -139,21 +139,30 @@ def _passing(
         if not messages:
             return
 
-        def pass_on(txn: txnkv.Transaction) -> None:
+        numbers = [int(message.value) for message in messages]
+
+        def pass_on(txn: txnkv.Transaction) -> list[int]:
             if chance.random() < 0.1:
                 txn.serialize()  # others could join it: it is a large one from here on
             low = floor(txn, chain)
-            for message in messages:
-                number = int(message.value)
-                if number <= low:
-                    raise DoubledError(f"{target.name}: {number} again, all were there to {low}")
+            there = txn.get_many(target, numbers)["number"].to_pylist()
+            again = []
+            for number, known, message in zip(numbers, there, messages, strict=True):
+                if known is not None or number <= low:
+                    # Somebody got it after this one had held it for too long; then the
+                    # acknowledgement is refused.
+                    again.append(number)
+                    continue
                 txn.insert(target, (number,))
                 if onward is not None:
                     txn.send(onward, message.value, key=message.key)
             txn.ack(subscription, messages)
+            return again
 
         try:
-            client.run(pass_on, timeout=10.0)
+            again = client.run(pass_on, timeout=10.0)
+            if again:
+                raise DoubledError(f"{target.name}: {again[:5]} were acknowledged twice")
         except BaseException:
             for message in messages:
                 subscription.nack(message)
