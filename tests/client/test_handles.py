@@ -24,7 +24,7 @@ deserialize = txnkv.Transaction.deserialize
 @pytest.mark.parametrize("keepalive", [False, True])
 def test_joined_handle_heartbeats_only_if_asked(connect: Any, keepalive: bool, until: Any) -> None:
     """testKeepaliveForDeserializedHandle, TxnKeepAlive."""
-    client = connect(keepalive_time=0.6)
+    client = connect(keepalive_time=3.0 if keepalive else 0.6)
     table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     txn = client.new_transaction(timeout=None)
     txn.insert(table, (1,))

@@ -248,8 +248,8 @@ def test_the_log_says_who_was_aborted(
 
 @pytest.mark.usefixtures("large")
 def test_a_live_handle_keeps_its_transaction(connect: Any, until: Callable[..., Any]) -> None:
-    """testKeepaliveBasic: alive for three keepalive times, then dropped."""
-    client = connect(keepalive_time=0.6)
+    """testKeepaliveBasic: alive for longer than the keepalive time, then dropped."""
+    client = connect(keepalive_time=3.0)
     table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     kept, dropped = client.new_transaction(), client.new_transaction()
     for n, txn in enumerate((kept, dropped)):

@@ -83,11 +83,11 @@ ABANDON = """
 def test_open_transaction_of_a_dead_process_is_aborted(
     watching: bool, children: Children, store: Path, connect: Connect
 ) -> None:
-    watcher = connect(keepalive_time=0.5) if watching else None
-    child = children.start(ABANDON, store, 0.5)
+    watcher = connect(keepalive_time=3.0) if watching else None
+    child = children.start(ABANDON, store, 3.0)
     id = int(child.line())
     child.kill()
-    client = watcher or connect(keepalive_time=0.5)
+    client = watcher or connect(keepalive_time=3.0)
     mine = client.new_transaction(timeout=None)
     mine.write("right", rows(BEFORE, 10))
     deadline = time.monotonic() + 60

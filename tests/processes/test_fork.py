@@ -140,7 +140,7 @@ def test_child_goes_on_when_its_parent_is_killed(
 
 
 KEEPALIVE = """
-client = txnkv.connect(args[0], create=False, keepalive_time=0.5)
+client = txnkv.connect(args[0], create=False, keepalive_time=3.0)
 txn = client.new_transaction(timeout=None)
 txn.write("left", rows(2000, 10))
 pid = os.fork()
@@ -151,7 +151,7 @@ if pid == 0:
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 for _ in range(3):
-    time.sleep(0.4)
+    time.sleep(1.2)
     client.instance.coordinator.maintenance.round()
 txn.commit()
 say("committed")
