@@ -87,7 +87,7 @@ class Topic(Closing):
         Args:
             partition: its number.
             offset: of the first message wanted; the batches begin with the one that holds it.
-            max_bytes: about how much; at least one batch.
+            max_bytes: of the batches when they are decoded; at least one batch.
             isolation: "read_committed": below the last stable offset, with the list of aborted
                 transactions; "read_uncommitted": all there is.
 

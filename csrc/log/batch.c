@@ -94,6 +94,26 @@ status_t batch_walk(const uint8_t *bytes, size_t len, uint64_t *out_positions, u
     return at == len ? STATUS_OK : STATUS_CORRUPT;
 }
 
+void batch_within(const uint8_t *bytes, size_t len, uint64_t room, uint64_t *out_len,
+                  uint64_t *out_decoded) {
+    uint64_t decoded = 0;
+    size_t at = 0;
+    while (at < len) {
+        batch_header_t header;
+        uint64_t size = len - at, length = len - at;
+        if (batch_parse(bytes + at, len - at, &header) == STATUS_OK) {
+            length = header.length;
+            size = BATCH_HEADER_BYTES + (uint64_t)header.raw_bytes +
+                   BATCH_ROW_BYTES * (uint64_t)header.rows;
+        }
+        if (size > room - decoded) break;
+        decoded += size;
+        at += length;
+    }
+    *out_len = at;
+    *out_decoded = decoded;
+}
+
 status_t batch_place(uint8_t *bytes, size_t len, uint64_t base_offset, uint64_t commit_ts) {
     batch_header_t header;
     uint64_t next = base_offset;

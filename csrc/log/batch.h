@@ -75,6 +75,16 @@ status_t batch_count(const uint8_t *bytes, size_t len, uint32_t *out_n);
 /* Where each of `room` batches begins, as many as batch_count said. */
 status_t batch_walk(const uint8_t *bytes, size_t len, uint64_t *out_positions, uint32_t room);
 
+/* The least that a message takes in memory beside what stands in its body: offset, timestamp and
+ * transaction. */
+enum { BATCH_ROW_BYTES = 24 };
+
+/* The first batches of `bytes` that are `room` bytes together at most when they are decoded: how
+ * long they are, and what they are decoded. From a header on that makes no sense bytes count as
+ * they are, and as one batch: whoever reads them says what is wrong. */
+void batch_within(const uint8_t *bytes, size_t len, uint64_t room, uint64_t *out_len,
+                  uint64_t *out_decoded);
+
 /* Sets the offsets of all batches of `bytes`, from base_offset on without a gap, and their
  * commit timestamp where it is not 0. CORRUPT: these are no batches; LIMIT: the offsets pass
  * 2^63. Nothing was changed then. */

@@ -127,8 +127,34 @@ static void check_forged(void) {
     free(bytes);
 }
 
+/* What fits is told by the decoded size of whole batches, whatever is stored. */
+static void check_within(void) {
+    uint64_t starts[8], out_len, decoded, sum = 0;
+    size_t len;
+    uint8_t *bytes = some_batches(8, &len, starts);
+    batch_within(bytes, 0, 7, &out_len, &decoded);
+    EXPECT(out_len == 0 && decoded == 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        batch_header_t header;
+        EXPECT(batch_parse(bytes + starts[i], len - starts[i], &header) == STATUS_OK);
+        const uint64_t size = 80 + (uint64_t)header.raw_bytes + 24 * (uint64_t)header.rows;
+        batch_within(bytes, len, sum + size - 1, &out_len, &decoded);
+        EXPECT(out_len == starts[i] && decoded == sum);
+        sum += size;
+        batch_within(bytes, len, sum, &out_len, &decoded);
+        EXPECT(out_len == (i < 7 ? starts[i + 1] : len) && decoded == sum);
+    }
+    bytes[starts[1] + 24] ^= 1; /* no batch: all that follows is one of its own length */
+    batch_within(bytes, len, UINT64_MAX, &out_len, &decoded);
+    EXPECT(out_len == len && decoded < sum && decoded > len - starts[1]);
+    batch_within(bytes, len, len - starts[1] - 1, &out_len, &decoded);
+    EXPECT(out_len <= starts[1]);
+    free(bytes);
+}
+
 void test_log_batch(void) {
     check_golden();
+    check_within();
     for (uint32_t n = 0; n < 10; n++) check_place(n);
     check_flips();
     check_forged();

@@ -13,6 +13,7 @@ import txnkv
 from tests.topics.log_tools import ABORT, COMMIT, FILLER, data, marker, script
 from tests.topics.reading_tools import given, offsets, partition_of, put, uncounted
 from tools.topic_writers import abort, begin, commit, send
+from txnkv import core
 
 P1, P2, PID = 1, 2, 1000
 LEVELS = ("read_committed", "read_uncommitted")
@@ -78,7 +79,8 @@ def test_the_example_of_the_design(client: txnkv.Client, topic: Any) -> None:
 
 
 def _bytes_of(topic: Any, first: int, end: int) -> int:
-    return sum(len(topic.fetch(0, offset, max_bytes=1).records) for offset in range(first, end))
+    batches = [topic.fetch(0, offset, max_bytes=1).records for offset in range(first, end)]
+    return sum(core.read_header(batch).decoded_bytes for batch in batches)
 
 
 # -- FetcherTest, CompletedFetchTest ---------------------------------------------------

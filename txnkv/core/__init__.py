@@ -47,6 +47,7 @@ from txnkv.core.log_batch import (
     read_header,
     split_headers,
     walk,
+    within,
 )
 from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.merger import Merger
@@ -149,5 +150,6 @@ __all__ = [
     "version_order",
     "visible",
     "walk",
+    "within",
     "zone",
 ]

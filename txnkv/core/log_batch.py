@@ -20,6 +20,7 @@ from txnkv.core.log_header import (
     read_control,
     read_header,
     walk,
+    within,
 )
 from txnkv.core.log_headers import decode_headers, encode_headers, join_headers, split_headers
 
@@ -51,4 +52,5 @@ __all__ = [
     "read_header",
     "split_headers",
     "walk",
+    "within",
 ]

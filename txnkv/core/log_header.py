@@ -23,6 +23,9 @@ _HEADER = struct.Struct("<QQ4xI2xHIQqqQiH2xII")
 _CONTROL = struct.Struct("<HHIQQ")
 _CHUNK = struct.Struct("<QIIQ")
 _C_HEADER = ffi.typeof("batch_header_t *")
+_TWO = ffi.typeof("uint64_t[2]")
+ROW_BYTES: int = lib.BATCH_ROW_BYTES
+"""What a decoded message takes beside what stands in its batch."""
 
 
 class Attributes(IntFlag):
@@ -85,6 +88,11 @@ class BatchHeader(NamedTuple):
     def last_offset(self) -> int:
         """The last offset that it takes."""
         return self.base_offset + self.count - 1
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What it takes in memory when it is decoded."""
+        return HEADER_BYTES + self.raw_bytes + ROW_BYTES * self.rows
 
     @property
     def next_offset(self) -> int:
@@ -183,6 +191,19 @@ def count_batches(memory: Any, start: int = 0) -> int:
     n = ffi.new("uint32_t *")
     check(lib.batch_count(memory + start, len(memory) - start, n), "reading batches")
     return int(n[0])
+
+
+def within(buf: Any, room: int) -> tuple[int, int]:
+    """The first of some batches that are so many bytes at most in memory, decoded.
+
+    Returns:
+        How many bytes of the buffer they are, and how many when they are decoded. From what is
+        no batch on, bytes count as they are, and together: who reads them says what is wrong.
+    """
+    memory = readable(buf)
+    found = ffi.new(_TWO)
+    lib.batch_within(memory, len(memory), max(room, 0), found, found + 1)
+    return found[0], found[1]
 
 
 def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:

@@ -27,18 +27,23 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1 << 18
 """Places, and ranges that were looked through, that are remembered."""
+_PLACE_BYTES: Final = 256 << 10
+"""Of a place, decoded, unless it is one batch."""
 _SCAN_BYTES: Final = 64 << 20
 """Of the log, looked through in one look."""
 
 
 class _Place(NamedTuple):
-    """Bytes [at, at + length) of the chunk of a key: offsets [base, next_offset)."""
+    """Bytes [at, at + length) of the chunk of a key: offsets [base, next_offset), `decoded` bytes
+    in memory.
+    """
 
     base: int
     next_offset: int
     key: int
     at: int
     length: int
+    decoded: int
 
 
 class BatchPlaces:
@@ -64,7 +69,8 @@ class BatchPlaces:
             txn_id: of a transaction that has ended.
             at: where to begin; not behind where the last call for this transaction got.
             upto: its end marker.
-            max_bytes: of all together, about; one place is given, however long it is.
+            max_bytes: of all together when they are decoded; one place is given, however large
+                it is.
 
         Returns:
             The batches, in views that end with the log's; and up to where these are all.
@@ -85,14 +91,14 @@ class BatchPlaces:
             place = places[i]
             if place.base >= reach:
                 break
-            if found and place.length > max_bytes:
+            if found and place.decoded > max_bytes:
                 return found, place.base
             part = self._part(view, txn_id, place)
             if part is None:
                 self.clear()
                 return [], at
             found.append(part)
-            max_bytes -= place.length
+            max_bytes -= place.decoded
         return found, reach
 
     def _part(self, view: LogView, txn_id: int, place: _Place) -> Any:
@@ -124,16 +130,18 @@ class BatchPlaces:
             at = low
 
     def _noted(self, txn_id: int, at: int, upto: int) -> int:
-        """Bytes of a transaction that are noted in [at, upto)."""
+        """Decoded bytes of a transaction that are noted in [at, upto)."""
         places = self._places.get(txn_id, [])
         low = bisect_right(places, at, key=_next_offset)
         high = bisect_left(places, upto, key=_base)
-        return sum(place.length for place in places[low:high])
+        return sum(place.decoded for place in places[low:high])
 
     def _note(
         self, txn_id: int, key: int, chunk: memoryview, low: int, limit: int
     ) -> tuple[int, int]:
-        """Note the batches of a chunk in [low, limit). Behind the last, and bytes of `txn_id`."""
+        """Note the batches of a chunk in [low, limit). Behind the last, and decoded bytes of
+        `txn_id`.
+        """
         reach, own = low, 0
         for at, header in walk(chunk):
             if header.next_offset <= low:
@@ -142,8 +150,10 @@ class BatchPlaces:
                 break
             reach = header.next_offset
             if header.is_transactional and not (header.is_control or header.is_decided):
-                self._add(header.txn_id, _Place(header.base_offset, reach, key, at, header.length))
-                own += header.length if header.txn_id == txn_id else 0
+                size = header.decoded_bytes
+                place = _Place(header.base_offset, reach, key, at, header.length, size)
+                self._add(header.txn_id, place)
+                own += size if header.txn_id == txn_id else 0
         self._seen.add(low, reach)
         return reach, own
 
@@ -152,8 +162,11 @@ class BatchPlaces:
         last = places[-1] if places else None
         if last is None or last.base < place.base:
             if last is not None and _joins(last, place):
-                length = last.length + place.length
-                places[-1] = last._replace(next_offset=place.next_offset, length=length)
+                places[-1] = last._replace(
+                    next_offset=place.next_offset,
+                    length=last.length + place.length,
+                    decoded=last.decoded + place.decoded,
+                )
                 return
             places.append(place)
         else:
@@ -163,7 +176,8 @@ class BatchPlaces:
 
 def _joins(last: _Place, place: _Place) -> bool:
     there = last.key, last.at + last.length, last.next_offset
-    return there == (place.key, place.at, place.base)
+    small = last.decoded + place.decoded <= _PLACE_BYTES
+    return small and there == (place.key, place.at, place.base)
 
 
 def _base(place: _Place) -> int:

@@ -74,7 +74,8 @@ def fetch(
         engine: of the topics.
         partition: where to read.
         offset: of the first message that is wanted, in [start, high watermark].
-        max_bytes: of all records; one batch is given, however long it is.
+        max_bytes: of all records when they are decoded, however small they are stored; one
+            batch is given, however large it is.
         isolation: "read_uncommitted" or "read_committed".
 
     Raises:

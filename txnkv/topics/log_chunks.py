@@ -43,21 +43,6 @@ def position_of(chunk: Any, offset: int) -> int:
     return size
 
 
-def position_within(chunk: Any, room: int) -> int:
-    """The end of the last batch of a chunk that lies in its first `room` bytes.
-
-    Raises:
-        CorruptionError: there are no batches.
-    """
-    at, size = 0, len(chunk)
-    while at < size:
-        length = _batch(chunk, at)[1]
-        if at + length > room:
-            return at
-        at += length
-    return at
-
-
 def first_length(chunk: Any, at: int = 0) -> int:
     """Bytes of the batch at byte `at`.
 

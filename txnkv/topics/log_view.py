@@ -34,10 +34,10 @@ from weakref import WeakKeyDictionary
 
 import lmdb
 
-from txnkv.core import all_data
+from txnkv.core import all_data, within
 from txnkv.errors import ClosedError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics.log_chunks import position_of
+from txnkv.topics.log_chunks import first_length, position_of
 from txnkv.topics.log_times import first_not_older
 from txnkv.topics.partition_state import CommitEntry
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TRIES: Final = 100
+_ALL: Final = (1 << 64) - 1
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _reached: WeakKeyDictionary[Any, TailEntry] = WeakKeyDictionary()
 """Of partitions: the last entry of the tail that was found without a gap before it."""
@@ -153,7 +154,8 @@ class LogView:
 
         Args:
             offset: in [start, high watermark].
-            max_bytes: of all together; one batch is given, however long it is.
+            max_bytes: of all together when they are decoded; one batch is given, however
+                large it is.
             upto: batches at or above this offset are left out; it is at a batch's edge.
         """
         parts: list[Buffer] = []
@@ -161,7 +163,7 @@ class LogView:
             parts = self.log_parts(offset, max_bytes, upto)
             if upto <= self.end or _behind(parts) < self.end:
                 return parts
-            max_bytes -= sum(map(len, parts))
+            max_bytes -= sum(within(part, _ALL)[1] for part in parts)
         if offset >= upto or (parts and max_bytes <= 0):
             return parts
         for entry in self._tail(max(offset, self.end)):
@@ -170,10 +172,13 @@ class LogView:
             data: Buffer = entry.data
             if entry.base_offset < offset:
                 data = memoryview(data)[position_of(data, offset) :]
-            if parts and len(data) > max_bytes:
+            fit, decoded = within(data, max_bytes)
+            if fit < len(data):
+                cut = fit or (0 if parts else first_length(data))
+                parts += [memoryview(data)[:cut]] if cut else []
                 break
             parts.append(data)
-            max_bytes -= len(data)
+            max_bytes -= decoded
         return parts
 
     def aborted(self, offset: int, upto: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import lmdb
 
+from txnkv.core import within
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage.environment import Environment
 from txnkv.topics.aborted_index import AbortedEntry
@@ -28,7 +29,6 @@ from txnkv.topics.log_chunks import (
     is_side_list,
     next_offset,
     position_of,
-    position_within,
 )
 from txnkv.topics.log_indexes import Aborted, Commits
 from txnkv.topics.log_state import (
@@ -207,8 +207,8 @@ class PartitionLog:
         Args:
             txn: a read or a write transaction; the views end with it.
             offset: in [start, end].
-            max_bytes: of all together; one batch is given, however long it is. It may be
-                less when there is more: the read ends with a chunk.
+            max_bytes: of all together when they are decoded; one batch is given, however
+                large it is. It may be less when there is more: the read ends with a chunk.
             upto: batches at or above this offset are left out; it is at a batch's edge.
             raw: SIDE_LIST markers as they are, not the batches that they stand for.
 
@@ -231,15 +231,16 @@ class PartitionLog:
         found: list[Buffer] = []
         room = max_bytes
         for part in self._parts(txn, offset, end, record.end, max_bytes, raw):
-            if len(part) > room:
-                # A chunk is walked through only if there would be little without it, so that a
-                # reader goes from chunk to chunk and the next read begins with a whole one.
+            fit, decoded = within(part, room)
+            if fit < len(part):
+                # A chunk is cut only if there would be little without it, so that a reader goes
+                # from chunk to chunk and the next read begins with a whole one.
                 if not found or room > max_bytes // 2:
-                    cut = position_within(part, room) or (0 if found else first_length(part))
+                    cut = fit or (0 if found else first_length(part))
                     found += [part[:cut]] if cut else []
                 break
             found.append(part)
-            room -= len(part)
+            room -= decoded
         return found
 
     def chunks(self, txn: lmdb.Transaction) -> ChunkReader:

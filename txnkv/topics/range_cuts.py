@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from txnkv.core import all_data
+from txnkv.core import all_data, within
 from txnkv.topics.log_chunks import KEY, seek_at_or_below
 from txnkv.topics.log_state import LOG
 from txnkv.topics.log_view import LogView, look_at
@@ -23,7 +23,7 @@ _END: Final = 1 << 63
 
 
 def weight(engine: TopicEngine, partition: Partition, start: int, end: int) -> int:
-    """About how many bytes lie in [start, end), which the partition holds.
+    """About how many bytes, decoded, lie in [start, end), which the partition holds.
 
     Raises:
         OffsetOutOfRangeError: it does not hold it.
@@ -39,7 +39,8 @@ def weight(engine: TopicEngine, partition: Partition, start: int, end: int) -> i
             return 0
         spans = [all_data(part, 0, _END) for part in (parts[0], parts[-1])]
         offsets = max(spans[-1].next_offset - start, 1)
-        return sum(map(len, parts)) * (end - start) // offsets
+        decoded = sum(within(part, _END)[1] for part in parts)
+        return decoded * (end - start) // offsets
 
     return look_at(engine, partition, see)
 
