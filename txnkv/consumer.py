@@ -18,6 +18,7 @@ from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.commit_reader import CommitReader, torn_before
+from txnkv.topics.fetch import FETCH_BYTES, HELD_BYTES
 from txnkv.topics.log_view import bounds, offset_for_time
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader, PartitionReader
@@ -58,6 +59,9 @@ class Consumer(Closing):
         start: "earliest", "latest", or offsets by partition; a partition without one is read
             from its earliest.
         partitions: their numbers; all by default.
+        max_bytes: of messages, in memory: of those that it has read ahead, of all partitions
+            together, and of those that one call gives but for the last. One batch of each log at
+            hand is held, and one message given, however large they are.
 
     In commit order, positions are places of commits: a consumer that begins at an offset is
     given the transactions whose commit stands there or behind.
@@ -76,7 +80,10 @@ class Consumer(Closing):
         order: Order = "offset",
         start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
+        max_bytes: int = HELD_BYTES,
     ) -> None:
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
         if isolation not in ISOLATIONS:
             raise ValueError(f"isolation is one of {', '.join(ISOLATIONS)}, not {isolation!r}")
         if order not in ORDERS:
@@ -91,6 +98,7 @@ class Consumer(Closing):
         self._engine = client.instance.topics
         self._engine.require_live(topic)
         self._isolation = isolation
+        self._max_bytes = max_bytes
         self._closed = False
         self._user: tuple[int, int] | None = None
         self._turn = 0
@@ -282,12 +290,14 @@ class Consumer(Closing):
     def _reader_of(
         self, partition: Partition, offset: int, above: int, begin: int
     ) -> PartitionReader:
+        most = min(FETCH_BYTES, self._max_bytes)
+        if self._isolation == "serializable":  # all of them have messages ready at once
+            most = min(most, max(self._max_bytes // len(self._partitions), 1))
         if self._by_commit:
             return CommitReader(
-                self._engine, partition, offset, above=above, begin=begin, whole=True
+                self._engine, partition, offset, most, above=above, begin=begin, whole=True
             )
-        isolation = "read_committed" if self._isolation == "serializable" else self._isolation
-        return OffsetReader(self._engine, partition, offset, isolation)
+        return OffsetReader(self._engine, partition, offset, self._isolation, most)
 
     def _end(self, partition: Partition) -> int:
         found = bounds(self._engine, partition)
@@ -397,18 +407,25 @@ class Consumer(Closing):
 
     def _read(self, most: int) -> _Parts:
         """With one look at each partition at most, each in its turn."""
+        room = self._max_bytes
         if self._whole is not None:
-            return self._whole.gather(most)
+            return self._whole.gather(most, room)
         parts: _Parts = []
         readers = list(self._readers.items())
         turn = self._turn % len(readers)
+        free = room - sum(reader.held for reader in self._readers.values())
         for number, reader in readers[turn:] + readers[:turn]:
-            if reader.load():
-                rows = reader.take(most)
+            self._turn += 1
+            held = reader.held
+            if not held and free <= 0:
+                continue  # others give what they hold first
+            if reader.load(room=free):
+                free -= reader.held - held
+                rows = reader.take(most, room)
                 parts.append((number, rows))
                 most -= rows.num_rows
-            self._turn += 1
-            if most == 0:
+                room -= rows.nbytes
+            if most == 0 or room <= 0:
                 break
         return parts
 

@@ -12,7 +12,7 @@ from txnkv.errors import TopicNotFoundError
 from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
 from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.fetch import FetchResult, fetch
+from txnkv.topics.fetch import HELD_BYTES, FetchResult, fetch
 from txnkv.topics.log_view import Bounds, bounds
 from txnkv.topics.partition import Partition
 
@@ -105,6 +105,7 @@ class Topic(Closing):
         order: Order = "offset",
         start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
+        max_bytes: int = HELD_BYTES,
     ) -> Consumer:
         """A reader of messages, of its own position.
 
@@ -114,6 +115,7 @@ class Topic(Closing):
             order: "offset" or "commit".
             start: "earliest", "latest", or offsets by partition.
             partitions: their numbers; all by default.
+            max_bytes: of messages in memory: read ahead from all partitions, and of one `poll`.
         """
         from txnkv.consumer import Consumer
 
@@ -125,6 +127,7 @@ class Topic(Closing):
             order=order,
             start=start,
             partitions=partitions,
+            max_bytes=max_bytes,
         )
 
     @shielded

@@ -11,11 +11,18 @@ import txnkv
 from tests.topics.log_tools import data
 from tests.topics.reading_tools import partition_of, put
 from txnkv import core
+from txnkv.job import Job
 from txnkv.spark.reading.topic_planner import weight
 
 PIECE = 256 << 10
 COUNT = 40
 STORED = 64 << 10
+READS: list[dict[str, Any]] = [
+    {},
+    {"order": "commit"},
+    {"isolation": "read_uncommitted"},
+    {"isolation": "serializable"},
+]
 
 
 @pytest.fixture(params=["marker", "sidecar"])
@@ -52,18 +59,87 @@ def test_a_fetch(topic: Any, isolation: Any, most: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"order": "commit"}, {"isolation": "read_uncommitted"}],
-    ids=["offset", "commit", "uncommitted"],
+    READS,
+    ids=["offset", "commit", "uncommitted", "serializable"],
 )
-def test_a_consumer(topic: Any, options: Any) -> None:
-    consumer = topic.consumer(**options)
-    before, count = pa.total_allocated_bytes(), 0
+@pytest.mark.parametrize("most", [1, 3 * PIECE, 1 << 20, 16 << 20])
+def test_a_consumer(topic: Any, options: Any, most: int) -> None:
+    consumer = topic.consumer(max_bytes=most, **options)
+    before, found = pa.total_allocated_bytes(), []
     while (rows := consumer.poll_batch(timeout=0)).num_rows:
-        count += rows.num_rows
-        assert rows.nbytes <= 2 << 20
-        assert pa.total_allocated_bytes() - before <= 4 << 20
+        found += rows["offset"].to_pylist()
+        one = rows.nbytes // rows.num_rows
+        assert rows.num_rows == 1 or rows.nbytes < most + one
+        # What is held, one batch at least; what is given, and its parts before they were joined.
+        held = max(most, 1 << 20) + (1 << 16)
+        assert pa.total_allocated_bytes() - before <= held + 2 * (most + one)
         del rows
-    assert count == COUNT
+    assert len(found) == COUNT
+    assert found == sorted(found) or options.get("order") or options.get("isolation")
+
+
+@pytest.mark.parametrize(
+    "options",
+    READS,
+    ids=["offset", "commit", "uncommitted", "serializable"],
+)
+def test_a_consumer_of_many_partitions(client: txnkv.Client, options: Any) -> None:
+    topic = client.create_topic("many", partitions=20, compression="zstd")
+    with client.transaction() as txn:
+        for i in range(200):
+            txn.send(topic, bytes(8 << 10), partition=i % 20)
+    consumer = topic.consumer(max_bytes=128 << 10, **options)
+    before, places = pa.total_allocated_bytes(), set()
+    while rows := consumer.poll(max_messages=3, timeout=0):
+        places |= {row.id for row in rows}
+        if options != {"isolation": "serializable"}:  # there a batch of each
+            assert pa.total_allocated_bytes() - before <= 256 << 10
+    assert len(places) == 200
+
+
+def test_a_poll_ends_with_what_fits(client: txnkv.Client) -> None:
+    topic = client.create_topic("mixed")
+    with client.transaction() as txn:
+        for size in (10, 300_000, 10, 10, 900_000, 10):
+            txn.send(topic, bytes(size))
+    consumer = topic.consumer(max_bytes=310_000)
+    found = [[len(m.value) for m in consumer.poll(timeout=0)] for _ in range(5)]
+    assert found == [[10, 300_000, 10, 10], [900_000], [10], [], []]
+    with pytest.raises(ValueError, match="max_bytes"):
+        topic.consumer(max_bytes=0)
+
+
+@pytest.mark.parametrize("by", ["transaction", "alone", "bulk", "producer", "job"])
+def test_a_batch_is_cut_by_keys_and_headers_too(client: txnkv.Client, by: str) -> None:
+    topic = client.create_topic("events", compression="zstd")
+    key, headers = bytes(60 << 10), [("h", bytes(40 << 10))]
+    if by == "producer":
+        with topic.producer() as producer:
+            for _ in range(50):
+                producer.send(b"v", key, headers=headers)
+    elif by == "bulk":
+        rows = {"value": [b"v"] * 50, "key": [key] * 50, "headers": [[("h", bytes(40 << 10))]] * 50}
+        kinds = [pa.binary(), pa.binary(), pa.map_(pa.string(), pa.binary())]
+        columns = [pa.array(rows[name], kind) for name, kind in zip(rows, kinds, strict=True)]
+        with client.transaction() as txn:
+            txn.send_batch(topic, pa.table(dict(zip(rows, columns, strict=True))))
+    else:
+        with client.new_transaction() as txn:
+            job = Job.start(txn) if by == "job" else None
+            made = client if by == "alone" else txn
+            session = made.new_session() if job is None else job.session("1.0")
+            for _ in range(50):
+                session.send(topic, b"v", key, headers=headers)
+            session.flush()
+            if job is not None:
+                job.commit(["1.0"])
+            txn.commit()
+    records = topic.fetch(0, 0, 1 << 40).records
+    sizes = [(h.rows, h.decoded_bytes) for _, h in core.walk(records) if not h.is_control]
+    assert sum(rows for rows, _ in sizes) == 50
+    assert max(size for _, size in sizes) <= (1 << 20) + 1024
+    assert len(sizes) <= 7 or by == "producer"
+    assert {len(m.key) for m in topic.consumer().poll(timeout=0)} == {60 << 10}
 
 
 def test_small_messages_count_what_stands_beside_them(client: txnkv.Client) -> None:

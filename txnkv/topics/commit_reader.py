@@ -29,6 +29,7 @@ from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.batch_places import BatchPlaces
 from txnkv.topics.fetch import FETCH_BYTES
 from txnkv.topics.log_view import LogView, look_at
+from txnkv.topics.offset_reader import fitting
 from txnkv.topics.partition_state import CommitEntry
 from txnkv.topics.reassembly import Reassembly
 
@@ -115,7 +116,7 @@ class CommitReader:
             what is left of them is given.
 
     Attributes:
-        pending, moved: see `PartitionReader`.
+        pending, moved, held: see `PartitionReader`.
         is_behind: the last look missed commits: the store is open to read only, and nobody has
             written their end markers yet.
     """
@@ -133,7 +134,7 @@ class CommitReader:
     ) -> None:
         self._engine = engine
         self._partition = partition
-        self._max_bytes = max_bytes
+        self._max_bytes = self._room = max_bytes
         self._above = above
         self._end = end
         self._begin = begin
@@ -169,11 +170,17 @@ class CommitReader:
 
     # -- loading -----------------------------------------------------------------------
 
-    def load(self, upto: int | None = None) -> bool:
+    @property
+    def held(self) -> int:
+        """See `PartitionReader`."""
+        return 0 if self._run is None else self._run.rows.nbytes
+
+    def load(self, upto: int | None = None, *, room: int | None = None) -> bool:
         """Have messages ready, with one look at the log at most.
 
         Args:
             upto: a timestamp; commits above it are not there yet.
+            room: bytes of the run, if they are less than `max_bytes`.
 
         Raises:
             OffsetOutOfRangeError: the partition does not hold the position, or retention took a
@@ -184,6 +191,7 @@ class CommitReader:
         self.moved = False
         if self._run is not None:
             return True
+        self._room = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
         try:
             found = look_at(
                 self._engine,
@@ -265,9 +273,9 @@ class CommitReader:
         first = entries[0]
         if _is_marked(first):
             upto = first.marker_offset
-            parts, read_to = self._places.read(view, first.txn_id, at, upto, self._max_bytes)
+            parts, read_to = self._places.read(view, first.txn_id, at, upto, self._room)
         else:
-            parts = view.read(at, self._max_bytes, _behind(entries[-1]))
+            parts = view.read(at, self._room, _behind(entries[-1]))
             read_to = 0  # the last of them says it
         return _Found(b"".join(parts), entries, read_to)
 
@@ -335,11 +343,20 @@ class CommitReader:
             fit = rows
         return fit
 
-    def take(self, most: int) -> pa.RecordBatch:
-        """The next messages, `most` at most. Only after `load` said that there are any."""
+    def within(self, room: int) -> int:
+        """How many of the rows that come next have so many bytes together at most; one at least."""
+        assert self._run is not None, "nothing was loaded"
+        return int(fitting(self._run.rows.slice(self._run.given), room).num_rows)
+
+    def take(self, most: int, room: int | None = None) -> pa.RecordBatch:
+        """The next messages, `most` at most, of `room` bytes at most unless one has more. Only
+        after `load` said that there are any.
+        """
         run = self._run
         assert run is not None, "nothing was loaded"
         part = run.rows.slice(run.given, most)
+        if room is not None:
+            part = fitting(part, room)
         run.given += part.num_rows
         commits = run.commits
         while run.at < len(commits) and commits[run.at].row_end <= run.given:

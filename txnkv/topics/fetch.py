@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
 FETCH_BYTES: Final = 1 << 20
+HELD_BYTES: Final = 16 << 20
+"""Of messages that a consumer has read ahead, of all partitions together, and gives at once."""
 _END: Final = 1 << 63
 
 

@@ -40,14 +40,37 @@ class PartitionReader(Protocol):
     def moved(self) -> bool:
         """The last `load` passed over something, and more may follow at once."""
 
-    def load(self) -> bool:
-        """See to it that messages are ready, with one look at the log at most; whether they are."""
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are ready, those given of them included."""
 
-    def take(self, most: int) -> pa.RecordBatch:
-        """The next messages of those that are ready; columns as `core.MESSAGES`."""
+    def load(self, *, room: int | None = None) -> bool:
+        """See to it that messages are ready, with one look at the log at most; whether they are.
+
+        `room`: bytes of them, at most, unless one batch has more.
+        """
+
+    def take(self, most: int, room: int | None = None) -> pa.RecordBatch:
+        """The next messages of those that are ready, of `room` bytes at most unless one has more;
+        columns as `core.MESSAGES`.
+        """
 
     def seek(self, offset: int) -> None:
         """Go elsewhere."""
+
+
+def fitting(rows: pa.RecordBatch, room: int) -> pa.RecordBatch:
+    """The first rows that have so many bytes together at most; one at least."""
+    if rows.nbytes <= room:
+        return rows
+    low, high = 1, rows.num_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        if rows.slice(0, middle).nbytes <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return rows.slice(0, low)
 
 
 class OffsetReader:
@@ -61,7 +84,7 @@ class OffsetReader:
         max_bytes: of one fetch.
 
     Attributes:
-        pending, moved: see `PartitionReader`.
+        pending, moved, held: see `PartitionReader`.
     """
 
     def __init__(
@@ -83,6 +106,7 @@ class OffsetReader:
         )
         self._empty_at: int | None = None
         self.moved = False
+        self.held = 0
         self._ready: pa.RecordBatch | None = None
         self._given = 0
         self._position = self._fetched_to = offset
@@ -115,11 +139,14 @@ class OffsetReader:
         if self._filter is not None:
             self._filter.reset()
         self._reassembly.reset()
-        self._ready = None
+        self._ready, self.held = None, 0
         self._position = self._fetched_to = offset
 
-    def load(self) -> bool:
+    def load(self, *, room: int | None = None) -> bool:
         """Have messages ready, with one fetch at most.
+
+        Args:
+            room: of that fetch, if it is less than `max_bytes`.
 
         Raises:
             OffsetOutOfRangeError: the partition does not hold the position.
@@ -130,7 +157,8 @@ class OffsetReader:
         if self._ready is not None:
             return True
         at = self._fetched_to
-        found = fetch(self._engine, self._partition, at, self._max_bytes, self._isolation)
+        most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
+        found = fetch(self._engine, self._partition, at, most, self._isolation)
         try:
             rows, following = self._rows(found, at)
         except CoreError as error:
@@ -141,20 +169,24 @@ class OffsetReader:
             self.moved = following > at
             self._empty_at = found.high_watermark
             return False
-        self._ready, self._given = rows, 0
+        self._ready, self._given, self.held = rows, 0, rows.nbytes
         return True
 
-    def take(self, most: int) -> pa.RecordBatch:
-        """The next messages, `most` at most. Only after `load` said that there are any."""
+    def take(self, most: int, room: int | None = None) -> pa.RecordBatch:
+        """The next messages, `most` at most, of `room` bytes at most unless one has more. Only
+        after `load` said that there are any.
+        """
         ready = self._ready
         assert ready is not None, "nothing was loaded"
         given = self._given
         part = ready.slice(given, most)
+        if room is not None and self.held > room:
+            part = fitting(part, room)
         self._given = given + part.num_rows
         if self._given < ready.num_rows:
             self._position = ready.column("offset")[self._given - 1].as_py() + 1
         else:
-            self._ready = None
+            self._ready, self.held = None, 0
             self._position = self._fetched_to
         return part
 

@@ -47,27 +47,32 @@ class WholeOrder:
         self._exhausted: set[int] = set()
         self._inside: int | None = None  # the commit that was given in parts
 
-    def gather(self, most: int) -> list[tuple[int, pa.RecordBatch]]:
-        """The next messages in commit order, `most` at most, with their partitions' numbers."""
+    def gather(self, most: int, room: int) -> list[tuple[int, pa.RecordBatch]]:
+        """The next messages in commit order, with their partitions' numbers: `most` at most,
+        of `room` bytes unless one, or the parts of a transaction in several partitions, have more.
+        """
         given: list[tuple[int, pa.RecordBatch]] = []
         if self._snapshot is not None:
-            self._gather(most, given)
+            self._gather(most, room, given)
         if not given:  # all is given up to that snapshot: there may be more since
             self._snapshot = self._engine.log.latest()
             self._exhausted = set()
-            self._gather(most, given)
+            self._gather(most, room, given)
         return given
 
-    def _gather(self, most: int, given: list[tuple[int, pa.RecordBatch]]) -> None:
-        while most > 0:
+    def _gather(self, most: int, room: int, given: list[tuple[int, pa.RecordBatch]]) -> None:
+        while most > 0 and room > 0:
             heads = self._heads()
             if not heads:
                 self._snapshot = None
                 break
-            count = self._give(heads, most, given)
+            before = len(given)
+            fit = self._readers[heads[0][1]].within(room)
+            count = self._give(heads, min(most, fit), given)
             if count == 0:
                 break
             most -= count
+            room -= sum(rows.nbytes for _, rows in given[before:])
 
     def _heads(self) -> list[tuple[int, int]]:
         """Timestamp and partition of what comes next in each, the earliest first."""
