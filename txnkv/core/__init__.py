@@ -23,6 +23,7 @@ from txnkv.core.keys import Keys
 from txnkv.core.log_batch import (
     HEADER_BYTES,
     MESSAGES,
+    ROW_BYTES,
     Attributes,
     BatchHeader,
     Chunk,
@@ -90,6 +91,7 @@ __all__ = [
     "KeyCodec",
     "Keys",
     "MESSAGES",
+    "ROW_BYTES",
     "MemRowSet",
     "Merger",
     "NULL_ROW",

@@ -8,6 +8,7 @@ from txnkv.core.log_filter import CommittedFilter, Spans, all_data, decided
 from txnkv.core.log_header import (
     CODECS,
     HEADER_BYTES,
+    ROW_BYTES,
     Attributes,
     BatchHeader,
     Chunk,
@@ -28,6 +29,7 @@ __all__ = [
     "CODECS",
     "HEADER_BYTES",
     "MESSAGES",
+    "ROW_BYTES",
     "Attributes",
     "BatchHeader",
     "Chunk",

@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from txnkv.core import Chunk
+from txnkv.core import ROW_BYTES, Chunk
 from txnkv.core import compute as pc
 
 MAX_ROWS: Final = 1 << 16
@@ -28,15 +28,15 @@ def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, C
 
     Args:
         messages: column value and maybe others.
-        most: bytes of values in a batch.
+        most: bytes of a batch in memory, keys and headers counted, unless it is of one message.
 
     Returns:
         Parts, and of a piece of a large message which one it is.
     """
-    values = messages.column("value")
-    if values.nbytes <= most and messages.num_rows <= MAX_ROWS:
+    if fit(messages.nbytes, messages.num_rows, most):
         yield messages, None
         return
+    values = messages.column("value")
     large = pc.indices_nonzero(pc.fill_null(pc.greater(pc.binary_length(values), most), False))
     at = 0
     for row in large.to_pylist():
@@ -46,16 +46,22 @@ def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, C
     yield from _runs(messages.slice(at), most)
 
 
+def fit(size: int, rows: int, most: int) -> bool:
+    """Whether messages whose columns have so many bytes are one batch."""
+    return size + ROW_BYTES * rows <= most and rows <= MAX_ROWS
+
+
 def _runs(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, None]]:
-    values = messages.column("value")
     n = messages.num_rows
-    if n == 0:
-        return
-    ends = memoryview(values.buffers()[1]).cast("i")[values.offset : values.offset + n + 1]
     at = 0
     while at < n:
-        end = bisect_right(ends, ends[at] + most) - 1
-        end = min(max(end, at + 1), at + MAX_ROWS, n)
+        begin = at
+
+        def size(end: int, begin: int = begin) -> int:
+            return int(messages.slice(begin, end - begin).nbytes) + ROW_BYTES * (end - begin)
+
+        last = min(begin + MAX_ROWS, n)
+        end = max(bisect_right(range(begin, last + 1), most, key=size) - 1 + begin, begin + 1)
         yield messages.slice(at, end - at), None
         at = end
 

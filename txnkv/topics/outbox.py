@@ -284,7 +284,7 @@ def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bo
             )
             continue
         lot = as_arrow(some)
-        few = size <= most and lot.num_rows <= chunking.MAX_ROWS
+        few = chunking.fit(size, lot.num_rows, most)
         for messages, chunk in ((lot, None),) if few else chunking.cut(lot, most):
             batch = core.encode_batch(
                 messages,
