@@ -126,6 +126,7 @@ def acquire(
                     topics_schema.UPGRADE_2_TO_3,
                     status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
                     status_schema.UPGRADE_4_TO_5,
+                    status_schema.UPGRADE_5_TO_6,
                 ],
                 cache_bytes=cache_bytes,
             )

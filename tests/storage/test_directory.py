@@ -27,7 +27,7 @@ def test_new_store_has_its_layout_and_an_id(tmp_path: Path) -> None:
     content = json.loads((store.path / "FORMAT").read_text())
     assert content == {
         "format": "txnkv",
-        "version": 5,
+        "version": 6,
         "features": [],
         "store_id": store.store_id,
     }
@@ -118,14 +118,14 @@ def write_format(path: Path, **changes: object) -> None:
 
 
 def test_unknown_version_is_refused_by_name(directory: StoreDirectory) -> None:
-    write_format(directory.path, version=6, features="anything", store_id=None)
-    with pytest.raises(IncompatibleStoreError, match=r"version 6; this is version 5"):
+    write_format(directory.path, version=7, features="anything", store_id=None)
+    with pytest.raises(IncompatibleStoreError, match=r"version 7; this is version 6"):
         StoreDirectory.open(directory.path)
 
 
 def test_unknown_feature_is_refused_with_the_version(directory: StoreDirectory) -> None:
     write_format(directory.path, features=["zeta", "alpha"])
-    with pytest.raises(IncompatibleStoreError, match=r"version 5\) uses .* alpha, zeta"):
+    with pytest.raises(IncompatibleStoreError, match=r"version 6\) uses .* alpha, zeta"):
         StoreDirectory.open(directory.path)
 
 

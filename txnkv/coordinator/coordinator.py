@@ -63,6 +63,7 @@ class Coordinator:
 
     def __init__(self, store: Store, history: float) -> None:
         self.store = store
+        store.extents.keep()
         self._boot = boot_id()
         self.history = history
         self.metadata = SqliteTransactionMetadataStore(store.status)

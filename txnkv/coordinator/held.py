@@ -15,7 +15,7 @@ that goes well, or when the part is dropped, nothing of it is held any more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
@@ -23,9 +23,12 @@ from txnkv.coordinator import payload
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.errors import CorruptionError
+from txnkv.storage import extents
 
 Key: TypeAlias = tuple[int, int]
 """The kind of a section, and the id of a tablet or partition."""
+
+_FOLDERS: Final = {payload.TABLET: "tablets", payload.TOPIC: "logs"}
 
 SCHEMA = """
 CREATE TABLE held_parts (               -- damaged: no flush can write to them
@@ -116,6 +119,7 @@ def replace(cur: apsw.Cursor, failed: Mapping[Key, str], after: Timestamp, upto:
     if before.keys() != failed.keys():
         # Whoever is about to write looks at the catalog again.
         cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+        extents.hold(cur, [f"{_FOLDERS[kind]}/{id}" for kind, id in failed])
     if not failed:
         return
     log: list[Any] = cur.execute(

@@ -108,6 +108,7 @@ class Maintenance:
             StoreNotFoundError: the store was removed or replaced; nothing is written any more.
         """
         self._store.require_there()
+        self._store.extents.record_rest()
         if self._nothing_to_do() and not resume_all and self.lease.beat():
             return True
         number = self._store.status.change_number()

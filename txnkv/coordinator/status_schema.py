@@ -1,6 +1,7 @@
 """The tables of status.db that belong to the coordinator."""
 
 from txnkv.coordinator import held
+from txnkv.storage import extents
 
 _APPLICATIONS = """
 CREATE TABLE applications (             -- their last version that is committed
@@ -109,7 +110,10 @@ CREATE TABLE lease (
 """
     + _APPLICATIONS
     + held.SCHEMA
+    + extents.SCHEMA
 )
+
+UPGRADE_5_TO_6 = extents.SCHEMA
 
 UPGRADE_4_TO_5 = held.SCHEMA
 

@@ -27,15 +27,16 @@ from typing import Any, NoReturn, TypeVar
 import lmdb
 
 from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
+from txnkv.storage.extents import Extent, Tracked
 from txnkv.storage.fork import GATE
 from txnkv.storage.gate import SharedGate
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
-from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb
+from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb, ReopenError
 from txnkv.storage.locks import new_lock
 from txnkv.storage.read_scope import ReadScope
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.shrink import shrink
+from txnkv.storage.shrink import copy, shrink
 
 T = TypeVar("T")
 
@@ -61,9 +62,11 @@ class Environment:
         path: Path,
         options: EnvironmentOptions,
         with_room: Callable[[Callable[[], OpenLmdb]], OpenLmdb],
+        tracked: Tracked | None = None,
     ) -> None:
         self.path = path
         self._with_room = with_room
+        self._tracked = tracked
         self.last_used = 0
         self._options = options
         self._map_size = options.initial_map_size
@@ -134,7 +137,7 @@ class Environment:
                     self._move_map(lambda open_: open_.grow(self._map_size))
                 except lmdb.MapResizedError:
                     self._move_map(OpenLmdb.adopt)
-                except _OpenedToRead:
+                except ReopenError:
                     self.close()
                 except StaleHandleError:
                     continue  # a thread that had the write lock before made the database
@@ -178,19 +181,18 @@ class Environment:
     # -- looking after -----------------------------------------------------------------
 
     def reader_check(self) -> int:
-        """Frees the reader slots of dead processes and returns how many there were."""
+        """Frees the reader slots of dead processes; says how many."""
         with GATE.use(), self._gate.use():
             return int(self._opened().env.reader_check())
 
-    def copy_to(self, folder: Path, compact: bool = True) -> None:
+    def copy_to(self, folder: Path) -> None:
         """Copies a consistent snapshot into `folder`, which is there and empty.
 
-        Copying the files from inside a process that has them open drops LMDB's locks; this
-        does not.
+        Copying the files by hand, in a process that has them open, drops LMDB's locks.
         """
         with GATE.use(), self._gate.use():
             try:
-                self._opened().env.copy(str(folder), compact=compact)
+                copy(self._opened().env, folder, self._map_size)
             except (lmdb.Error, OSError) as error:
                 self.fail(error)
 
@@ -294,6 +296,8 @@ class Environment:
                     return self._begin(writing=False)
                 except lmdb.MapResizedError:
                     self._adopt_for_read()
+                except ReopenError:
+                    self.close()
                 except (lmdb.Error, OSError) as error:
                     self.fail(error)
         except BaseException:
@@ -343,9 +347,13 @@ class Environment:
             scope = Scope(self._handles.serial, live.scope, writing)
             open_ = self._opened(writing)
             if writing and not open_.writable:
-                raise _OpenedToRead
+                raise ReopenError
             scope.txn = open_.begin(writing)
+            if scope.outer is None and (writing or self._tracked is not None):
+                open_.require_in_place(self._tracked, scope.txn, writing)
         except BaseException:
+            if scope.txn is not None:
+                scope.txn = scope.txn.abort()
             self._gate.leave()
             raise
         self.last_used = next(_TICKS)
@@ -367,6 +375,7 @@ class Environment:
                 result = fn(scope.txn)
                 GATE.check()  # fn may have forked, and this be the child
                 fault_point("lmdb.before_commit")
+                number = scope.txn.id()
                 scope.txn.commit()
             except BaseException:
                 if not GATE.refused:
@@ -374,6 +383,8 @@ class Environment:
                 raise
             assert self._lmdb is not None
             self._handles.keep(self._lmdb, scope)
+            if self._tracked is not None and self._lmdb.last_number >= number:
+                self._tracked.note(Extent(self._lmdb.identity, self._lmdb.base + number))
         finally:
             if not GATE.refused:
                 self._end(scope)
@@ -396,13 +407,14 @@ class Environment:
         open_ = self._lmdb
         if open_ is not None:
             return open_
+        tracked = self._tracked
+        required = None if tracked is None else tracked.required()
         with self._opening:
             if self._retired:
                 raise ClosedError(f"{self.path} was closed for good; ask for it again")
             if self._lmdb is None:
-                self._lmdb = self._with_room(
-                    lambda: OpenLmdb.open(self.path, self._options, self._map_size, writing)
-                )
+                how = self.path, self._options, self._map_size, writing, tracked, required
+                self._lmdb = self._with_room(lambda: OpenLmdb.open(*how))
             return self._lmdb
 
     def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:
@@ -436,7 +448,3 @@ class Environment:
         if translated is None:
             raise error
         raise translated from error
-
-
-class _OpenedToRead(Exception):
-    """The environment is open read-only and this process is about to write."""

@@ -16,6 +16,7 @@ import lmdb
 from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import Environment
+from txnkv.storage.extents import Extents, Tracked
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_errors import (
     NO_DESCRIPTOR_ERRNOS,
@@ -38,12 +39,14 @@ class _Table:
         self.open_cap = OPEN_CAP
         GATE.register(self)
 
-    def acquire(self, path: Path, options: EnvironmentOptions) -> Environment:
+    def acquire(
+        self, path: Path, options: EnvironmentOptions, tracked: Tracked | None
+    ) -> Environment:
         """The object for this folder; count it once more."""
         key = str(path)
         with self._lock:
             found = self._environments.get(key)
-            environment = found[0] if found else Environment(path, options, self.with_room)
+            environment = found[0] if found else Environment(path, options, self.with_room, tracked)
             self._environments[key] = (environment, found[1] + 1 if found else 1)
             return environment
 
@@ -139,24 +142,33 @@ class Environments:
         self,
         directory: StoreDirectory,
         initial_map_size: int = 64 << 30,
+        extents: Extents | None = None,
     ) -> None:
         """Prepares; nothing is opened yet.
 
         Args:
             directory: the store.
             initial_map_size: bytes of address space of each environment at first.
+            extents: how far each was written; None where that is not kept.
         """
         self._directory = directory
+        self._extents = extents
         self._map_size = initial_map_size
         self._lock = new_lock()
         self._held: dict[str, Environment] = {}
         self._closed = False
 
-    def get(self, name: str, create: bool = True) -> Environment:
+    def get(self, name: str, create: bool = True, label: str = "") -> Environment:
         """The environment of this name, below the store's folder; the same object every time.
+
+        Args:
+            name: of the folder.
+            create: make it when it is missing.
+            label: as messages to people name it.
 
         Raises:
             StoreNotFoundError: there is none and `create` is false, or the store is read-only.
+            CorruptionError: it was there, and is gone.
             ClosedError: the store was closed.
         """
         with GATE.use(), self._lock:
@@ -165,13 +177,36 @@ class Environments:
                 return held
             if self._closed:
                 raise ClosedError(f"store {self._directory.path} is closed; open it again")
-            self._held[name] = environment = self._acquire(name, create)
+            self._held[name] = environment = self._acquire(name, create, label)
             return environment
 
-    def _acquire(self, name: str, create: bool) -> Environment:
+    def was_made(self, name: str, label: str = "") -> bool:
+        """Whether there is one of this name.
+
+        Raises:
+            CorruptionError: it was there, and is gone.
+        """
+        return self._is_there(self._directory.path / name, self._tracked(name, label))
+
+    def _is_there(self, path: Path, tracked: Tracked | None) -> bool:
+        if (path / "data.mdb").exists():
+            return True
+        # Looked at again: it may have been made meanwhile.
+        if tracked is not None and tracked.required() and not (path / "data.mdb").exists():
+            raise tracked.gone(path)
+        return (path / "data.mdb").exists()
+
+    def _tracked(self, name: str, label: str) -> Tracked | None:
+        # Side logs of their own are accounted for in that of their partition.
+        if self._extents is None or name.count("/") != 1:
+            return None
+        return Tracked(self._extents, name, label)
+
+    def _acquire(self, name: str, create: bool, label: str) -> Environment:
         path = Path(os.path.realpath(self._directory.path / name))
         read_only = self._directory.read_only
-        if not (path / "data.mdb").exists():
+        tracked = self._tracked(name, label)
+        if not self._is_there(path, tracked):
             if read_only or not create:
                 raise StoreNotFoundError(
                     f"no LMDB environment {name!r} in store {self._directory.path}; it was never "
@@ -182,7 +217,7 @@ class Environments:
             except (lmdb.Error, OSError) as error:
                 raise translate(error, path) or error from error
         options = EnvironmentOptions(self._map_size, read_only=read_only)
-        return _TABLE.acquire(path, options)
+        return _TABLE.acquire(path, options, tracked)
 
     def drop(self, name: str) -> None:
         """Closes an environment for good, so that its files may go; one not known is fine.
@@ -190,6 +225,8 @@ class Environments:
         The files stay: `StoreDirectory.remove_tablet_dir` removes them.
         """
         with GATE.use():
+            if self._extents is not None:
+                self._extents.discard(name)
             environment = self._held.get(name)
             if environment is not None:
                 _TABLE.drop(environment)

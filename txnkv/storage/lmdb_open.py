@@ -23,12 +23,15 @@ from typing import Any
 import lmdb
 
 from txnkv.errors import StoreNotFoundError, UnavailableError
+from txnkv.storage import extents
 from txnkv.storage.directory import (
     allocate,
     make_private_directory,
     make_private_file,
     sync_directory,
 )
+from txnkv.storage.extents import Extent, Tracked
+from txnkv.storage.seam import clock
 
 MAX_DATABASES = 16
 MAX_READERS = 4096
@@ -38,8 +41,14 @@ _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
 _TRIES = 10
 _NEW_MAP = 1 << 20
-_NEW_BYTES = 2 * mmap.PAGESIZE
-"""A data file in which nothing was ever committed is no longer than this."""
+_NEW_BYTES = 3 * mmap.PAGESIZE
+"""A data file in which nothing but its mark was ever committed is no longer than this."""
+_LOOK_EVERY = 1_000_000
+"""Microseconds after which a reader looks whether the file is still in its place."""
+
+
+class ReopenError(Exception):
+    """It is to be opened anew: to write, or for the file was removed or replaced."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class OpenLmdb:
         writable: whether it was opened to write.
         handles: named databases: the handle, and the serial from which transactions know it.
         map: where it is mapped.
+        identity, base: of the file; see `extents`.
     """
 
     env: Any
@@ -82,28 +92,52 @@ class OpenLmdb:
     writable: bool
     handles: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
     map: Map | None = None
+    identity: bytes = b""
+    base: int = 0
+    _inode: tuple[int, int] = (0, 0)
+    _seen: int = 0
 
     @classmethod
     def open(
-        cls, path: Path, options: EnvironmentOptions, map_size: int, writing: bool
+        cls,
+        path: Path,
+        options: EnvironmentOptions,
+        map_size: int,
+        writing: bool,
+        tracked: Tracked | None = None,
+        required: Extent | None = None,
     ) -> OpenLmdb:
         """Maps the environment at `path`.
 
+        Args:
+            path: its folder.
+            options: how.
+            map_size: address space.
+            writing: open it to write.
+            tracked: whose extent is kept.
+            required: how far it was written at least, as of before.
+
         Raises:
             StoreNotFoundError: it is missing.
+            CorruptionError: it is missing or behind, and something was written to it.
             lmdb.Error, OSError: LMDB or the system refused.
         """
-        size = _data_bytes(path)
+        size = _data_bytes(path, tracked if required is not None else None)
         writing = writing or size == 0
         if size <= _NEW_BYTES and not options.read_only:
             # LMDB syncs what it writes, not the names of its files. Before the first commit, so
             # that whoever finds the file longer, in this process or another, finds it durable.
             sync_directory(path)
             sync_directory(path.parent)
-        opened = cls(_opened_in_place(path, options, map_size, writing), path, writing)
+        env, inode = _opened_in_place(path, options, map_size, writing)
+        opened = cls(env, path, writing, _inode=inode)
         try:
             if not options.read_only:
                 opened._cover()
+            opened.identity, opened.base = extents.read_mark(env)
+            if tracked is not None and required is not None:
+                found = Extent(opened.identity, opened.base + opened.last_number)
+                tracked.refuse(path, found, required)
             opened._open_handles()
             opened._mapped()
         except BaseException:
@@ -124,6 +158,28 @@ class OpenLmdb:
                 f"{self.path}: all {self.env.max_readers()} reader slots are taken by live "
                 "readers; end some, or try again"
             ) from error
+
+    @property
+    def last_number(self) -> int:
+        """Of the last transaction, as the file has it."""
+        return int(self.env.info()["last_txnid"])
+
+    def require_in_place(self, tracked: Tracked | None, txn: Any, writing: bool) -> None:
+        """Looks whether the file is still that which stands at its path: each writer, and readers
+        now and then.
+
+        Raises:
+            ReopenError: it is not, or another was copied over it; one that was dropped may be.
+        """
+        now = clock.monotonic_micros()
+        if not writing and now - self._seen < _LOOK_EVERY:
+            return
+        self._seen = now
+        # LMDB counts in its lock file, too.
+        if self.last_number >= txn.id() - writing and _inode_of(self.path) == self._inode:
+            return
+        if tracked is None or tracked.required() is not None:
+            raise ReopenError
 
     @property
     def map_size(self) -> int:
@@ -185,17 +241,27 @@ class OpenLmdb:
             }
 
 
-def _opened_in_place(path: Path, options: EnvironmentOptions, map_size: int, writing: bool) -> Any:
+def _inode_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path / "data.mdb")
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _opened_in_place(
+    path: Path, options: EnvironmentOptions, map_size: int, writing: bool
+) -> tuple[Any, tuple[int, int]]:
     """Opens LMDB on the file that has the name, also when `shrink` put it there meanwhile.
 
     To read alone, LMDB opens the data file first and waits for its lock then: whoever holds the
     lock may have replaced the file by that time.
     """
     while True:
-        before = os.stat(path / "data.mdb").st_ino
+        before = _inode_of(path)
         env = _open_env(path, options, map_size, writing)
-        if os.stat(path / "data.mdb").st_ino == before:
-            return env
+        if before is not None and _inode_of(path) == before:
+            return env, before
         env.close()
 
 
@@ -245,11 +311,17 @@ def _open_smaller(path: Path, map_size: int, writing: bool, *, lock: bool) -> An
             map_size //= 2
 
 
-def _data_bytes(path: Path) -> int:
-    try:
-        return (path / "data.mdb").stat().st_size
-    except FileNotFoundError:
-        raise StoreNotFoundError(f"no LMDB environment at {path}; never made, or removed") from None
+def _data_bytes(path: Path, written: Tracked | None) -> int:
+    size = 0
+    with suppress(FileNotFoundError, NotADirectoryError):
+        size = (path / "data.mdb").stat().st_size
+        if written is None:
+            return size
+    if written is None:
+        raise StoreNotFoundError(f"no LMDB environment at {path}; never made, or removed")
+    if size == 0:
+        raise written.gone(path)
+    return size
 
 
 def make_environment_files(path: Path) -> None:
@@ -278,8 +350,11 @@ def _make_data_file(path: Path) -> None:
     new = path / "data.mdb.new"
     new.unlink(missing_ok=True)
     make_private_file(new)
-    env = lmdb.open(str(new), subdir=False, lock=False, map_size=_NEW_MAP, meminit=False)
+    env = lmdb.open(
+        str(new), subdir=False, lock=False, map_size=_NEW_MAP, meminit=False, sync=False
+    )
     try:
+        extents.write_mark(env, Extent(extents.new_identity(), 1))
         env.sync(True)
     finally:
         env.close()

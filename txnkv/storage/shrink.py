@@ -12,7 +12,8 @@ opens it waits for us:
 Who opens it alone fills in lock.mdb, with the number of the file's latest transaction; who waited
 for a shared lock takes that as it finds it. The copy counts from 1 again: with the old file's
 number, LMDB would read and write on from whichever of the two meta pages that number falls on,
-and what was committed last would be gone. So nobody finds it.
+and what was committed last would be gone. So nobody finds it. How far the file was written is kept
+all the same: `extents`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 
+from txnkv.storage import extents
 from txnkv.storage.directory import sync_directory
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -58,26 +60,26 @@ def shrink(folder: Path, map_size: int) -> tuple[int, int] | None:
     with _alone(folder) as alone:
         if not alone:
             return None
-        copy = folder / _COPY
-        shutil.rmtree(copy, ignore_errors=True)  # of one that died
+        aside = folder / _COPY
+        shutil.rmtree(aside, ignore_errors=True)  # of one that died
         try:
-            return _replace(folder, copy, map_size)
+            return _replace(folder, aside, map_size)
         except (lmdb.Error, OSError) as error:
             translated = translate(error, folder)
             if translated is None:
                 raise
             raise translated from error
         finally:
-            shutil.rmtree(copy, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def _replace(folder: Path, copy: Path, map_size: int) -> tuple[int, int]:
-    file, smaller = folder / "data.mdb", copy / "data.mdb"
-    copy.mkdir(mode=0o700)
+def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
+    file, smaller = folder / "data.mdb", aside / "data.mdb"
+    aside.mkdir(mode=0o700)
     # Without LMDB's locks, for closing its lock file would drop ours.
     env = lmdb.open(str(folder), readonly=True, lock=False, map_size=map_size, create=False)
     try:
-        env.copy(str(copy), compact=True)
+        copy(env, aside, map_size)
     finally:
         env.close()
     os.chmod(smaller, 0o600)
@@ -88,6 +90,23 @@ def _replace(folder: Path, copy: Path, map_size: int) -> tuple[int, int]:
     sync_directory(folder)
     fault_point("shrink.renamed")
     return sizes
+
+
+def copy(env: Any, folder: Path, map_size: int) -> None:
+    """Copy an `lmdb.Environment` without free pages; how far it was written is kept. Not synced.
+
+    Args:
+        env: what is written to it meanwhile may be in the copy, and is not counted.
+        folder: there and empty.
+        map_size: address space to map the copy with.
+    """
+    extent = extents.read_extent(env)
+    env.copy(str(folder), compact=True)
+    copied = lmdb.open(str(folder), lock=False, sync=False, map_size=map_size, create=False)
+    try:
+        extents.write_mark(copied, extent)
+    finally:
+        copied.close()
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from txnkv.errors import (
 )
 from txnkv.storage.checkpoint import Checkpointer
 from txnkv.storage.directory import make_private_file, sync_directory
+from txnkv.storage.extents import Extents
 from txnkv.storage.fork import GATE
 from txnkv.storage.identity import FileIdentity
 from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
@@ -97,6 +98,7 @@ class StatusDatabase:
         self._runtime = runtime
         self._read_only = read_only
         self._closed = False
+        self.extents = Extents(self)
         self._cache_bytes = cache_bytes
         self._readers = ReaderPool(path, read_only, cache_bytes)
         self._writer: apsw.Connection | None = None
@@ -238,11 +240,7 @@ class StatusDatabase:
             self._checkpointer.run(cut=cut)
 
     def backup_to(self, path: Path) -> None:
-        """Copies a consistent state into a new database file.
-
-        Copying the file from inside a process that has it open drops SQLite's locks; this does
-        not.
-        """
+        """Copies a consistent state into a new file; copying it by hand drops SQLite's locks."""
         make_private_file(path)
         with GATE.use():
             source = self._readers.borrow()
@@ -364,8 +362,10 @@ class StatusDatabase:
         self._runtime.mark_busy()
         try:
             try:
+                noted = self.extents.record(self._writer)
                 fault_point("status.before_commit")
                 self._writer.execute("COMMIT")
+                self.extents.recorded(noted)
             except BaseException as error:
                 translated = translate(error, self.path, self._writer)
                 self._roll_back()

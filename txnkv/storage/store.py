@@ -15,8 +15,9 @@ from pathlib import Path
 import apsw
 
 from txnkv.errors import ClosedError, StoreNotFoundError
-from txnkv.storage.directory import StoreDirectory
+from txnkv.storage.directory import FIRST_WITH_EXTENTS, StoreDirectory
 from txnkv.storage.environments import Environments
+from txnkv.storage.extents import expect_files
 from txnkv.storage.fork import GATE, ForkGate
 from txnkv.storage.identity import FileIdentity, removed
 from txnkv.storage.lmdb_errors import NO_DESCRIPTOR_ERRNOS, no_descriptor
@@ -34,6 +35,7 @@ class Store:
         directory: its paths and its identity.
         gate: the process-wide fork gate; all parts of the store use it inside.
         cache_bytes: of status.db that each connection to it keeps in memory.
+        extents: how far its environments were written.
     """
 
     def __init__(
@@ -63,12 +65,19 @@ class Store:
         except BaseException:
             self._runtime.close()
             raise
+        self.extents = self._status.extents
         if not directory.read_only:
-            directory.mark_upgraded()
+            self._upgrade(directory)
         self._files = [FileIdentity(directory.path), FileIdentity(directory.status_path)]
-        self._environments = Environments(directory)
+        self._environments = Environments(directory, extents=self.extents)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
         self._compaction = MaintenanceLock(directory.path / "compaction.lock", through_forks=True)
+
+    def _upgrade(self, directory: StoreDirectory) -> None:
+        if directory.version < FIRST_WITH_EXTENTS:
+            with self._status.write() as cur:
+                expect_files(cur, directory.path)
+        directory.mark_upgraded()
 
     @classmethod
     def open(

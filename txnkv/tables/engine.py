@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.storage import dropped
+from txnkv.storage import dropped, extents
 from txnkv.storage.locks import new_lock
 from txnkv.storage.seam import clock
 from txnkv.storage.shield import shielded
@@ -313,6 +313,7 @@ class TableEngine:
                 ]
                 for (table_id,) in gone
             }
+        self._forget_extents([id for ids in doomed.values() for id in ids])
         for table_id, tablet_ids in doomed.items():
             for id in tablet_ids:
                 self.store.environments.drop(f"tablets/{id}")
@@ -322,6 +323,12 @@ class TableEngine:
                     self.coordinator.damage.clear(known.label)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _forget_extents(self, ids: Collection[int]) -> None:
+        # Before the files go; not synced, for what comes back is of no table that is there.
+        if ids:
+            with self.store.status.write(sync=False) as cur:
+                extents.forget(cur, [f"tablets/{id}" for id in ids])
 
     def _let_go(self) -> None:
         """Tables whose time to be recalled is over are dropped as others."""
@@ -340,6 +347,8 @@ class TableEngine:
         there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
         with self.store.status.read() as cur:
             known = {id for (id,) in cur.execute("SELECT id FROM tablets")}
+            strays = extents.strays(cur, "tablets", known)
+        self._forget_extents(strays | (there - known))
         for id in there - known:
             self.store.environments.drop(f"tablets/{id}")
             self.store.directory.remove_tablet_dir(id)

@@ -189,7 +189,9 @@ class Tablet:
 
         Opened outside of a transaction: one that began before could not use them.
         """
-        environment = self._store.environments.get(f"tablets/{self.id}", create=create)
+        environment = self._store.environments.get(
+            f"tablets/{self.id}", create=create, label=self.label
+        )
         environment.db(BLOCKS_DB)
         environment.db(FENCE_DB)
         return environment

@@ -161,7 +161,10 @@ def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
     for name in engine.names():
         topic = engine.find(name)
         for partition in () if topic is None else engine.partitions(topic):
-            if not partition.exists:
+            try:
+                if not partition.exists:
+                    continue
+            except DAMAGE:
                 continue
             seen = look_at_partition(engine, partition)
             for at, each in enumerate(seen.open):

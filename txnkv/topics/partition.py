@@ -40,8 +40,12 @@ class Partition:
 
     @property
     def exists(self) -> bool:
-        """Whether its environment was made; only a store open to write makes it."""
-        return (self._store.directory.log_dir(self.id) / "data.mdb").exists()
+        """Whether its environment was made; only a store open to write makes it.
+
+        Raises:
+            CorruptionError: it was made, and is gone.
+        """
+        return self._store.environments.was_made(f"logs/{self.id}", self.label)
 
     @property
     def environment(self) -> Environment:
@@ -70,7 +74,7 @@ class Partition:
 
     def _open(self) -> _Opened:
         options = self.topic.options
-        environment = self._store.environments.get(f"logs/{self.id}")
+        environment = self._store.environments.get(f"logs/{self.id}", label=self.label)
         limits = LogOptions(
             segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
-from txnkv.storage import dropped
+from txnkv.storage import dropped, extents
 from txnkv.storage.store import Store
 from txnkv.topics import side_own
 
@@ -37,6 +38,7 @@ def purge(engine: TopicEngine) -> None:
         ]
     if not gone:
         return
+    _forget_extents(store, [id for _, id in gone])
     for _, id in gone:
         engine.forget(id)
         _remove(store, id)
@@ -53,8 +55,17 @@ def remove_strays(engine: TopicEngine) -> None:
     there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
     with store.status.read() as cur:
         known = {id for (id,) in cur.execute("SELECT id FROM partitions")}
+        strays = extents.strays(cur, "logs", known)
+    _forget_extents(store, strays | (there - known))
     for id in there - known:
         _remove(store, id)
+
+
+def _forget_extents(store: Store, ids: Collection[int]) -> None:
+    # Before the files go; not synced, for what comes back is of no topic that is there.
+    if ids:
+        with store.status.write(sync=False) as cur:
+            extents.forget(cur, [f"logs/{id}" for id in ids])
 
 
 def _remove(store: Store, id: int) -> None:

@@ -54,14 +54,15 @@ def regain(engine: TopicEngine) -> None:
 def _partitions(engine: TopicEngine) -> list[Partition]:
     with engine.store.status.read() as cur:
         topics = [catalog.get(cur, name) for name in catalog.names(cur)]
-    found = [partition for topic in topics for partition in engine.partitions(topic)]
-    return [partition for partition in found if partition.exists]
+    return [partition for topic in topics for partition in engine.partitions(topic)]
 
 
 def _is_ahead(engine: TopicEngine, partition: Partition) -> bool:
     with engine.store.status.read() as cur:
         given = catalog.next_offset(cur, partition.id)
     try:
+        if not partition.exists:
+            return False
         environment = partition.environment
         with environment.read() as txn:
             end = partition.log.end(txn)

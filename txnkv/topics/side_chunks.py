@@ -67,6 +67,15 @@ class SideChunks:
                     raise self._missing(txn_id, index)
                 first, chunk = index, cursor.value()  # type: ignore[assignment]
 
+    def end(self, txn_id: int) -> int:
+        """The index behind the last message of a transaction; 0 when there is none."""
+        with self._txn.cursor(db=self._db) as cursor:
+            there = cursor.prev() if cursor.set_range(key(txn_id + 1, 0)) else cursor.last()
+            if not there or read_key(cursor.key())[0] != txn_id:
+                return 0
+            count = sum(header.count for _, header in batches_of(cursor.value()))
+            return int(read_key(cursor.key())[1]) + count
+
     def delete(self, txn_id: int, index: int, upto: int | None, most: int = 1 << 62) -> int:
         """Removes the chunks of a transaction that begin in [index, upto), None: all behind.
 

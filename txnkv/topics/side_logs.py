@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 
 from txnkv.core import place, read_header
-from txnkv.errors import InvalidTxnStateError, NotSupportedError
+from txnkv.errors import InvalidTxnStateError, NotSupportedError, UnavailableError
 from txnkv.storage import Environment, Environments
 from txnkv.topics import side_own
 from txnkv.topics.side_chunks import SideChunks
@@ -176,7 +176,7 @@ class SideLogs:
     ) -> SideTxn:
         size = sum(map(len, batches))
         if side.has_own or side.shared_bytes + size > side_own.OWN_BYTES:
-            self.own.put(txn_id, side.count, batches)
+            self.own.put(txn_id, side.count, batches, begun=side.has_own)
             return side._replace(
                 has_own=True, own_count=side.own_count + count, own_bytes=side.own_bytes + size
             )
@@ -299,7 +299,14 @@ class SideLogs:
         commit_ts: int,
     ) -> list[bytes]:
         if run.log == OWN:
-            return self.own.read(txn_id, index, run.end, max_bytes, zero, commit_ts)
+            try:
+                return self.own.read(txn_id, index, run.end, max_bytes, zero, commit_ts)
+            except UnavailableError:
+                with self.environment.read() as now:
+                    side = SideIndex(now, self.environment).get(txn_id)
+                if side is not None and side.state is not SideState.GARBAGE:
+                    raise self.own.lost(txn_id) from None
+                raise
         found = []
         for at, chunk in self._chunks(txn).read(txn_id, index, run.end):
             found.append(place(chunk, zero + at, commit_ts))

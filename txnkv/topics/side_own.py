@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import lmdb
+
 from txnkv.core import place
-from txnkv.errors import ClosedError, StoreNotFoundError, UnavailableError
+from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, UnavailableError
 from txnkv.storage import Environment, Environments
 from txnkv.storage.directory import make_private_directory, sync_directory
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -52,13 +54,35 @@ class OwnLogs:
         self._environments = environments
         self._name = f"{name}/{_FOLDER}"
 
-    def put(self, txn_id: int, index: int, batches: Sequence[bytes]) -> None:
-        """Puts batches from an index on; durable when it returns. Makes the log if need be."""
-        if not self._folder.exists():
+    def put(
+        self, txn_id: int, index: int, batches: Sequence[bytes], *, begun: bool = False
+    ) -> None:
+        """Puts batches from an index on; durable when it returns.
+
+        Args:
+            txn_id: of the transaction.
+            index: of the first message.
+            batches: of the transaction.
+            begun: what is before the index counts already; else the log is made if need be.
+
+        Raises:
+            CorruptionError: what is before the index is not there; nothing was put.
+        """
+        if not self._folder.exists() and not begun:
             make_private_directory(self._folder)
             sync_directory(self._folder.parent)
-        own = self._environments.get(f"{self._name}/{txn_id}")
-        own.write(lambda txn: SideChunks(txn, own.db(SIDE)).put(txn_id, index, batches))
+
+        def put(txn: lmdb.Transaction) -> None:
+            chunks = SideChunks(txn, own.db(SIDE))
+            if begun and chunks.end(txn_id) < index:
+                raise self.lost(txn_id)
+            chunks.put(txn_id, index, batches)
+
+        try:
+            own = self._environments.get(f"{self._name}/{txn_id}", create=not begun)
+            own.write(put)
+        except StoreNotFoundError:
+            raise self.lost(txn_id) from None
         fault_point("side.own_written")
 
     def read(
@@ -87,12 +111,21 @@ class OwnLogs:
                     max_bytes -= len(chunk)
                     if max_bytes <= 0:
                         break
+        except KeyError:
+            raise self.lost(txn_id) from None  # it was made anew, empty
         except (StoreNotFoundError, ClosedError) as error:
             raise UnavailableError(
                 f"the side log of transaction {txn_id} in {self._folder} was dropped while a "
                 "reader was on its way to it: retention, or a truncation, took it; read anew"
             ) from error
         return found
+
+    def lost(self, txn_id: int) -> CorruptionError:
+        """The error for one that is gone, or of an earlier time."""
+        return CorruptionError(
+            f"the side log of transaction {txn_id} in {self._folder} is gone, or of an earlier "
+            "time. What it held is not made up for. Restore it as it was last"
+        )
 
     def names(self) -> list[int]:
         """The transactions that have one."""

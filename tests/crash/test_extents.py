@@ -1,0 +1,359 @@
+"""A file that is gone, or of an earlier time: it is told by name, and never made up for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+import pyarrow as pa
+import pytest
+
+import txnkv
+from tools.children import Children
+from txnkv.coordinator.maintenance import Maintenance
+from txnkv.storage import extents
+from txnkv.topics import side_own
+
+SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
+FOLDERS = {"tablet": "tablets/1", "log": "logs/1", "side log": "logs/3"}
+NAMES = {
+    "tablet": "table 'hurt', tablet 1",
+    "log": "topic 'hurt', partition 0",
+    "side log": "topic 'aside', partition 0",
+}
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background works when the test says so; side logs become own ones soon."""
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    ids = range(first, first + count)
+    return pa.table({"id": ids, "text": [f"text {i}" for i in ids]})
+
+
+@contextmanager
+def large() -> Iterator[None]:
+    """What is written goes to tablets and logs at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+        patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
+        yield
+
+
+def fill(client: txnkv.Client, n: int) -> None:
+    """Something on the disk in each part."""
+    with large(), client.transaction() as txn:
+        for name in ("hurt", "sound"):
+            txn.write(name, rows(n * 100, 100))
+        for name in ("hurt", "sound", "aside"):
+            txn.send(name, b"large %d" % n, partition=0)
+
+
+def small(client: txnkv.Client, n: int, *names: str) -> None:
+    with client.transaction() as txn:
+        for name in names:
+            if name != "aside":
+                txn.upsert(name, {"id": n, "text": "small"})
+            txn.send(name, b"small %d" % n, partition=0)
+
+
+def make(path: Path, older: Path) -> None:
+    with txnkv.connect(path) as client:
+        for name in ("hurt", "sound"):
+            client.create_table(name, SCHEMA)
+            client.create_topic(name)
+        client.create_topic("aside", buffer="sidecar")
+        fill(client, 0)
+        for name in FOLDERS.values():
+            client.instance.store.environments.get(name).close()
+    for name in FOLDERS.values():
+        shutil.copytree(path / name, older / name)
+    with txnkv.connect(path) as client:
+        fill(client, 1)
+        small(client, 7, "hurt", "sound", "aside")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Maintenance, "start", lambda self: None)
+        make(folder / "store", folder / "older")
+    return folder
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made / "store", tmp_path / "store")
+    return tmp_path / "store"
+
+
+def remove_folder(folder: Path, older: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def remove_file(folder: Path, older: Path) -> None:
+    (folder / "data.mdb").unlink()
+
+
+def empty(folder: Path, older: Path) -> None:
+    (folder / "data.mdb").write_bytes(b"")
+
+
+def replace(folder: Path, older: Path) -> None:
+    shutil.copy(older / "data.mdb", folder / "new")
+    (folder / "new").replace(folder / "data.mdb")
+
+
+def overwrite(folder: Path, older: Path) -> None:
+    shutil.copyfile(older / "data.mdb", folder / "data.mdb")
+
+
+def make_anew(folder: Path, older: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    env = lmdb.open(str(folder), max_dbs=4)
+    extents.write_mark(env, extents.Extent(extents.new_identity(), 1 << 40))
+    env.close()
+
+
+LOSSES = [remove_folder, remove_file, empty, replace, overwrite, make_anew]
+Loss = Callable[[Path, Path], None]
+
+
+def read(client: txnkv.Client, part: str) -> object:
+    if part == "tablet":
+        return client.table("hurt").scan().to_arrow()
+    name = "hurt" if part == "log" else "aside"
+    with client.topic(name).consumer() as consumer:
+        return [message.value for message in consumer.poll(max_messages=100, timeout=0.0)]
+
+
+def write(client: txnkv.Client, part: str) -> None:
+    with large(), client.transaction() as txn:
+        if part == "tablet":
+            txn.write("hurt", rows(1000, 10), op="upsert")
+        else:
+            txn.send("hurt" if part == "log" else "aside", b"more", partition=0)
+            txn.flush()
+
+
+def drop(client: txnkv.Client, part: str) -> None:
+    if part == "tablet":
+        client.drop_table("hurt")
+    else:
+        client.drop_topic("hurt" if part == "log" else "aside")
+
+
+def sound(client: txnkv.Client) -> None:
+    assert client.table("sound").count() == 200
+    with client.topic("sound").consumer() as consumer:
+        found = [message.value for message in consumer.poll(max_messages=100, timeout=0.0)]
+    assert found[:3] == [b"large 0", b"large 1", b"small 7"]
+
+
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("part", FOLDERS)
+def test_what_was_lost_is_told(made: Path, path: Path, part: str, lose: Loss) -> None:
+    lose(path / FOLDERS[part], made / "older" / FOLDERS[part])
+    with txnkv.connect(path, read_only=True) as client:
+        with pytest.raises(txnkv.CorruptionError, match=NAMES[part]):
+            read(client, part)
+        sound(client)
+    with txnkv.connect(path) as client:
+        for do in (read, write, read):
+            with pytest.raises(txnkv.CorruptionError, match=NAMES[part]):
+                do(client, part)
+        assert any(NAMES[part] in problem for problem in client.check().problems)
+        client.instance.engine.flush()
+        assert client.instance.coordinator.maintenance.round(resume_all=True)
+        assert NAMES[part] in client.instance.coordinator.damage.parts()
+        with pytest.raises(txnkv.CorruptionError, match=NAMES[part]):
+            read(client, part)
+        if lose in (remove_folder, remove_file):
+            assert not (path / FOLDERS[part] / "data.mdb").exists(), "it was made anew"
+        problems = client.check().problems
+        assert problems
+        assert all(NAMES[part] in problem for problem in problems)
+        sound(client)
+    with txnkv.connect(path) as client:
+        drop(client, part)
+        client.instance.engine.flush()
+        assert client.check().problems == []
+        fill_sound(client)
+        with client.instance.store.status.read() as cur:
+            assert (FOLDERS[part],) not in cur.execute("SELECT name FROM extents").fetchall()
+
+
+def fill_sound(client: txnkv.Client) -> None:
+    with client.transaction() as txn:
+        txn.write("sound", rows(5000, 10))
+        txn.send("sound", b"more", partition=0)
+
+
+@pytest.mark.parametrize(
+    "lose", [remove_folder, replace, overwrite], ids=lambda each: each.__name__
+)
+@pytest.mark.parametrize("part", FOLDERS)
+def test_another_process_has_it_open(
+    made: Path, path: Path, children: Children, part: str, lose: Loss
+) -> None:
+    """It writes to no file that is gone, and makes none."""
+    child = children.start(HAS_IT_OPEN, path, part)
+    assert child.line() == "open"
+    lose(path / FOLDERS[part], made / "older" / FOLDERS[part])
+    child.tell()
+    said = child.finish()
+    assert len(said) == 2
+    assert all(NAMES[part] in line for line in said), said
+
+
+HAS_IT_OPEN = """
+from txnkv.coordinator.maintenance import Maintenance
+Maintenance.start = lambda self: None
+with txnkv.connect(args[0]) as client:
+    from tests.crash.test_extents import read, write, sound
+    part = args[1]
+    write(client, part)
+    read(client, part)
+    say("open")
+    wait()
+    try:
+        write(client, part)
+    except txnkv.CorruptionError as error:
+        say(str(error))
+    try:
+        read(client, part)
+        say("read")
+    except txnkv.CorruptionError as error:
+        say(str(error))
+    sound(client)
+"""
+
+
+# -- side logs of their own ------------------------------------------------------------
+
+
+def send_aside(txn: txnkv.Transaction, n: int) -> None:
+    txn.send("aside", b"own %d" % n + bytes(600), partition=0)
+    txn.flush()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["committed", "open"])
+@pytest.mark.parametrize("lose", [remove_folder, remove_file, empty, replace])
+def test_own_side_log(
+    path: Path, tmp_path: Path, lose: Loss, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition knows how far it was written."""
+    monkeypatch.setattr(side_own, "OWN_BYTES", 300)
+    monkeypatch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
+    with txnkv.connect(path) as client:
+        txn = client.new_transaction(timeout=None)
+        send_aside(txn, 0)
+        (own,) = [each for each in (path / "logs/3/side").iterdir() if each.name.isdigit()]
+        client.instance.store.environments.get(f"logs/3/side/{own.name}").close()
+        shutil.copytree(own, tmp_path / "older")
+        send_aside(txn, 1)
+        if ends:
+            txn.commit()
+        client.instance.store.environments.get(f"logs/3/side/{own.name}").close()
+        lose(own, tmp_path / "older")
+        said = f"side log.* of transaction {own.name}|transaction {own.name} is missing"
+        for _ in range(2):
+            with pytest.raises(txnkv.CorruptionError, match=said):
+                read(client, "side log") if ends else send_aside(txn, 2)
+        problems = client.check().problems
+        assert any("topic 'aside', partition 0" in problem for problem in problems), problems
+        sound(client)
+        if not ends:
+            txn.rollback()
+            assert read(client, "log")
+        client.drop_topic("aside")
+        assert client.check().problems == []
+
+
+# -- what is recorded ------------------------------------------------------------------
+
+
+def recorded(client: txnkv.Client) -> dict[str, int]:
+    with client.instance.store.status.read() as cur:
+        return dict(cur.execute("SELECT name, written FROM extents"))
+
+
+def there(path: Path, name: str) -> int:
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copy(path / name / "data.mdb", copy)
+        env = lmdb.open(copy, readonly=True, lock=False)
+        try:
+            return extents.read_extent(env).written
+        finally:
+            env.close()
+
+
+def test_close_leaves_nothing_to_record(path: Path) -> None:
+    with txnkv.connect(path) as client:
+        found = recorded(client)
+    assert found == {name: there(path, name) for name in found}
+    assert set(FOLDERS.values()) <= found.keys()
+
+
+def test_idle_process_records_the_rest(path: Path) -> None:
+    with txnkv.connect(path) as client:
+        store = client.instance.store
+        store.environments.get("logs/1").write(lambda txn: txn.put(b"x", b"y"))
+        assert recorded(client)["logs/1"] < there(path, "logs/1")
+        client.instance.coordinator.maintenance.round()
+        assert recorded(client)["logs/1"] == there(path, "logs/1")
+
+
+def test_write_that_changes_nothing_is_no_write(path: Path) -> None:
+    with txnkv.connect(path) as client:
+        store = client.instance.store
+        before = there(path, "logs/1")
+        store.environments.get("logs/1").write(lambda txn: None)
+        assert not store.extents._noted
+        assert there(path, "logs/1") == before
+
+
+def test_copy_without_free_pages_is_as_far(path: Path, tmp_path: Path) -> None:
+    with txnkv.connect(path) as client:
+        environment = client.instance.store.environments.get("tablets/1")
+        before = there(path, "tablets/1")
+        (tmp_path / "copy").mkdir()
+        environment.copy_to(tmp_path / "copy")
+        assert environment.shrink() is not None
+        assert there(path, "tablets/1") == there(tmp_path, "copy") == before
+        write(client, "tablet")
+    with txnkv.connect(path) as client:
+        assert client.check().problems == []
+        assert recorded(client)["tablets/1"] == there(path, "tablets/1") > before
+
+
+POINTS = ["lmdb.before_commit", "lmdb.after_commit", "status.before_commit",
+          "status.after_commit", "status.unsynced"]  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_while_it_records(path: Path, children: Children, point: str, after: int) -> None:
+    """What is recorded is never above what is there."""
+    program = """
+    from tests.crash.test_extents import fill
+    client = txnkv.connect(args[0])
+    for n in range(10, 20):
+        fill(client, n)
+        client.instance.engine.flush()
+    """
+    children.start(program, path, fault=f"{point}=kill@{after}").finish(-9)
+    with txnkv.connect(path, read_only=True) as client:
+        for name, written in recorded(client).items():
+            assert written <= there(path, name)
+    with txnkv.connect(path) as client:
+        assert client.check().problems == []
