@@ -198,9 +198,7 @@ def fill_sound(client: txnkv.Client) -> None:
         txn.send("sound", b"more", partition=0)
 
 
-@pytest.mark.parametrize(
-    "lose", [remove_folder, replace, overwrite], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("lose", [remove_folder, replace, overwrite])
 @pytest.mark.parametrize("part", FOLDERS)
 def test_another_process_has_it_open(
     made: Path, path: Path, children: Children, part: str, lose: Loss
