@@ -39,7 +39,9 @@ def auditor(
                 if number != waiting:
                     oldest[each] = (waiting, time.monotonic())
                 elif time.monotonic() > since + STUCK:
-                    raise LostError(f"{each}: {waiting} is stuck: {_transactions(client)}")
+                    raise LostError(
+                        f"{each}: {waiting} is stuck: {_whereabouts(client, each, waiting)}"
+                    )
             else:
                 oldest.pop(each, None)
             _take(client, each, low)
@@ -126,8 +128,12 @@ def _take(client: txnkv.Client, chain: str, low: int) -> None:
     client.run(take, timeout=30.0)
 
 
-def _transactions(client: txnkv.Client) -> str:
-    return "; ".join(map(str, client.transactions())) or "no transaction is open"
+def _whereabouts(client: txnkv.Client, chain: str, number: int) -> str:
+    """Which tables have a number, and which transactions are open."""
+    names = _stages(client.tables(), chain)
+    there = ", ".join(name for name in names if client.table(name).get(number) is not None)
+    opened = "; ".join(map(str, client.transactions())) or "no transaction is open"
+    return f"it is in {there}; {opened}"
 
 
 def _few(numbers: set[int]) -> str:

@@ -26,7 +26,7 @@ def painter(client: txnkv.Client, place: Place, spark: Any, chance: random.Rando
         number = chance.randrange(1 << 30)
         rows = spark.range(GENERATION, numPartitions=2).selectExpr("id", f"{number}L generation")
         try:
-            with client.transaction(timeout=60.0) as txn:
+            with client.transaction(timeout=None) as txn:
                 options = txnkv.spark.options(txn, table="painted")
                 writer = rows.write.format("txnkv").options(**options)
                 writer.option("operation", "upsert").mode("append").save()
