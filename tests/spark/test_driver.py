@@ -112,7 +112,7 @@ def run_keeper(order: dict[str, Any]) -> subprocess.Popen[str]:
 
 def joined(connect: Callable[..., txnkv.Client]) -> tuple[txnkv.Client, txnkv.Transaction]:
     """An open transaction with staged rows that this process does not keep alive."""
-    client = connect(keepalive_time=4.0)  # a keeper takes a while to start
+    client = connect(keepalive_time=30.0)  # a keeper takes a while to start
     client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     txn = client.new_transaction(timeout=None, keepalive=False)
     txn.insert("t", {"id": 1})
