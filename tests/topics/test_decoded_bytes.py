@@ -97,6 +97,16 @@ def test_a_consumer_of_many_partitions(client: txnkv.Client, options: Any) -> No
     assert len(places) == 200
 
 
+def test_transactions_over_partitions_come_several_in_a_poll(client: txnkv.Client) -> None:
+    topic = client.create_topic("pairs", partitions=2)
+    for i in range(5):
+        with client.transaction() as txn:
+            for partition in (0, 1):
+                txn.send(topic, b"%d" % i, partition=partition)
+    consumer = topic.consumer(isolation="serializable")
+    assert [m.value for m in consumer.poll(timeout=0)] == [b"%d" % (i // 2) for i in range(10)]
+
+
 def test_a_poll_ends_with_what_fits(client: txnkv.Client) -> None:
     topic = client.create_topic("mixed")
     with client.transaction() as txn:

@@ -343,10 +343,14 @@ class CommitReader:
             fit = rows
         return fit
 
-    def within(self, room: int) -> int:
-        """How many of the rows that come next have so many bytes together at most; one at least."""
+    def within(self, room: int) -> int | None:
+        """How many of the rows that come next have so many bytes together at most, one at least;
+        None: all that are at hand.
+        """
         assert self._run is not None, "nothing was loaded"
-        return int(fitting(self._run.rows.slice(self._run.given), room).num_rows)
+        rows = self._run.rows.slice(self._run.given)
+        fit = fitting(rows, room).num_rows
+        return None if fit == rows.num_rows else int(fit)
 
     def take(self, most: int, room: int | None = None) -> pa.RecordBatch:
         """The next messages, `most` at most, of `room` bytes at most unless one has more. Only

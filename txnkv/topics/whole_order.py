@@ -68,7 +68,7 @@ class WholeOrder:
                 break
             before = len(given)
             fit = self._readers[heads[0][1]].within(room)
-            count = self._give(heads, min(most, fit), given)
+            count = self._give(heads, most if fit is None else min(most, fit), given)
             if count == 0:
                 break
             most -= count
