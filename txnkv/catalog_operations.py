@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from txnkv.coordinator.loss import Loss
 from txnkv.errors import (
     TableExistsError,
     TableNotFoundError,
@@ -14,17 +15,30 @@ from txnkv.errors import (
 from txnkv.options import Buffer, Compression
 from txnkv.storage.shield import shielded
 from txnkv.table import Table
+from txnkv.tables.accepting import accept_loss as accept_tablet
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.partitioning import PartitionBy, Partitioning
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema
 from txnkv.topic import Topic
+from txnkv.topics.accepting import accept_loss as accept_log
 from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.typed_values import ValueSchema, declared
 
 if TYPE_CHECKING:
     from txnkv.client import Client
     from txnkv.instance import Instance
+
+
+def _part(part: str) -> tuple[str, str, int]:
+    """The kind, if it is said, the name and the number."""
+    kind, colon, rest = part.partition(":")
+    if not colon or kind not in ("table", "topic"):
+        kind, rest = "", part
+    name, _, number = rest.rpartition("/")
+    if not name or not number.isdigit():
+        raise ValueError(f"{part!r} is no part: say a name and a number, as in 'orders/0'")
+    return kind, name, int(number)
 
 
 class CatalogOperations:
@@ -42,6 +56,47 @@ class CatalogOperations:
 
     @abstractmethod
     def _itself(self) -> Client: ...
+
+    @shielded
+    def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:
+        """Give up what a damaged tablet or partition has lost; what is left of it works again.
+
+        Lost offsets of a topic are passed over, and never given again. Of a table whole row sets
+        go, where anything of them is damaged or gone; rows that they had replaced do not come back.
+        Its undecided transactions are aborted. It cannot be taken back: restore its files first, if
+        there is a backup.
+
+        Args:
+            part: a name and the number of a tablet or partition, from 0: "orders/0"; where there
+                are both, "table:orders/0" or "topic:orders/0".
+            dry_run: only say what would be lost.
+
+        Returns:
+            What was lost; true if that is anything.
+
+        Raises:
+            TableNotFoundError, TopicNotFoundError: there is no such part.
+            UnavailableError: another process has its files open.
+        """
+        self.require_writable()
+        kind, name, number = _part(part)
+        table = self.instance.engine.find(name) if kind != "topic" else None
+        topic = self.instance.topics.find(name) if kind != "table" else None
+        if table is not None and topic is not None:
+            raise ValueError(f"{part!r} is a table and a topic: say table:{part} or topic:{part}")
+        if topic is not None and number < len(topic.partitions):
+            partition = self.instance.topics.partitions(topic)[number]
+            loss = accept_log(self.instance.topics, partition, really=not dry_run)
+        elif table is not None and number < len(table.tablets):
+            tablet = self.instance.engine.tablets(table)[number]
+            return accept_tablet(self.instance.engine, tablet, really=not dry_run)
+        elif topic is not None or kind == "topic":
+            raise TopicNotFoundError(f"no topic has the part {part!r}: see `txnkv check`")
+        else:
+            raise TableNotFoundError(f"no table or topic has the part {part!r}: see `txnkv check`")
+        if not dry_run:
+            self.instance.engine.flush()
+        return loss
 
     # -- tables ------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from txnkv.coordinator.states import TxnState
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.instance import Instance
 from txnkv.tables import catalog, flush, manifest, reading
-from txnkv.tables.checking import Counted, check_row_set, check_together
+from txnkv.tables.checking import Counted, check_row_set, check_together, row_set_ids
 from txnkv.tables.engine import TableEngine
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
@@ -309,22 +309,11 @@ def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:
     its blocks is no claim that came later or was forgotten before, whoever writes meanwhile.
     """
     try:
-        before = _row_set_ids(tablet)
+        before = row_set_ids(tablet)
         with instance.store.status.read() as cur:
             unknown = before - manifest.known_ids(cur, tablet.id)
-        unknown &= _row_set_ids(tablet) if unknown else unknown
+        unknown &= row_set_ids(tablet) if unknown else unknown
     except (TxnkvError, KeyError):
         return
     for id in sorted(unknown):
         yield f"{tablet.label}: the blocks of row set {id} belong to nothing"
-
-
-def _row_set_ids(tablet: Tablet) -> set[int]:
-    ids = set()
-    with tablet.read() as pages, pages.txn.cursor(db=pages.blocks) as cursor:
-        found = cursor.first()
-        while found:
-            id = int.from_bytes(bytes(cursor.key())[:8], "big")
-            ids.add(id)
-            found = cursor.set_range((id + 1).to_bytes(8, "big"))
-    return ids

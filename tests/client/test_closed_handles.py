@@ -36,6 +36,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "stats": (), "metrics": (), "check": (), "compact": (), "applied": ("a",),
         "applications": (), "forget_applied": ("a",), "require_open": (), "require_writable": (),
         "repair_clock": (),
+        "accept_loss": ("t/0",),
     },
     "table": {
         "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),

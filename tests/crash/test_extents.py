@@ -11,9 +11,11 @@ from pathlib import Path
 import lmdb
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import txnkv
 from tools.children import Children
+from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage import extents
 from txnkv.topics import side_own
@@ -355,3 +357,143 @@ def test_killed_while_it_records(path: Path, children: Children, point: str, aft
             assert written <= there(path, name)
     with txnkv.connect(path) as client:
         assert client.check().problems == []
+
+
+# -- accepting the loss ----------------------------------------------------------------
+
+
+PARTS = {"tablet": "table:hurt/0", "log": "topic:hurt/0", "side log": "aside/0"}
+SURVIVES = {
+    "tablet": (0, 100),  # of the older copy the first row set is whole
+    "log": ([b"small 7"], [b"large 0", b"small 7"]),
+    "side log": ([b"small 7"], [b"large 0", b"small 7"]),
+}
+
+
+def spoil(folder: Path, older: Path) -> None:
+    """Flip bits of a page in the middle."""
+    with open(folder / "data.mdb", "r+b") as file:
+        file.write(b"\x5a" * 8192)
+
+
+def end_offset(client: txnkv.Client, part: str) -> int:
+    return client.topic("hurt" if part == "log" else "aside").end_offsets()[0]
+
+
+@pytest.mark.parametrize("lose", [*LOSSES, spoil], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("part", FOLDERS)
+def test_loss_is_accepted(made: Path, path: Path, part: str, lose: Loss) -> None:
+    """The rest works again, nothing that was given is given again, and it is said what went."""
+    with txnkv.connect(path) as client:
+        before = 0 if part == "tablet" else end_offset(client, part)
+    lose(path / FOLDERS[part], made / "older" / FOLDERS[part])
+    copied = lose in (replace, overwrite)
+    with txnkv.connect(path) as client:
+        would = client.accept_loss(PARTS[part], dry_run=True)
+        with pytest.raises(txnkv.CorruptionError):
+            read(client, part)
+        assert client.accept_loss(PARTS[part]) == would
+        assert would
+        assert all(NAMES[part] in line for line in would.lines())
+        assert client.check().problems == []
+        if part == "tablet":
+            kept = read(client, part).num_rows  # type: ignore[attr-defined]
+            assert kept == (100 if copied else 1)  # the small commit's is among them
+            assert sum(each.rows for each in would.rows) == 200 - SURVIVES[part][copied]
+        else:
+            assert read(client, part) == SURVIVES[part][copied]
+            assert end_offset(client, part) == before
+        write(client, part)
+        found = read(client, part)
+        if part != "tablet":
+            assert found == [*SURVIVES[part][copied], b"more"]  # type: ignore[misc]
+            assert end_offset(client, part) > before
+    with txnkv.connect(path) as client:
+        assert client.check().problems == []
+        assert client.metrics()["failing_parts"] == 0
+        assert not client.accept_loss(PARTS[part], dry_run=True)
+        sound(client)
+
+
+@pytest.mark.parametrize("part", ["tablet", "log"])
+@pytest.mark.parametrize(
+    "point", ["status.before_commit", "status.after_commit", "status.unsynced"]
+)
+def test_killed_while_it_accepts(
+    made: Path, path: Path, children: Children, part: str, point: str
+) -> None:
+    """Wherever it dies, it is begun again, and loses no more."""
+    replace(path / FOLDERS[part], made / "older" / FOLDERS[part])
+    program = "txnkv.connect(args[0]).accept_loss(args[1])"
+    for hit in (2, 3, 4):
+        children.start(program, path, PARTS[part], fault=f"{point}=kill@{hit}").popen.wait(120)
+    with txnkv.connect(path) as client:
+        client.accept_loss(PARTS[part])
+        assert client.check().problems == []
+        found = read(client, part)
+        assert getattr(found, "num_rows", 100) == 100
+        assert part == "tablet" or found == [b"large 0", b"small 7"]
+        write(client, part)
+        sound(client)
+
+
+def test_nothing_is_accepted_while_another_process_has_it_open(
+    path: Path, children: Children
+) -> None:
+    program = """
+    from tests.crash.test_extents import read
+    client = txnkv.connect(args[0], read_only=True)
+    with client.topic("hurt").consumer() as consumer:
+        assert consumer.poll(timeout=0.0)
+    say("open")
+    wait()
+    """
+    child = children.start(program, path)
+    assert child.line() == "open"
+    with txnkv.connect(path) as client, pytest.raises(txnkv.UnavailableError, match="another proc"):
+        client.accept_loss("topic:hurt/0")
+    child.tell()
+    child.finish()
+
+
+@pytest.mark.parametrize("part", ["hurt", "hurt/x", "/0", "hurt/0"])
+def test_parts_that_are_none(path: Path, part: str) -> None:
+    with txnkv.connect(path) as client:
+        with pytest.raises(ValueError, match=part):
+            client.accept_loss(part)
+        with pytest.raises(txnkv.TableNotFoundError):
+            client.accept_loss("nobody/0")
+        with pytest.raises(txnkv.TopicNotFoundError):
+            client.accept_loss("aside/7")
+
+
+def test_repair_asks_before_it_gives_up(path: Path) -> None:
+    remove_file(path / FOLDERS["log"], path)
+    asked = CliRunner().invoke(main, ["repair", str(path), "--accept-loss", "topic:hurt/0"])
+    assert asked.exit_code == 1
+    assert "topic 'hurt', partition 0: offsets 0 to" in asked.output
+    assert "--yes" in asked.output
+    done = CliRunner().invoke(main, ["repair", str(path), "--accept-loss", "topic:hurt/0", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert "topic 'hurt', partition 0 works again" in done.output
+
+
+@pytest.mark.parametrize("part", FOLDERS)
+def test_ended_before_the_mended_file_is_in_its_place(made: Path, path: Path, part: str) -> None:
+    """It is another file than status.db says: told, and begun again."""
+    replace(path / FOLDERS[part], made / "older" / FOLDERS[part])
+    with txnkv.connect(path) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("txnkv.storage.mending.os.replace", fail)
+            with pytest.raises(RuntimeError, match="broken off"):
+                client.accept_loss(PARTS[part])
+        with pytest.raises(txnkv.CorruptionError, match="is not the file that was there"):
+            write(client, part)
+    with txnkv.connect(path) as client:
+        client.accept_loss(PARTS[part])
+        write(client, part)
+        assert client.check().problems == []
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("broken off")

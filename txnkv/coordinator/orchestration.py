@@ -21,7 +21,7 @@ that resumes what a dead process left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -46,6 +46,7 @@ from txnkv.errors import (
     TransactionLockedError,
     TransactionTimedOutError,
     TxnkvError,
+    TxnNotFoundError,
     UnavailableError,
 )
 from txnkv.storage.seam import declare_fault_point, fault_point
@@ -254,6 +255,14 @@ class Orchestrator:
                 self.decide(row, parts)
             elif not self._end_parts(row, parts):
                 return replace(row, state=row.state.outcome)
+
+    def give_up(self, txn_ids: Iterable[int], reason: str) -> None:
+        """End transactions that touched what was lost: those that are not decided are aborted."""
+        for txn_id in txn_ids:
+            with suppress(InvalidTxnStateError):
+                self.start_abort(txn_id, reason)
+            with suppress(TxnNotFoundError):
+                self.finish(txn_id)
 
     def decide(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
         """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS."""

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -186,9 +187,8 @@ class Environment:
             return int(self._opened().env.reader_check())
 
     def copy_to(self, folder: Path) -> None:
-        """Copies a consistent snapshot into `folder`, which is there and empty.
-
-        Copying the files by hand, in a process that has them open, drops LMDB's locks.
+        """Copies a consistent snapshot into `folder`, which is there and empty. Copying the files
+        by hand, in a process that has them open, drops LMDB's locks.
         """
         with GATE.use(), self._gate.use():
             try:
@@ -197,18 +197,18 @@ class Environment:
                 self.fail(error)
 
     def shrink(self) -> tuple[int, int] | None:
-        """Gives the space of free pages back, when no other process has it open; see `shrink`.
-
-        Returns:
-            Bytes of the file before and after; None when another process has it open.
-
-        Raises:
-            StorageFullError: no room for a copy; the file is as it was.
-            RuntimeError: this thread has a transaction on it.
+        """Gives the space of free pages back, when no other process has it open: `shrink`, which
+        says what it returns and raises.
         """
+        with self.closed():
+            return shrink(self.path, self._map_size)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """`with environment.closed():` nobody of this process has it open, or opens it."""
         with GATE.use(), self._gate.drained(), self._opening:
             self.close_now()
-            return shrink(self.path, self._map_size)
+            yield
 
     @property
     def map_size(self) -> int:

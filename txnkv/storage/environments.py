@@ -153,7 +153,7 @@ class Environments:
         """
         self._directory = directory
         self._extents = extents
-        self._map_size = initial_map_size
+        self.map_size = initial_map_size
         self._lock = new_lock()
         self._held: dict[str, Environment] = {}
         self._closed = False
@@ -188,6 +188,17 @@ class Environments:
         """
         return self._is_there(self._directory.path / name, self._tracked(name, label))
 
+    def known(self, name: str, label: str) -> Environment:
+        """The environment of this name, whether it is there or not: for whoever mends it."""
+        with GATE.use(), self._lock:
+            held = self._held.get(name)
+            if held is None or held.is_retired:
+                path = Path(os.path.realpath(self._directory.path / name))
+                options = EnvironmentOptions(self.map_size)
+                held = _TABLE.acquire(path, options, self._tracked(name, label))
+                self._held[name] = held
+            return held
+
     def _is_there(self, path: Path, tracked: Tracked | None) -> bool:
         if (path / "data.mdb").exists():
             return True
@@ -216,7 +227,7 @@ class Environments:
                 make_environment_files(path)
             except (lmdb.Error, OSError) as error:
                 raise translate(error, path) or error from error
-        options = EnvironmentOptions(self._map_size, read_only=read_only)
+        options = EnvironmentOptions(self.map_size, read_only=read_only)
         return _TABLE.acquire(path, options, tracked)
 
     def drop(self, name: str) -> None:

@@ -214,6 +214,14 @@ def forget(cur: apsw.Cursor, names: Iterable[str]) -> None:
     cur.executemany("DELETE FROM extents WHERE name = ?", [(name,) for name in names])
 
 
+def replace(cur: apsw.Cursor, name: str, extent: Extent) -> None:
+    """Another file takes the place of an environment's."""
+    cur.execute(
+        "INSERT OR REPLACE INTO extents (name, identity, written) VALUES (?, ?, ?)",
+        (name, *extent),
+    )
+
+
 def hold(cur: apsw.Cursor, names: Iterable[str]) -> None:
     """Have exactly these stay as they are: they are damaged and take no writes. So one that is
     restored as it was before does, whatever was tried on the damaged one.

@@ -57,8 +57,8 @@ def shrink(folder: Path, map_size: int) -> tuple[int, int] | None:
     Raises:
         StorageFullError: no room for the copy; the file is as it was.
     """
-    with _alone(folder) as alone:
-        if not alone:
+    with alone(folder) as is_alone:
+        if not is_alone:
             return None
         aside = folder / _COPY
         shutil.rmtree(aside, ignore_errors=True)  # of one that died
@@ -83,7 +83,7 @@ def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
     finally:
         env.close()
     os.chmod(smaller, 0o600)
-    _sync(smaller)
+    sync_file(smaller)
     fault_point("shrink.copied")
     sizes = file.stat().st_size, smaller.stat().st_size
     os.replace(smaller, file)
@@ -110,7 +110,7 @@ def copy(env: Any, folder: Path, map_size: int) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
+def alone(folder: Path) -> Iterator[bool]:
     """The exclusive lock on the first byte of lock.mdb; False when somebody has it open."""
     descriptor = os.open(folder / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -128,7 +128,8 @@ def _alone(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _sync(file: Path) -> None:
+def sync_file(file: Path) -> None:
+    """Make what was written to a file durable."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

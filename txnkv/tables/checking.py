@@ -150,3 +150,15 @@ def check_together(tablet: Tablet, infos: Sequence[RowSetInfo]) -> Iterator[str]
         return  # said of the row set already
     if count:
         yield f"{tablet.label}: {count} keys are alive twice, as {named}"
+
+
+def row_set_ids(tablet: Tablet) -> set[int]:
+    """Row sets that a tablet's environment has blocks of."""
+    ids = set()
+    with tablet.read() as pages, pages.txn.cursor(db=pages.blocks) as cursor:
+        found = cursor.first()
+        while found:
+            id = int.from_bytes(bytes(cursor.key())[:8], "big")
+            ids.add(id)
+            found = cursor.set_range((id + 1).to_bytes(8, "big"))
+    return ids

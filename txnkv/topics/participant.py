@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import apsw
 import lmdb
 
-from txnkv.coordinator import id_ranges
+from txnkv.coordinator import id_ranges, status_table
 from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
@@ -162,6 +162,16 @@ def abort_unknown(engine: TopicEngine, txn_id: int) -> bool:
         ids = sorted(catalog.live_partitions(cur))
     engine.each(ids, "an abort", abort)
     return bool(found)
+
+
+def end_strays(engine: TopicEngine, partition: Partition) -> None:
+    """End the transactions that a log calls open and that are over; their messages are aborted."""
+    for txn_id in open_in(partition):
+        with engine.store.status.read() as cur:
+            row = status_table.find(cur, txn_id)
+            noted = completing.is_noted(cur, partition.id, txn_id)
+        if (row is None or row.state.ended) and not noted:
+            _abort_in(engine, partition, txn_id)
 
 
 def open_in(partition: Partition) -> dict[int, int | None]:

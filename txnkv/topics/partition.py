@@ -11,7 +11,9 @@ from txnkv.topics.partition_log import LogOptions, PartitionLog
 from txnkv.topics.side_logs import SideLogs
 
 
-class _Opened(NamedTuple):
+class Opened(NamedTuple):
+    """A partition's environment, and what is in it."""
+
     environment: Environment
     log: PartitionLog
     side: SideLogs | None
@@ -31,7 +33,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self._store = store
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
 
     @property
     def label(self) -> str:
@@ -66,13 +68,13 @@ class Partition:
         """Where batches of open transactions wait; None where that is the log itself."""
         return self._parts().side
 
-    def _parts(self) -> _Opened:
+    def _parts(self) -> Opened:
         opened = self._opened
         if opened is None or opened.environment.is_retired:
             opened = self._opened = self._open()
         return opened
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Opened:
         options = self.topic.options
         environment = self._store.environments.get(f"logs/{self.id}", label=self.label)
         limits = LogOptions(
@@ -84,4 +86,4 @@ class Partition:
         log = PartitionLog(environment, limits, None if side is None else side.expand)
         if not self._store.directory.read_only:
             log.prepare()
-        return _Opened(environment, log, side)
+        return Opened(environment, log, side)

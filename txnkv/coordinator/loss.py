@@ -1,0 +1,67 @@
+"""What is given up of a damaged part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from txnkv.coordinator.ids import Timestamp
+
+
+@dataclass(frozen=True)
+class LostRows:
+    """A row set.
+
+    Attributes:
+        id: of the row set.
+        rows, live: row versions, and those that were not deleted.
+        min_key, max_key: encoded, inclusive.
+        first_commit, last_commit: of its rows; None where its transaction has not ended.
+    """
+
+    id: int
+    rows: int
+    live: int
+    min_key: bytes
+    max_key: bytes
+    first_commit: Timestamp | None
+    last_commit: Timestamp | None
+
+    def __str__(self) -> str:
+        when = "of a transaction that has not ended"
+        if self.first_commit is not None and self.last_commit is not None:
+            first, last = self.first_commit.datetime, self.last_commit.datetime
+            when = f"committed from {first.isoformat()} to {last.isoformat()}"
+        return (
+            f"row set {self.id}: {self.live:,} rows ({self.rows:,} versions), keys "
+            f"{self.min_key!r} to {self.max_key!r}, {when}"
+        )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is given up, or would be.
+
+    Attributes:
+        part: whose.
+        offsets: [first, end) of messages; fillers stand there.
+        rows: row sets of a tablet.
+        transactions: that had touched it; those that are not decided are aborted.
+    """
+
+    part: str
+    offsets: tuple[tuple[int, int], ...] = ()
+    rows: tuple[LostRows, ...] = ()
+    transactions: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.offsets or self.rows)
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        for first, end in self.offsets:
+            yield f"{self.part}: offsets {first:,} to {end - 1:,}"
+        for row_set in self.rows:
+            yield f"{self.part}: {row_set}"
+        for txn_id in self.transactions:
+            yield f"{self.part}: transaction {txn_id} is aborted, if it is not decided"

@@ -1,0 +1,83 @@
+"""Giving up what a damaged tablet has lost, so that the rest of it works again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import apsw
+
+from txnkv.coordinator import status_table
+from txnkv.coordinator.loss import Loss, LostRows
+from txnkv.storage.environment import Environment
+from txnkv.storage.mending import mending
+from txnkv.tables import manifest
+from txnkv.tables.checking import Counted, check_row_set, row_set_ids
+from txnkv.tables.fence import FENCE_DB
+from txnkv.tables.manifest import KIND, RowSetInfo
+from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.tablet import BLOCKS_DB, Tablet
+
+if TYPE_CHECKING:
+    from txnkv.tables.engine import TableEngine
+
+
+class _Aside(Tablet):
+    """A tablet whose environment is aside."""
+
+    def __init__(self, engine: TableEngine, tablet: Tablet, environment: Environment) -> None:
+        super().__init__(engine.store, tablet.table, tablet.number, engine.log, engine.memory)
+        self._aside = environment
+        environment.db(BLOCKS_DB)
+        environment.db(FENCE_DB)
+
+    def environment(self, *, create: bool = False) -> Environment:
+        """What is aside."""
+        return self._aside
+
+
+def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
+    """Give up the row sets of a tablet that are not whole.
+
+    Args:
+        engine: the tables.
+        tablet: a damaged one.
+        really: else it is only looked at, and nothing changes.
+
+    Raises:
+        UnavailableError: another process has its files open.
+    """
+    store, name = engine.store, f"tablets/{tablet.id}"
+    with store.compaction(), store.maintenance():
+        environment = store.environments.known(name, tablet.label)
+        with mending(environment, name, store.environments.map_size) as it:
+            aside = _Aside(engine, tablet, it.environment)
+            with store.status.read() as cur:
+                infos = manifest.readable(cur, tablet.id)
+                touched = status_table.transactions_of(cur, KIND, [tablet.id])
+            lost = [info for info in infos if any(check_row_set(aside, info, Counted()))]
+            loss = Loss(
+                tablet.label, rows=tuple(map(_described, lost)), transactions=tuple(touched)
+            )
+            if not really:
+                return loss
+            kept = {info.id for info in infos} - {info.id for info in lost}
+            for id in row_set_ids(aside) - kept:
+                it.environment.write(lambda txn, id=id: delete_row_set(txn, aside, id))  # type: ignore[misc]
+            it.put_in_place(store.status, lambda cur: _forget(cur, lost))
+        tablet.forget(info.id for info in lost)
+    engine.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
+    engine.coordinator.damage.clear(tablet.label)
+    engine.flush()
+    return loss
+
+
+def _forget(cur: apsw.Cursor, lost: Sequence[RowSetInfo]) -> None:
+    manifest.forget(cur, [info.id for info in lost])
+    manifest.bump(cur)
+
+
+def _described(info: RowSetInfo) -> LostRows:
+    return LostRows(
+        info.id, info.rows, info.live_rows, info.min_key, info.max_key, info.min_stamp, info.stamp
+    )

@@ -1,0 +1,102 @@
+"""Giving up what a damaged log has lost: fillers take its offsets, and it works again.
+
+The next offset stays: no offset is given twice. What small commits have in the commit log, and what
+is held of them, is not lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txnkv.coordinator import status_table
+from txnkv.coordinator.damage import DAMAGE
+from txnkv.coordinator.loss import Loss
+from txnkv.storage.environment import Environment
+from txnkv.storage.mending import mending
+from txnkv.topics import catalog, completing, log_check, side_check
+from txnkv.topics.participant import KIND, end_strays
+from txnkv.topics.partition import Opened, Partition
+from txnkv.topics.partition_log import LogOptions, PartitionLog
+from txnkv.topics.side_logs import SideLogs
+
+if TYPE_CHECKING:
+    from txnkv.topics.engine import TopicEngine
+
+
+class _Aside(Partition):
+    """A partition whose environment is aside."""
+
+    def __init__(self, engine: TopicEngine, partition: Partition, environment: Environment) -> None:
+        super().__init__(engine.store, partition.topic, partition.number)
+        side = None
+        if partition.topic.buffer == "sidecar":
+            side = SideLogs(environment, engine.store.environments, f"logs/{partition.id}")
+        log = PartitionLog(environment, LogOptions(), None if side is None else side.expand)
+        log.prepare()
+        self._opened = Opened(environment, log, side)
+
+    @property
+    def exists(self) -> bool:
+        """It was made."""
+        return True
+
+
+def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> Loss:
+    """Give up what a log lacks, or all of it where it is damaged.
+
+    Args:
+        engine: the topics.
+        partition: a damaged one.
+        really: else it is only looked at, and nothing changes.
+
+    Raises:
+        UnavailableError: another process has its files open.
+    """
+    store, name = engine.store, f"logs/{partition.id}"
+    with store.maintenance():
+        environment = store.environments.known(name, partition.label)
+        with mending(environment, name, store.environments.map_size) as it:
+            end = _end(engine, partition, it.environment) if it.is_copy else None
+            with store.status.read() as cur:
+                upto = catalog.next_offset(cur, partition.id)
+                touched = status_table.transactions_of(cur, KIND, [partition.id])
+            offsets = _lost(engine, partition, end or 0, upto)
+            loss = Loss(partition.label, offsets=offsets, transactions=tuple(touched))
+            if not really:
+                return loss
+            if end is None:
+                it.make_anew()
+            it.put_in_place(store.status, lambda _: None)
+    engine.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
+    end_strays(engine, partition)
+    completing.complete(engine, partition)
+    engine.coordinator.damage.clear(partition.label)
+    return loss
+
+
+def _end(engine: TopicEngine, partition: Partition, environment: Environment) -> int | None:
+    """Where what could be copied of a log ends; None where it is damaged."""
+    try:
+        aside = _Aside(engine, partition, environment)
+        with environment.read() as txn:
+            problems = list(log_check.problems(aside.log, txn))
+            if aside.side is not None:
+                problems += side_check.problems(aside.side, aside.log, txn)
+            return None if problems else aside.log.end(txn)
+    except DAMAGE:
+        return None
+
+
+def _lost(
+    engine: TopicEngine, partition: Partition, end: int, upto: int
+) -> tuple[tuple[int, int], ...]:
+    """Offsets in [end, upto) that nobody has; those of end markers hold no messages."""
+    found = []
+    entries = engine.tail.entries(partition.id, end, engine.log.latest())
+    for entry in entries:
+        if entry.base_offset > end:
+            found.append((end, entry.base_offset))
+        end = max(end, entry.next_offset)
+    if upto > end:
+        found.append((end, upto))
+    return tuple(found)
