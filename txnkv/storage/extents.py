@@ -205,7 +205,8 @@ class Tracked:
 
 
 _ADVICE: Final = (
-    ". What it held was committed, and is not made up for. Restore the file as it was last"
+    ". What it held was committed, and is not made up for. Restore the file as it was last, or "
+    "give up what is lost: txnkv repair STORE --accept-loss PART"
 )
 
 
