@@ -400,6 +400,8 @@ def test_loss_is_accepted(made: Path, path: Path, part: str, lose: Loss) -> None
             kept = read(client, part).num_rows  # type: ignore[attr-defined]
             assert kept == (100 if copied else 1)  # the small commit's is among them
             assert sum(each.rows for each in would.rows) == 200 - SURVIVES[part][copied]
+            assert all(each.min_key <= each.max_key for each in would.rows)
+            assert {type(value) for each in would.rows for value in each.min_key} == {int}
         else:
             assert read(client, part) == SURVIVES[part][copied]
             assert end_offset(client, part) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from txnkv.coordinator.ids import Timestamp
 
@@ -15,15 +16,15 @@ class LostRows:
     Attributes:
         id: of the row set.
         rows, live: row versions, and those that were not deleted.
-        min_key, max_key: encoded, inclusive.
+        min_key, max_key: the values of their columns, inclusive.
         first_commit, last_commit: of its rows; None where its transaction has not ended.
     """
 
     id: int
     rows: int
     live: int
-    min_key: bytes
-    max_key: bytes
+    min_key: tuple[Any, ...]
+    max_key: tuple[Any, ...]
     first_commit: Timestamp | None
     last_commit: Timestamp | None
 
@@ -34,8 +35,12 @@ class LostRows:
             when = f"committed from {first.isoformat()} to {last.isoformat()}"
         return (
             f"row set {self.id}: {self.live:,} rows ({self.rows:,} versions), keys "
-            f"{self.min_key!r} to {self.max_key!r}, {when}"
+            f"{_key(self.min_key)} to {_key(self.max_key)}, {when}"
         )
+
+
+def _key(values: tuple[Any, ...]) -> str:
+    return repr(values[0] if len(values) == 1 else values)
 
 
 @dataclass(frozen=True)

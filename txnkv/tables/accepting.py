@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
+from txnkv import core
 from txnkv.coordinator import status_table
 from txnkv.coordinator.loss import Loss, LostRows
 from txnkv.storage.environment import Environment
@@ -57,7 +58,9 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
                 touched = status_table.transactions_of(cur, KIND, [tablet.id])
             lost = [info for info in infos if any(check_row_set(aside, info, Counted()))]
             loss = Loss(
-                tablet.label, rows=tuple(map(_described, lost)), transactions=tuple(touched)
+                tablet.label,
+                rows=tuple(_described(tablet, info) for info in lost),
+                transactions=tuple(touched),
             )
             if not really:
                 return loss
@@ -77,7 +80,13 @@ def _forget(cur: apsw.Cursor, lost: Sequence[RowSetInfo]) -> None:
     manifest.bump(cur)
 
 
-def _described(info: RowSetInfo) -> LostRows:
-    return LostRows(
-        info.id, info.rows, info.live_rows, info.min_key, info.max_key, info.min_stamp, info.stamp
-    )
+def _described(tablet: Tablet, info: RowSetInfo) -> LostRows:
+    first, last = _values(tablet, info.min_key), _values(tablet, info.max_key)
+    return LostRows(info.id, info.rows, info.live_rows, first, last, info.min_stamp, info.stamp)
+
+
+def _values(tablet: Tablet, key: bytes) -> tuple[Any, ...]:
+    try:
+        return tablet.codec.decode_one(key)
+    except core.CoreError:
+        return (key,)  # damaged, as all may be here
