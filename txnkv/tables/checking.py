@@ -13,7 +13,7 @@ from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.tables.deltas import stored_counts
 from txnkv.tables.manifest import ROWS, RowSetInfo
-from txnkv.tables.merging import Source, merged, step_of
+from txnkv.tables.merging import Source, merged
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_blocks import RowSetRetired
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, INSERTS, KEYS, Header
@@ -136,7 +136,7 @@ def check_together(tablet: Tablet, infos: Sequence[RowSetInfo]) -> Iterator[str]
     """
     never = Timestamp(core.STAMP_NEVER - 1)
     try:
-        sources = [Source(tablet, info, [], never, step_of(len(infos))) for info in infos]
+        sources = [Source(tablet, info, [], never, len(infos)) for info in infos]
         count = 0
         named: list[bytes] = []
         for part in merged(sources, lambda: None):

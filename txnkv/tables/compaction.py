@@ -40,7 +40,7 @@ from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes
 from txnkv.tables.flush import ROW_SET_ROWS, remove
 from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.merging import Source, merged, step_of
+from txnkv.tables.merging import Source, merged
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder
 from txnkv.tables.tablet import Tablet
 
@@ -147,8 +147,8 @@ class _Compaction:
         self._floor = floor
         self._claimed: list[int] = []
         self._results: list[RowSetInfo] = []
-        names, step = tablet.value_names, step_of(len(infos))
-        self._sources = [Source(tablet, info, names, floor, step) for info in infos]
+        names, count = tablet.value_names, len(infos)
+        self._sources = [Source(tablet, info, names, floor, count) for info in infos]
         # One stamp for all: no snapshot lies between two of theirs.
         stamps = {info.stamp for info in infos} | {info.min_stamp for info in infos}
         highest = Timestamp(max(stamp or 0 for stamp in stamps))

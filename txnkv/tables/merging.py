@@ -27,6 +27,9 @@ from txnkv.tables.tablet import Tablet
 LOADED_ROWS: Final = 1 << 18
 """Rows that all sources together have in memory, about."""
 
+LOADED_BYTES: Final = 64 << 20
+"""Bytes of them, about; a row of each source at least."""
+
 _LEAST_STEP: Final = 1 << 10
 _WINDOW: Final = 1 << 16
 
@@ -44,7 +47,12 @@ class Source:
     part: RowPart
 
     def __init__(
-        self, tablet: Tablet, info: RowSetInfo, names: Sequence[str], floor: Timestamp, step: int
+        self,
+        tablet: Tablet,
+        info: RowSetInfo,
+        names: Sequence[str],
+        floor: Timestamp,
+        sources: int,
     ) -> None:
         self.info = info
         self.used: dict[int, core.Delta | None] = {}
@@ -53,7 +61,8 @@ class Source:
         self._row_set: RowSetBlocks = tablet.row_set(info)
         self._names = names
         self._floor = pa.scalar(int(floor), pa.uint64())
-        self._step = step
+        self._step = step_of(sources)
+        self._room = LOADED_BYTES // max(sources, 1)
         self._number = 0
         self._lo = 0
 
@@ -69,6 +78,9 @@ class Source:
                 if lo == 0:
                     self.used[number] = self._row_set.stored_delta(pages, number)
                 arrays = self._row_set.read(pages, blocks[number], number, self._names, lo, n)
+                while n > 1 and (size := sum(array.nbytes for array in arrays)) > self._room:
+                    n = max(1, n * self._room // size)
+                    arrays = self._row_set.read(pages, blocks[number], number, self._names, lo, n)
                 keys = core.Keys.concat([self._row_set.keys(pages, number).slice(lo, n)])
                 inserts = self._row_set.inserts(pages, number)
             if lo + n == blocks[number].rows:

@@ -233,4 +233,4 @@ def delta_summary(data: bytes | memoryview) -> tuple[int, int]:
 def rows_per_block(widths: Sequence[float]) -> int:
     """Rows of a block, so that the widest column (bytes a row) stays near 2 MiB."""
     widest = max(widths, default=8.0)
-    return max(64, min(BLOCK_ROWS, int(BLOCK_BYTES / max(widest, 1.0))))
+    return max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / max(widest, 1.0))))

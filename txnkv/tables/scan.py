@@ -28,11 +28,13 @@ from txnkv.storage.shield import go_on
 from txnkv.tables.masks import Masks
 from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import Filter, KeyRange
-from txnkv.tables.sources import MemoryPart, Part, Selection, Source, Unit, clusters
+from txnkv.tables.sources import BATCH_ROWS, MemoryPart, Part, Selection, Source, Unit, clusters
 from txnkv.tables.tablet import LARGE_READ
 from txnkv.tables.view import EVERY_STAMP, Sight
 
 _AHEAD: Final = 4
+BATCH_BYTES: Final = 16 << 20
+"""Of what is merged at a time."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Plan:
         merger = core.Merger([source.keys for source in sources])
         live = len(sources)
         while live:
-            which, index = merger.next(1 << 16)
+            which, index = merger.next(_rows_of(sources))
             if len(which):
                 batch = self._interleaved(sources, names, which, index)
                 if batch is not None:
@@ -184,14 +186,19 @@ class Plan:
         which: pa.UInt16Array,
         index: pa.UInt32Array,
     ) -> pa.RecordBatch | None:
-        starts, total = [], 0
-        for source in sources:
-            starts.append(total)
-            total += len(source.arrays[0]) if source.arrays else 0
-        rows = pc.add(pc.take(pa.array(starts, pa.uint32()), which), index)
+        parts: list[list[pa.Array]] = [[] for _ in names]
+        shifts, total = [0] * len(sources), 0
+        for entry in pc.value_counts(which).to_pylist():
+            i, n = entry["values"], entry["counts"]  # rows that stand together in this source
+            source = sources[i]
+            for of, array in zip(parts, source.arrays, strict=True):
+                of.append(array.slice(source.at, n))
+            shifts[i] = total - source.at
+            source.at += n
+            total += n
+        rows = pc.add(pc.take(pa.array(shifts, pa.int64()), which), index.cast(pa.int64()))
         columns = {
-            name: pa.concat_arrays([source.arrays[i] for source in sources]).take(rows)
-            for i, name in enumerate(names)
+            name: pa.concat_arrays(of).take(rows) for name, of in zip(names, parts, strict=True)
         }
         n = len(rows)
         if self.filter.expression is not None:
@@ -205,10 +212,23 @@ class Plan:
         return self._batch(arrays, n)
 
 
+def _rows_of(sources: Sequence[_Cursor]) -> int:
+    """Rows of a batch, so that it has about `BATCH_BYTES` at most, or one row."""
+    widest = max(source.width for source in sources)
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(widest, 1.0))))
+
+
 class _Cursor:
-    """One source of a merge: the rows of its current block, copied out of LMDB."""
+    """One source of a merge: the rows of its current block, copied out of LMDB.
+
+    Attributes:
+        at: of the next row that was not merged yet.
+        width: bytes of a row, about.
+    """
 
     keys: core.Keys
+    at: int
+    width: float
 
     def __init__(self, plan: Plan, part: Source, names: Sequence[str]) -> None:
         self._plan = plan
@@ -225,6 +245,8 @@ class _Cursor:
                     continue
                 self.arrays = selection.read(self._names)
                 self.keys = selection.keys()
+            self.at = 0
+            self.width = sum(array.nbytes for array in self.arrays) / max(self.keys.n, 1)
             return True
         return False
 
