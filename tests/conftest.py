@@ -236,6 +236,8 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[txnkv.Client], None]:
         if thread is not None:
             maintenance._stop.set()
             thread.join()
+            for beside in maintenance._beside:
+                beside.join()
             maintenance._stop.clear()
 
     def run(client: txnkv.Client) -> None:

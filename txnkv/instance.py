@@ -17,6 +17,7 @@ from txnkv.coordinator.coordinator import Coordinator
 from txnkv.errors import TxnkvError
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.store import Store, require_same
+from txnkv.storage.write_queue import not_waiting
 from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
 from txnkv.topics import schema as topics_schema
@@ -80,8 +81,9 @@ class Instance:
             self._pool.shutdown(wait=True)
         try:
             if not self.read_only:
-                self.engine.close()
-                self.coordinator.close()
+                with not_waiting():
+                    self.engine.close()
+                    self.coordinator.close()
         except TxnkvError as error:
             # Lease and ids that could not be given back (a full disk) go with this process's slot.
             _log.warning(

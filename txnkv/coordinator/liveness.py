@@ -95,15 +95,19 @@ def refresh_missing(store: Store, row: TxnRow, unwatched: int = 0) -> None:
         store.runtime.heartbeat_register(row.heartbeat_slot, row.txn_id, clock.monotonic_micros())
 
 
-def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> int:
-    """Abort the OPEN transactions that expired. Returns how many.
+def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> list[int]:
+    """Begin to abort the OPEN transactions that expired: in status.db alone, which nobody that is
+    stopped in a flush or a log has locked.
+
+    Returns:
+        Their ids: somebody has to `finish` them.
 
     Raises:
         LeaseLostError: this process leads no more: what it found may be long past.
     """
     with store.status.read() as cur:
         rows = status_table.select(cur, [TxnState.OPEN])
-    count = 0
+    begun: list[int] = []
     unwatched, lease.unwatched = lease.unwatched, 0
     for row in rows:
         refresh_missing(store, row, unwatched)
@@ -119,14 +123,12 @@ def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> int
                     orchestrator.start_abort_in(
                         cur, row.txn_id, reason, TransactionTimedOutError, only_open=True
                     )
-                orchestrator.finish(row.txn_id)
+                begun.append(row.txn_id)
             except (InvalidTxnStateError, TxnNotFoundError):
                 continue  # its owner was quicker
-        if one.error is not None:
-            continue
-        _log.warning("aborted transaction %d: it %s", row.txn_id, reason)
-        count += 1
-    return count
+        if one.error is None:
+            _log.warning("aborted transaction %d: it %s", row.txn_id, reason)
+    return begun
 
 
 class Beating(Protocol):

@@ -1,8 +1,15 @@
 """The background work of a store, done by whichever process holds the lease.
 
-Resuming what dead processes left, aborting what nobody keeps alive, forgetting what ended
-long ago, checkpoints. One thread in each process that has the store open to write, whether it
-writes or not; it stops with close, and a forked child begins without it until it opens or writes.
+    lead      the lease, aborting what nobody keeps alive, forgetting what ended long ago,
+              checkpoints: status.db alone. A thread in each process that has the store open to
+              write, whether it writes or not
+    resume    bringing to their end what was aborted there and what dead processes left
+    sweep     the work of the layers above: flush, end markers, removal of what was dropped
+
+The leader's round begins the other two on threads of their own, which are there only while they
+work: a flush of a minute, or a log that does not answer, holds up neither the lease nor expiry.
+None of them waits for a lock that a stopped process may hold (`not_waiting`). All stop with close,
+and a forked child begins without them until it opens or writes.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from typing import Final
 
@@ -22,7 +30,9 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.seam import clock
+from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
+from txnkv.storage.write_queue import not_waiting
 
 _log = logging.getLogger("txnkv")
 
@@ -33,6 +43,51 @@ _TRY_AGAIN: Final = 10 * 1_000_000
 """Microseconds until a transaction that cannot be brought to its end is tried again."""
 
 Sweep = Callable[[Lease], None]
+
+
+class _Led(Enum):
+    """What came of a leader's round."""
+
+    BY_ANOTHER = "another process leads"
+    IDLE = "there is nothing to do"
+    BUSY = "there may be something to do"
+
+
+class _Beside:
+    """Work on a thread of its own, which is there only while it works."""
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self._name = name
+        self._work = work
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Do it, unless it is being done."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is ending, and starts no threads
+            self._thread = None
+
+    def join(self) -> None:
+        """Wait for its end."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=30)
+
+    def forget_thread(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._thread = None
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except (ClosedError, LeaseLostError, StoreNotFoundError):
+            pass  # the leader's thread finds the same
+        except Exception:
+            _log.exception("background work failed, it will be tried again")
 
 
 class Maintenance:
@@ -59,7 +114,13 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self._damage = orchestrator.damage
         self._again: dict[int, int] = {}
-        self._checkpointed = 0
+        self._begun: set[int] = set()
+        self._beside = [
+            _Beside("txnkv-resume", self._resume),
+            _Beside("txnkv-sweep", self._sweep),
+        ]
+        self._checkpointed = self._checked = 0
+        self._swept: int | None = None
         self._quiet: int | None = None
         self._quiet_since = 0
 
@@ -86,16 +147,21 @@ class Maintenance:
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(timeout=30)
+        for beside in self._beside:
+            beside.join()
         self.lease.release()
 
     def forget_thread(self) -> None:
         """In a forked child: the thread and the lease belong to the parent."""
         self._thread = None
+        for beside in self._beside:
+            beside.forget_thread()
         self._stop = new_event()
         self.lease = Lease(self._store)
 
+    @shielded
     def round(self, *, resume_all: bool = False) -> bool:
-        """One round of the leader's work.
+        """One round of the leader's work, all of it in this thread.
 
         Args:
             resume_all: take over every transaction in a middle state at once, also those
@@ -107,31 +173,53 @@ class Maintenance:
         Raises:
             StoreNotFoundError: the store was removed or replaced; nothing is written any more.
         """
-        self._store.require_there()
-        self._store.extents.record_rest()
-        if self._nothing_to_do() and not resume_all and self.lease.beat():
-            return True
-        number = self._store.status.change_number()
-        if not self.lease.acquire():
-            return False
+        led = self._lead(resume_all)
         try:
-            self._resume(resume_all)
-            self._each("expired transactions", self._expire)
-            self._each("ended transactions", self._forget)
-            for sweep in self._sweeps:
-                self._each(sweep.__qualname__, partial(sweep, self.lease))
+            if led is _Led.BUSY:
+                self._resume(resume_all)
+                self._sweep()
         except LeaseLostError:
             return False
-        now = clock.monotonic_micros()
-        with self._store.status.read() as cur:
-            self._quiet = None if status_table.live(cur) else number
+        return led is not _Led.BY_ANOTHER
+
+    def _lead(self, whatever: bool = False) -> _Led:
+        """What a leader does in status.db alone; all of it, also for a store that is idle."""
+        self._store.require_there()
+        self._store.extents.record_rest()
+        if self._nothing_to_do() and not whatever and self.lease.beat():
+            return _Led.IDLE
+        number = self._store.status.change_number()
+        with not_waiting():
+            if not self.lease.acquire():
+                return _Led.BY_ANOTHER
+            try:
+                self._each("expired transactions", self._expire)
+                self._each("ended transactions", self._forget)
+            except LeaseLostError:
+                return _Led.BY_ANOTHER
+            now = clock.monotonic_micros()
+            with self._store.status.read() as cur:
+                live = bool(status_table.live(cur))
+            self._quiet = None if live or self._swept != number else number
             self._quiet_since = now
-        if now - self._checkpointed > _CHECKPOINT_EVERY:
-            self._checkpointed = now
-            self._store.status.checkpoint(cut=False)
-            # A reader that was killed would keep LMDB from using pages again, for ever.
-            self._store.environments.reader_check()
-        return True
+            if now - self._checkpointed > _CHECKPOINT_EVERY:
+                self._checkpointed = now
+                self._store.status.checkpoint(cut=False)
+        return _Led.BUSY
+
+    def _sweep(self) -> None:
+        number = self._store.status.change_number()
+        with not_waiting():
+            for sweep in self._sweeps:
+                if self._stop.is_set():
+                    return
+                self._each(sweep.__qualname__, partial(sweep, self.lease))
+            now = clock.monotonic_micros()
+            if now - self._checked > _CHECKPOINT_EVERY:
+                self._checked = now
+                # A reader that was killed would keep LMDB from using pages again, for ever.
+                self._store.environments.reader_check()
+        self._swept = number
 
     def _each(self, sweep: str, do: Callable[[], object]) -> None:
         """One sweep; the others go on when it fails."""
@@ -143,7 +231,7 @@ class Maintenance:
                 raise
 
     def _expire(self) -> None:
-        liveness.abort_expired(self._store, self._orchestrator, self.lease)
+        self._begun.update(liveness.abort_expired(self._store, self._orchestrator, self.lease))
 
     def _nothing_to_do(self) -> bool:
         """An idle store costs no I/O: nothing changed since a round that found no transaction
@@ -158,7 +246,9 @@ class Maintenance:
         stop = self._stop
         while not stop.wait(self._poll):
             try:
-                self.round()
+                if self._lead() is _Led.BUSY:
+                    for beside in self._beside:
+                        beside.begin()
             except ClosedError:
                 return
             except StoreNotFoundError as error:
@@ -169,15 +259,20 @@ class Maintenance:
             except Exception:
                 _log.exception("background work failed, it will be tried again")
 
-    def _resume(self, resume_all: bool) -> None:
+    @not_waiting()
+    def _resume(self, resume_all: bool = False) -> None:
+        begun = set(self._begun)
         with self._store.status.read() as cur:
             rows = [row for row in status_table.live(cur) if row.state is not TxnState.OPEN]
         left = {row.txn_id for row in rows}
+        self._begun -= begun - left
         for txn_id in self._again.keys() - left:
             self._damage.clear(f"transaction {txn_id}")
             del self._again[txn_id]
         for row in rows:
-            if not (resume_all or self._abandoned(row)):
+            if self._stop.is_set():
+                return
+            if not (resume_all or row.txn_id in self._begun or self._abandoned(row)):
                 continue
             name, now = f"transaction {row.txn_id}", clock.monotonic_micros()
             if not resume_all and now < self._again.get(row.txn_id, 0):

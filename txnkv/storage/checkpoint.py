@@ -25,7 +25,7 @@ from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 from txnkv.storage.reader_pool import ReaderPool
 from txnkv.storage.sqlite_connection import BUSY_MILLISECONDS, PAGE_BYTES, translate
-from txnkv.storage.write_queue import WriteQueue
+from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
 
 _LOG = logging.getLogger("txnkv")
 
@@ -114,13 +114,14 @@ class Checkpointer:
             # Passive beside the writers, so that little is left to do while they wait.
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             connection.set_busy_timeout(_CUT_MILLISECONDS if cut else _REUSE_MILLISECONDS)
-            self._queue.acquire()
+            with not_waiting():
+                self._queue.acquire()
             try:
                 connection.wal_checkpoint(mode=mode)
                 self.wal_bytes = 0
             finally:
                 self._queue.release()
-        except apsw.BusyError:
+        except (apsw.BusyError, BusyError):
             pass  # a reader or another checkpointer; it is tried again
         finally:
             connection.set_busy_timeout(BUSY_MILLISECONDS)

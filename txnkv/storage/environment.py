@@ -38,6 +38,7 @@ from txnkv.storage.locks import new_lock
 from txnkv.storage.read_scope import ReadScope
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.shrink import copy, shrink
+from txnkv.storage.write_queue import BusyError, FolderTurn
 
 T = TypeVar("T")
 
@@ -72,11 +73,10 @@ class Environment:
         self._options = options
         self._map_size = options.initial_map_size
         self._lmdb: OpenLmdb | None = None
-        self._retired = False
-        self._stale = False
+        self._retired = self._stale = False
         self._handles = Handles(path)
         self._gate = SharedGate()
-        self._opening = new_lock()
+        self._opening, self._turn = new_lock(), FolderTurn(path)
         self._live = _Live()
 
     # -- transactions ------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Environment:
     def read(self) -> ReadScope:
         """`with environment.read() as txn:` a read transaction, with `buffers=True`.
 
-        It may stand inside another read of the same thread, and has a snapshot of its own.
+        It may stand inside another read of the same thread, and has its own snapshot.
 
         Raises:
             UnavailableError: all reader slots are taken by live readers, or another process
@@ -129,6 +129,7 @@ class Environment:
                 could not be moved under it, or the write would wait for itself.
         """
         self._refuse_write()
+        until = self._turn.until()
         with GATE.use():
             while True:
                 try:
@@ -140,6 +141,8 @@ class Environment:
                     self._move_map(OpenLmdb.adopt)
                 except ReopenError:
                     self.close()
+                except BusyError:  # opening does not wait: others may want it open to read
+                    self._turn.look_again(until)
                 except StaleHandleError:
                     continue  # a thread that had the write lock before made the database
                 except (lmdb.Error, OSError) as error:
@@ -278,6 +281,7 @@ class Environment:
     def forget_after_fork(self) -> None:
         """Forgets the transactions of threads that are not in this process."""
         self._gate.reset()
+        self._turn.forget_after_fork()
         self._live = _Live()
 
     def inherited(self) -> list[object]:
@@ -346,14 +350,8 @@ class Environment:
             # is then taken for unusable, never the other way round.
             scope = Scope(self._handles.serial, live.scope, writing)
             open_ = self._opened(writing)
-            if writing and not open_.writable:
-                raise ReopenError
-            scope.txn = open_.begin(writing)
-            if scope.outer is None and (writing or self._tracked is not None):
-                open_.require_in_place(self._tracked, scope.txn, writing)
+            scope.txn = open_.begin(writing, self._tracked, scope.outer is None)
         except BaseException:
-            if scope.txn is not None:
-                scope.txn = scope.txn.abort()
             self._gate.leave()
             raise
         self.last_used = next(_TICKS)
@@ -364,6 +362,8 @@ class Environment:
         self._live.scope = scope.outer
         # py-lmdb gives the reader slot back when the last reference goes, not when it ends.
         scope.txn = None
+        if scope.writing and self._lmdb is not None:
+            self._lmdb.end_write()
         if self._handles.end(scope):
             self._stale = True
         self._gate.leave()
@@ -413,8 +413,8 @@ class Environment:
             if self._retired:
                 raise ClosedError(f"{self.path} was closed for good; ask for it again")
             if self._lmdb is None:
-                how = self.path, self._options, self._map_size, writing, tracked, required
-                self._lmdb = self._with_room(lambda: OpenLmdb.open(*how))
+                how = self._options, self._map_size, writing, self._turn, tracked, required
+                self._lmdb = self._with_room(lambda: OpenLmdb.open(self.path, *how))
             return self._lmdb
 
     def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:

@@ -26,6 +26,7 @@ from txnkv.storage.lmdb_errors import (
 )
 from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb, make_environment_files
 from txnkv.storage.locks import new_lock
+from txnkv.storage.write_queue import BusyError, patience
 
 OPEN_CAP = 1024
 
@@ -75,8 +76,13 @@ class _Table:
             return True
 
     def drop(self, environment: Environment) -> None:
-        """Closes it for good, whoever counts on it."""
-        environment.retire()
+        """Closes it for good, whoever counts on it.
+
+        Raises:
+            BusyError: it is in use here, inside of `not_waiting`.
+        """
+        if not environment.retire(patience()):
+            raise BusyError(f"{environment.path} is to be closed, and is still in use here")
         with self._lock:
             kept, _ = self._environments.get(str(environment.path), (None, 0))
             if kept is environment:

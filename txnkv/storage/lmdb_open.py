@@ -32,6 +32,7 @@ from txnkv.storage.directory import (
 )
 from txnkv.storage.extents import Extent, Tracked
 from txnkv.storage.seam import clock
+from txnkv.storage.write_queue import FolderTurn
 
 MAX_DATABASES = 16
 MAX_READERS = 4096
@@ -85,11 +86,14 @@ class OpenLmdb:
         handles: named databases: the handle, and the serial from which transactions know it.
         map: where it is mapped.
         identity, base: of the file; see `extents`.
+        turn: that of its writers. LMDB's own lock cannot be tried; nobody waits for that one, as
+            all come by here.
     """
 
     env: Any
     path: Path
     writable: bool
+    turn: FolderTurn
     handles: dict[bytes, tuple[Any, int]] = field(default_factory=dict)
     map: Map | None = None
     identity: bytes = b""
@@ -104,6 +108,7 @@ class OpenLmdb:
         options: EnvironmentOptions,
         map_size: int,
         writing: bool,
+        turn: FolderTurn | None = None,
         tracked: Tracked | None = None,
         required: Extent | None = None,
     ) -> OpenLmdb:
@@ -114,10 +119,12 @@ class OpenLmdb:
             options: how.
             map_size: address space.
             writing: open it to write.
+            turn: of its writers.
             tracked: whose extent is kept.
             required: how far it was written at least, as of before.
 
         Raises:
+            BusyError: it is to be written, and somebody else writes to it at the moment.
             StoreNotFoundError: it is missing.
             CorruptionError: it is missing or behind, and something was written to it.
             lmdb.Error, OSError: LMDB or the system refused.
@@ -130,7 +137,7 @@ class OpenLmdb:
             sync_directory(path)
             sync_directory(path.parent)
         env, inode = _opened_in_place(path, options, map_size, writing)
-        opened = cls(env, path, writing, _inode=inode)
+        opened = cls(env, path, writing, turn or FolderTurn(path), _inode=inode)
         try:
             if not options.read_only:
                 opened._cover()
@@ -145,19 +152,53 @@ class OpenLmdb:
             raise
         return opened
 
-    def begin(self, writing: bool) -> Any:
-        """Begins a transaction; slots of dead readers are freed when there is no other."""
+    def begin(self, writing: bool, tracked: Tracked | None = None, outermost: bool = False) -> Any:
+        """Begins a transaction, and looks whether the file is in its place.
+
+        Raises:
+            BusyError: inside of `not_waiting`, another writer does not end.
+            As `require_in_place`.
+        """
+        txn = self._begin(writing)
         try:
-            return self.env.begin(write=writing, buffers=True)
+            if outermost and (writing or tracked is not None):
+                self.require_in_place(tracked, txn, writing)
+        except BaseException:
+            txn.abort()
+            if writing:
+                self.end_write()
+            raise
+        return txn
+
+    def _begin(self, writing: bool) -> Any:
+        # Slots of dead readers are freed when there is no other.
+        if writing:
+            return self._begin_write()
+        try:
+            return self.env.begin(buffers=True)
         except lmdb.ReadersFullError:
             self.env.reader_check()
         try:
-            return self.env.begin(write=writing, buffers=True)
+            return self.env.begin(buffers=True)
         except lmdb.ReadersFullError as error:
             raise UnavailableError(
                 f"{self.path}: all {self.env.max_readers()} reader slots are taken by live "
                 "readers; end some, or try again"
             ) from error
+
+    def _begin_write(self, *, wait: bool = True) -> Any:
+        if not self.writable:
+            raise ReopenError
+        self.turn.acquire(wait=wait)
+        try:
+            return self.env.begin(write=True, buffers=True)
+        except BaseException:
+            self.end_write()
+            raise
+
+    def end_write(self) -> None:
+        """After the end of a write: the next one has its turn."""
+        self.turn.release()
 
     @property
     def last_number(self) -> int:
@@ -235,10 +276,14 @@ class OpenLmdb:
         if not self.writable:
             self.handles = {name: (self.env.open_db(name, create=False), 0) for name in names}
             return
-        with self.env.begin(write=True) as txn:
-            self.handles = {
-                name: (self.env.open_db(name, txn=txn, create=False), 0) for name in names
-            }
+        txn = self._begin_write(wait=False)
+        try:
+            with txn:
+                self.handles = {
+                    name: (self.env.open_db(name, txn=txn, create=False), 0) for name in names
+                }
+        finally:
+            self.end_write()
 
 
 def _inode_of(path: Path) -> tuple[int, int] | None:

@@ -34,6 +34,7 @@ class MaintenanceLock:
 
         Raises:
             RuntimeError: this thread has it already.
+            BusyError: another one has it, inside of `not_waiting`.
             ClosedError: the store was closed.
         """
         with nullcontext() if self._through_forks else GATE.use():

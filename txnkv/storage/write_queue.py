@@ -1,55 +1,212 @@
-"""The queue of writers: one of a process, then one of the machine."""
+"""The queue of writers: one of a process, then one of the machine.
+
+A process that is stopped (SIGSTOP, a debugger, a frozen container) keeps its place in the queue,
+for ever perhaps. Whoever was asked to write waits for it. Background work has other things to do:
+inside `not_waiting()` a turn that does not come soon is a BusyError, and for a while after that
+the same queue is only tried, so that a hundred pieces of work behind one stopped process cost the
+time of one.
+
+    with not_waiting():
+        ...                  whatever queues in here, in this thread
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-from txnkv.errors import ClosedError
+from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.identity import removed
 from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.locks import new_lock
 
+PATIENCE: Final = 2.0
+"""Seconds for which background work waits for its turn. A writer that lives and is busy gives the
+turn back a thousand times in that."""
+_TRIED_ONLY: Final = 10.0
+"""Seconds for which a queue that took longer than that is only tried."""
+_STEP: Final = 0.001
 
-class BusyError(Exception):
+
+class BusyError(UnavailableError):
     """Somebody else writes now, and the caller did not want to wait."""
 
 
-class WriteQueue:
+class _Mine(threading.local):
+    patience: float | None = None
+
+
+_mine: Final = _Mine()
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """For background work: in this thread nothing queues for longer than PATIENCE."""
+    before, _mine.patience = _mine.patience, PATIENCE
+    try:
+        yield
+    finally:
+        _mine.patience = before
+
+
+def patience() -> float | None:
+    """Seconds for which this thread waits for its turn; None for ever."""
+    return _mine.patience
+
+
+class WriteTurn:
     """A lock of this process, then a flock: the kernel keeps the processes in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = new_lock()
         self._owner: int | None = None
-        self._descriptor: int | None = None
-        self._retired = False
-        self._refusing = False
+        self._tried_only = 0.0
+
+    def until(self) -> float | None:
+        """The monotonic second until which this thread waits for a turn; None for ever."""
+        seconds = _mine.patience
+        if seconds is None:
+            return None
+        now = time.monotonic()
+        return now if now < self._tried_only else now + seconds
 
     def acquire(self, *, wait: bool = True) -> None:
         """Waits for its turn.
 
+        Args:
+            wait: False only to try.
+
         Raises:
-            BusyError: it is not its turn, and `wait` is false.
+            BusyError: it is not its turn, and `wait` is false; or inside of `not_waiting`.
             RuntimeError: this thread has the turn already.
-            ClosedError: the queue was retired.
-            StoreNotFoundError: the file was removed, or the queue refuses.
+            What `_opened` raises.
         """
-        self._acquire_here(wait=wait)
+        until = self.until() if wait else time.monotonic()
+        self.acquire_here(until)
         try:
             descriptor = self._opened()
-            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._refusing or os.fstat(descriptor).st_nlink == 0:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # others wait for it, to find the same
-                raise removed(self._path)
-        except BaseException as error:
-            self._owner = None
-            self._lock.release()
-            if isinstance(error, BlockingIOError):
-                raise BusyError from None
+            if descriptor is not None:
+                self._lock_file(descriptor, until)
+        except BaseException:
+            self._release_file()
+            self.release_here()
             raise
+        self._tried_only = 0.0
+
+    def release(self) -> None:
+        """Lets the next one go on."""
+        self._owner = None
+        try:
+            self._release_file()
+        finally:
+            self._lock.release()
+
+    def _lock_file(self, descriptor: int, until: float | None) -> None:
+        if until is None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        elif not _flock_until(descriptor, until):
+            raise self.busy()
+
+    def _opened(self) -> int | None:
+        """The descriptor of what is locked. Called with the lock of this process."""
+        raise NotImplementedError
+
+    def _release_file(self) -> None:
+        raise NotImplementedError
+
+    def acquire_here(self, until: float | None = None) -> None:
+        """Waits for the lock of this process alone."""
+        me = threading.get_ident()
+        if self._owner == me:
+            raise RuntimeError("a write inside a write of the same thread; use its cursor instead")
+        if until is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=max(until - time.monotonic(), 0)):
+            raise self.busy()
+        self._owner = me
+
+    def release_here(self) -> None:
+        """Gives the lock of this process back."""
+        self._owner = None
+        self._lock.release()
+
+    def look_again(self, until: float | None) -> None:
+        """A moment's pause of who will try again; raises BusyError when the time is over."""
+        if until is not None and time.monotonic() >= until:
+            raise self.busy()
+        time.sleep(_STEP)
+
+    def busy(self) -> BusyError:
+        """The error of who does not wait any longer."""
+        if _mine.patience is not None:
+            self._tried_only = time.monotonic() + _TRIED_ONLY
+        return BusyError(
+            f"{self._path}: another one is writing, or is stopped while it does. This goes on by "
+            "itself when that one goes on or dies"
+        )
+
+    def forget_after_fork(self) -> None:
+        """Forgets the owner: a thread that is not in this process may have been it."""
+        self._owner = None
+        self._tried_only = 0.0
+
+
+def _flock_until(descriptor: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_STEP)
+
+
+class FolderTurn(WriteTurn):
+    """A turn over a folder, which is open during the turn alone: there may be thousands."""
+
+    _descriptor: int | None = None
+
+    def _opened(self) -> int | None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with suppress(FileNotFoundError):  # it was removed: nobody else can write into it
+            self._descriptor = os.open(self._path, flags)
+        return self._descriptor
+
+    def _release_file(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)  # and so unlocked
+
+
+class WriteQueue(WriteTurn):
+    """A turn over a file of its own, which stays open.
+
+    `acquire` also raises ClosedError when the queue was retired, and StoreNotFoundError when the
+    file was removed or the queue refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._descriptor: int | None = None
+        self._retired = False
+        self._refusing = False
+
+    def _lock_file(self, descriptor: int, until: float | None) -> None:
+        super()._lock_file(descriptor, until)
+        if self._refusing or os.fstat(descriptor).st_nlink == 0:
+            raise removed(self._path)  # unlocked: others wait for it, to find the same
+
+    def _release_file(self) -> None:
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def refuse(self) -> None:
         """Gives nobody a turn any more: the store is gone."""
@@ -57,38 +214,16 @@ class WriteQueue:
 
     def retire(self) -> None:
         """Waits for the writer of this process and closes the file; nobody gets a turn any more."""
-        self._acquire_here()
+        self.acquire_here()
         self._retired = True
         self.close()
-        self._owner = None
-        self._lock.release()
-
-    def _acquire_here(self, *, wait: bool = True) -> None:
-        me = threading.get_ident()
-        if self._owner == me:
-            raise RuntimeError("a write inside a write of the same thread; use its cursor instead")
-        if not self._lock.acquire(wait):
-            raise BusyError
-        self._owner = me
-
-    def release(self) -> None:
-        """Lets the next one go on."""
-        self._owner = None
-        try:
-            if self._descriptor is not None:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        finally:
-            self._lock.release()
+        self.release_here()
 
     def close(self) -> None:
         """Closes the file. Nobody is in the queue: a forked child would share the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def forget_after_fork(self) -> None:
-        """Forgets the owner: a thread that is not in this process may have been it."""
-        self._owner = None
 
     def _opened(self) -> int:
         if self._retired:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.write_queue import BusyError
 from txnkv.tables import manifest, replacing
 from txnkv.tables.deltas import Deletes, put_deletes
 from txnkv.tables.flush import ROW_SET_ROWS, remove
@@ -109,7 +111,7 @@ def compact(
     work = _Compaction(engine, tablet, infos, floor)
     try:
         work.merge(pace)
-        work.swap()
+        work.swap(pace)
     except BaseException:
         work.discard()
         raise
@@ -193,10 +195,11 @@ class _Compaction:
 
     # -- swap --------------------------------------------------------------------------
 
-    def swap(self) -> None:
+    def swap(self, pace: Callable[[], None]) -> None:
         """Put the new row sets in the place of the old ones."""
         status = self._engine.store.status
-        with self._engine.maintenance():
+        with ExitStack() as alone:
+            self._wait_for_turn(alone, pace)
             while True:
                 with status.read() as cur:
                     before = self._delta_numbers(cur)
@@ -210,6 +213,15 @@ class _Compaction:
                         replacing.retire(cur, [info.id for info in self._infos], version)
                         break
         fault_point("compact.swapped")
+
+    def _wait_for_turn(self, alone: ExitStack, pace: Callable[[], None]) -> None:
+        """Who compacts in the background gives up what was merged only when it is told to end."""
+        while True:
+            try:
+                alone.enter_context(self._engine.maintenance())
+                return
+            except BusyError:
+                pace()
 
     def _delta_numbers(self, cur: apsw.Cursor) -> list[int]:
         """What changes with the deletes of each source."""

@@ -19,6 +19,7 @@ from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.shield import go_on
+from txnkv.storage.write_queue import BusyError, not_waiting
 from txnkv.tables import compaction, flush, history, manifest, picking, replacing, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
@@ -38,6 +39,9 @@ LOOK_AGAIN: Final = 10.0
 
 Progress = Callable[[int, int], None]
 """Called with row versions done and row versions in all."""
+
+
+_BUSY: Final = (BusyError,)
 
 
 class _Stopped(Exception):
@@ -86,13 +90,15 @@ class Compactor:
         self._reset()
 
     def _run(self) -> None:
+        guard = self._engine.coordinator.damage.guard("tables", "background compaction", _BUSY)
         try:
-            while not self._stop.is_set():
-                # Not held from one compaction to the next: somebody may wait to do all.
-                with self._engine.store.compaction():
-                    compaction.sweep(self._engine)
-                    if not self._one():
-                        return
+            with not_waiting(), guard:
+                while not self._stop.is_set():
+                    # Not held from one compaction to the next: somebody may wait to do all.
+                    with self._engine.store.compaction():
+                        compaction.sweep(self._engine)
+                        if not self._one():
+                            return
         except (_Stopped, ClosedError):
             return
         except TxnkvError as error:
