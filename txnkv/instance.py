@@ -84,6 +84,8 @@ class Instance:
                 with not_waiting():
                     self.engine.close()
                     self.coordinator.close()
+            else:
+                self.coordinator.maintenance.close()
         except TxnkvError as error:
             # Lease and ids that could not be given back (a full disk) go with this process's slot.
             _log.warning(
@@ -138,8 +140,7 @@ def acquire(
             found.store.require_there()
             require_same("history", history, found.history)
             require_same("cache_bytes", cache_bytes, found.store.cache_bytes)
-        if not read_only:
-            found.coordinator.maintenance.start()  # in a forked child it has no thread yet
+        found.coordinator.maintenance.start()  # in a forked child it has no thread yet
         found.clients += 1
         return found
 

@@ -19,6 +19,7 @@ import txnkv
 from tools.children import Children
 from tools.crash_scenarios import rows
 from txnkv import TxnState
+from txnkv.coordinator.ids import TxnId
 from txnkv.storage import write_queue
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
 from txnkv.tables import picking
@@ -30,7 +31,7 @@ BEGIN = """
 def stop_once():
     txnkv.storage.disarm()
     stop()
-client = txnkv.connect(args[0], create=False)
+client = txnkv.connect(args[0], create=False, keepalive_time=3600)
 """
 FLUSH = """
 with client.transaction() as txn:
@@ -71,7 +72,7 @@ say("done")
 """
 DEAD = """
 stage_all()
-client = txnkv.connect(args[0], create=False, keepalive_time=0.5)
+client = txnkv.connect(args[0], create=False, keepalive_time=3600)
 ids = []
 for name in ("hurt", "sound"):
     txn = client.new_transaction(timeout=None)
@@ -140,6 +141,9 @@ def test_background_work_goes_on_beside_a_stopped_process(
         stopped = children.start(BEGIN + place.code, path, place.point)
         stopped.until_stopped()
         dead.kill()
+        with client.instance.store.status.write() as cur:  # it was silent for as long
+            ids = (TxnId(stuck).local, TxnId(sound).local)
+            cur.execute("UPDATE transactions SET keepalive = 1 WHERE txn_id IN (?, ?)", ids)
         until(lambda: client.transaction_state(sound) is TxnState.ABORTED, seconds=LONG)
         until(lambda: client.transaction_state(stuck) is not TxnState.OPEN, seconds=LONG)
         with client.transaction() as txn:

@@ -2,7 +2,7 @@
 
     lead      the lease, aborting what nobody keeps alive, forgetting what ended long ago,
               checkpoints: status.db alone. A thread in each process that has the store open to
-              write, whether it writes or not
+              write, whether it writes or not; in all others it gives up what was removed
     resume    bringing to their end what was aborted there and what dead processes left
     sweep     the work of the layers above: flush, end markers, removal of what was dropped
 
@@ -38,6 +38,8 @@ _log = logging.getLogger("txnkv")
 
 TAKE_OVER_AFTER: Final = 5 * 1_000_000
 _CHECKPOINT_EVERY: Final = 10 * 1_000_000
+LOOK_EVERY: Final = 5 * 1_000_000
+"""Microseconds, at least, until what others removed is looked for again."""
 _LOOK_ANYWAY: Final = 60 * 1_000_000
 _TRY_AGAIN: Final = 10 * 1_000_000
 """Microseconds until a transaction that cannot be brought to its end is tried again."""
@@ -109,6 +111,9 @@ class Maintenance:
         self._history = history
         self._poll = poll
         self._sweeps: list[Sweep] = []
+        self._looks: list[Callable[[], object]] = [store.environments.close_gone]
+        self._looked: int | None = None
+        self._looked_at = 0
         self._stop = new_event()
         self._start_lock = new_lock()
         self._thread: threading.Thread | None = None
@@ -127,6 +132,12 @@ class Maintenance:
     def add_sweep(self, sweep: Sweep) -> None:
         """Add work of a layer above; called in each round of the leader."""
         self._sweeps.append(sweep)
+
+    def add_look(self, look: Callable[[], object]) -> None:
+        """Add what every process does now and then when something changed: giving up what others
+        removed. Short, and without a write.
+        """
+        self._looks.append(look)
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -207,6 +218,16 @@ class Maintenance:
                 self._store.status.checkpoint(cut=False)
         return _Led.BUSY
 
+    def look(self) -> None:
+        """Give up what others removed; once in a while, if anything changed."""
+        number, now = self._store.status.change_number(), clock.monotonic_micros()
+        if (number is not None and number == self._looked) or now - self._looked_at < LOOK_EVERY:
+            return
+        with not_waiting():
+            for look in self._looks:
+                self._each(look.__qualname__, look)
+        self._looked, self._looked_at = number, now
+
     def _sweep(self) -> None:
         number = self._store.status.change_number()
         with not_waiting():
@@ -246,7 +267,8 @@ class Maintenance:
         stop = self._stop
         while not stop.wait(self._poll):
             try:
-                if self._lead() is _Led.BUSY:
+                self.look()
+                if not self._store.directory.read_only and self._lead() is _Led.BUSY:
                     for beside in self._beside:
                         beside.begin()
             except ClosedError:

@@ -251,6 +251,14 @@ class Environments:
                     if self._held.get(name) is environment:
                         del self._held[name]
 
+    def close_gone(self) -> None:
+        """Closes those whose files were removed by another process: as long as they are open, the
+        disk has them still.
+        """
+        for name, environment in list(self._held.items()):
+            if environment.is_open and not (environment.path / "data.mdb").exists():
+                self.drop(name)
+
     def close_all(self) -> None:
         """Closes all, once their transactions have ended. `get` raises ClosedError from now on."""
         with GATE.use():

@@ -73,6 +73,7 @@ class TableEngine:
         self.compactor = Compactor(self)
         coordinator.orchestrator.add_handler(TabletParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
+        coordinator.maintenance.add_look(self.forget_gone)
 
     # -- catalog -----------------------------------------------------------------------
 
@@ -318,11 +319,24 @@ class TableEngine:
             for id in tablet_ids:
                 self.store.environments.drop(f"tablets/{id}")
                 self.store.directory.remove_tablet_dir(id)
-                known = self._tablets.pop(id, None)
-                if known is not None:
-                    self.coordinator.damage.clear(known.label)
             with self.store.status.write() as cur:
                 cur.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+        if doomed:
+            self.forget_gone()
+
+    def forget_gone(self) -> None:
+        """Forget tablets of tables that were purged, by whichever process."""
+        if not self._tablets:
+            return
+        with self.store.gate.use(), self.log.lock:
+            with self.store.status.read(durable=False) as cur:
+                left = {id for (id,) in cur.execute("SELECT id FROM tablets")}
+                tables = {id for (id,) in cur.execute("SELECT id FROM tables")}
+            for id in self._tablets.keys() - left:
+                self.coordinator.damage.clear(self._tablets.pop(id).label)
+                self.memory.forget(id)
+        for id in self._writers.keys() - tables:
+            self._writers.pop(id, None)
 
     def _forget_extents(self, ids: Collection[int]) -> None:
         # Before the files go; not synced, for what comes back is of no table that is there.

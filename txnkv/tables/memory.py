@@ -60,6 +60,11 @@ class CommittedMemory:
             self._sets[tablet_id] = memory.copy(upto, MAX_TIMESTAMP)
             self._dropped[tablet_id] = upto
 
+    def forget(self, tablet_id: int) -> None:
+        """A tablet is gone for good."""
+        self._sets.pop(tablet_id, None)
+        self._dropped.pop(tablet_id, None)
+
     # -- as a member of the commit log -------------------------------------------------
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:

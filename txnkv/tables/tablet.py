@@ -262,8 +262,12 @@ class Tablet:
             self._log.raise_floor(found.floor)
             self._memory.drop_flushed(self.id, found.flushed)
             memory = self._memory.of(self.id, self.codec.width)
-            self._state = TabletState(found.version, found.flushed, found.infos, memory)
-            return self._state
+            state = self._state = TabletState(found.version, found.flushed, found.infos, memory)
+            # What is left out here is loaded again for who still reads it: an older state, a
+            # transaction of its own. Kept, it would never go in a process that only reads.
+            live = {info.id for info in found.infos}
+            self._row_sets = {id: each for id, each in self._row_sets.copy().items() if id in live}
+            return state
 
     def row_set(self, info: RowSetInfo) -> RowSet:
         found = self._row_sets.get(info.id)

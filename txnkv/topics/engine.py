@@ -99,6 +99,7 @@ class TopicEngine:
         self.watch = Watch()
         coordinator.orchestrator.add_handler(PartitionParticipants(self))
         coordinator.maintenance.add_sweep(self.sweep)
+        coordinator.maintenance.add_look(self.forget_gone)
         self.add_sweep(LookingAfter(self).sweep)
         self.subscriptions = Subscriptions(self)
         coordinator.orchestrator.add_handler(self.subscriptions.handler)
@@ -288,6 +289,14 @@ class TopicEngine:
         if gone is not None:
             self.coordinator.damage.clear(gone.label)
         self._looks.pop(id, None)
+
+    def forget_gone(self) -> None:
+        """Forget partitions of topics that were purged, by whichever process."""
+        if self._partitions:
+            with self.store.status.read(durable=False) as cur:
+                left = {id for (id,) in cur.execute("SELECT id FROM partitions")}
+            for id in self._partitions.keys() - left:
+                self.forget(id)
 
     # -- offsets -----------------------------------------------------------------------
 

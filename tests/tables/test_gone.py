@@ -1,0 +1,120 @@
+"""What a process gives up that others replaced or removed: memory, descriptors, disk space."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import txnkv
+from tools.children import Children
+
+SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
+
+CHANGE = """
+client = txnkv.connect(args[0], create=False, history=0.0)
+while wait() == "go":
+    with client.transaction() as txn:
+        txn.write("t", rows(0, 400, "new"), op="upsert")
+    client.compact()
+    say("done")
+client.close()
+"""
+DROP = """
+client = txnkv.connect(args[0], create=False, history=0.0)
+wait()
+for number in range(3):
+    client.drop_table(f"t{number}")
+    client.drop_topic(f"e{number}")
+client.instance.coordinator.maintenance.round()
+left = [*os.listdir(args[0] + "/tablets"), *os.listdir(args[0] + "/logs")]
+say(len(left))
+wait()
+"""
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    with Children() as started:
+        yield started
+
+
+def test_a_reader_keeps_nothing_of_row_sets_that_were_replaced(
+    tmp_path: Path, children: Children
+) -> None:
+    """The story: it read 42 row sets one after the other, of which one was left, and had the
+    deltas of all.
+    """
+    path = tmp_path / "store"
+    with txnkv.connect(path) as client:
+        client.create_table("t", SCHEMA)
+        other = children.start(CHANGE, path)
+        (tablet,) = client.instance.engine.tablets(client.table("t").info)
+        for _ in range(6):
+            other.tell()
+            assert other.line() == "done"
+            assert client.table("t").get(7) == {"id": 7, "text": "new 7"}
+            assert client.table("t").count() == 400
+        live = {info.id for info in tablet.state(client.instance.coordinator.latest()).infos}
+        assert set(tablet._row_sets) <= live
+        other.tell("end")
+        other.finish()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_process_closes_what_another_dropped(
+    tmp_path: Path,
+    children: Children,
+    until: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    read_only: bool,
+) -> None:
+    """Also one that is idle, and one that reads only."""
+    monkeypatch.setattr("txnkv.coordinator.maintenance.LOOK_EVERY", 0)
+    path = tmp_path / "store"
+    with txnkv.connect(path) as client:
+        client.create_table("stays", SCHEMA)
+        for number in range(3):
+            client.create_table(f"t{number}", SCHEMA)
+            client.create_topic(f"e{number}", buffer="sidecar")
+            with client.transaction() as txn:
+                txn.insert(f"t{number}", {"id": 1, "text": None})
+                txn.insert("stays", {"id": number, "text": None})
+                txn.send(f"e{number}", b"one")
+        client.instance.engine.flush()
+    other = children.start(DROP, path)
+    with txnkv.connect(path, read_only=read_only) as client:
+        engine, topics = client.instance.engine, client.instance.topics
+        for number in range(3):
+            assert client.table(f"t{number}").count() == 1
+            with client.topic(f"e{number}").consumer() as consumer:
+                assert len(consumer.poll(timeout=10.0)) == 1
+        assert client.table("stays").count() == 3
+        assert len(engine._tablets) == 4
+        del consumer
+        other.tell()
+        assert other.line() == "1"
+
+        until(
+            lambda: len(engine._tablets) == 1 and not topics._partitions and not _deleted(),
+            seconds=60.0,
+        )
+        assert set(engine.memory._sets) <= set(client.table("stays").info.tablets)
+        assert client.table("stays").count() == 3
+        other.tell()
+        other.finish()
+
+
+def _deleted() -> list[str]:
+    """Files that this process has open and that have no name any more."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue
+        if name.endswith("(deleted)") and ".mdb" in name:
+            found.append(name)
+    return found
