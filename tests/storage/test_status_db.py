@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -422,6 +425,51 @@ def test_checkpoint_beside_a_reader_gives_up_and_comes_again(db: StatusDatabase)
         assert wal_size(db) > 0
     db.checkpoint()
     assert wal_size(db) == 0
+
+
+@pytest.mark.parametrize("end", ["goes on", "dies"])
+def test_a_stopped_reader_is_named_and_then_the_wal_is_cut(
+    store: Store,
+    python,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+) -> None:
+    """The WAL grew to gigabytes beside it, and stayed so for ever."""
+    monkeypatch.setattr(checkpoint, "WAL_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(checkpoint, "_READING_SECONDS", 0.0)
+    db = store.status
+    insert(db, 0)
+    code = """
+    import os, signal
+    db = Store.open(sys.argv[1]).status
+    with db.read() as cursor:
+        cursor.execute("SELECT * FROM t").fetchall()
+        say(os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+    say("done")
+    wait()
+    """
+    other = python(code, store.directory.path)
+    pid = int(other.line())
+    os.waitpid(pid, os.WUNTRACED)
+    for i in range(1, 120):
+        insert(db, i, b"x" * 20000)
+    db.checkpoint(cut=False)
+    assert wal_size(db) > 2 << 20
+    assert db.wal_is_long()
+    (told,) = [each for each in caplog.messages if "grows with each commit" in each]
+    assert f"process {pid} is" in told or not Path("/proc/locks").exists()
+    os.kill(pid, signal.SIGCONT if end == "goes on" else signal.SIGKILL)
+    if end == "goes on":
+        assert other.line() == "done"
+    else:
+        other.popen.wait(60)
+    give_up = time.monotonic() + 60
+    while db.wal_is_long() and time.monotonic() < give_up:
+        db.checkpoint(cut=False)  # what the background does now and then
+    assert wal_size(db) < 1 << 20
+    assert len(ids(db)) == 120
 
 
 def test_closing_the_last_connection_makes_no_checkpoint(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ class Maintenance:
         that has not ended.
         """
         number = self._store.status.change_number()
-        if number is None or number != self._quiet:
+        if number is None or number != self._quiet or self._store.status.wal_is_long():
             return False
         return clock.monotonic_micros() - self._quiet_since < _LOOK_ANYWAY
 

@@ -9,12 +9,19 @@ as soon as it has `REUSE_BYTES`: by a thread of its own, for committers do not w
     ... 64 MiB all the same      whoever commits does it, before it goes on
 
 It is cut to nothing only after it has grown beyond the second limit.
+
+SQLite passes no reader: while one is in a read that began before, what was committed since stays in
+the WAL, however long it gets. Reads are short, but a process may be stopped inside of one. Then
+writers do not wait for it any more, one line says who it is, and the file is cut when it goes on or
+dies.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +38,10 @@ _LOG = logging.getLogger("txnkv")
 
 REUSE_BYTES: Final = 4 << 20
 WAL_LIMIT_BYTES: Final = 64 << 20
+_READING_SECONDS: Final = 1.0
+"""A reader that is in the way for longer is not waited for."""
+_SHM_LOCKS: Final = frozenset([121, *range(123, 128)])
+"""Bytes of status.db-shm that SQLite locks: of who makes a checkpoint, and of readers."""
 _FRAME_HEADER_BYTES: Final = 24
 _CUT_MILLISECONDS: Final = 200
 _REUSE_MILLISECONDS: Final = 10
@@ -53,6 +64,16 @@ class Checkpointer:
         self._queue = queue
         self._one = new_lock()
         self._thread: threading.Thread | None = None
+        self._held_up_since: float | None = None
+        self._again = 0.0
+        self._told = False
+
+    def is_long(self) -> bool:
+        """The WAL has grown so long that it is to be cut; a checkpoint tries."""
+        try:
+            return self._path.with_name(self._path.name + "-wal").stat().st_size > WAL_LIMIT_BYTES
+        except FileNotFoundError:
+            return False
 
     def note_wal(self, _connection: object, _name: str, pages: int) -> int:
         """SQLite's hook after a commit."""
@@ -68,6 +89,8 @@ class Checkpointer:
         """
         if full or self.wal_bytes > self.limit:
             self._relieve()
+        elif time.monotonic() < self._again:
+            return  # a reader is in the way
         elif self.wal_bytes > REUSE_BYTES and self._thread is None and not self._one.locked():
             self._thread = threading.Thread(
                 target=self._in_background, name="txnkv-checkpoint", daemon=True
@@ -109,22 +132,43 @@ class Checkpointer:
         self._thread = None
 
     def _checkpoint(self, connection: apsw.Connection, cut: bool) -> None:
+        cut = cut or self.is_long()
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_RESTART
         try:
             # Passive beside the writers, so that little is left to do while they wait.
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            there, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if moved < there and self._is_held_up():
+                return
             connection.set_busy_timeout(_CUT_MILLISECONDS if cut else _REUSE_MILLISECONDS)
             with not_waiting():
                 self._queue.acquire()
             try:
                 connection.wal_checkpoint(mode=mode)
                 self.wal_bytes = 0
+                self._held_up_since, self._told = None, False
             finally:
                 self._queue.release()
         except (apsw.BusyError, BusyError):
-            pass  # a reader or another checkpointer; it is tried again
+            self._is_held_up()  # a reader or another checkpointer; it is tried again
         finally:
             connection.set_busy_timeout(BUSY_MILLISECONDS)
+
+    def _is_held_up(self) -> bool:
+        """Somebody is in the way; true when it has been for long, and is not to be waited for."""
+        now = time.monotonic()
+        if self._held_up_since is None:
+            self._held_up_since = now
+        if now - self._held_up_since < _READING_SECONDS:
+            return False
+        self._again = now + _READING_SECONDS
+        if self.is_long() and not self._told:
+            self._told = True
+            _LOG.warning(
+                "the WAL of %s is long and grows with each commit: %s in a read or a checkpoint "
+                "that does not end. It is cut by itself when that goes on or dies",
+                self._path, _holders(self._path),
+            )  # fmt: skip
+        return True
 
     def _in_background(self) -> None:
         try:
@@ -144,3 +188,19 @@ class Checkpointer:
             # The commit is done; that the WAL could not be cut is no failure of it.
             _LOG.warning("checkpoint of %s failed: %s", self._path, error)
         self.limit = max(WAL_LIMIT_BYTES, 2 * before if self.wal_bytes else 0)
+
+
+def _holders(path: Path) -> str:
+    """Who has locks in the way, as far as the system tells. From the kernel's list: opening the
+    file here, and closing it, would drop this process's own locks.
+    """
+    try:
+        file = os.stat(path.with_name(path.name + "-shm"))
+        at = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+        lines = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
+    except OSError:
+        return "some process is"
+    found = {
+        line[4] for line in lines if len(line) == 8 and line[5] == at and int(line[6]) in _SHM_LOCKS
+    } - {str(os.getpid())}
+    return f"process {', '.join(sorted(found))} is" if found else "some process is"

@@ -96,14 +96,14 @@ class StatusDatabase:
         check_sqlite_version()
         self.path = path
         self._runtime = runtime
-        self._read_only = read_only
-        self._closed = False
+        self._read_only, self._closed = read_only, False
         self.extents = Extents(self)
         self._cache_bytes = cache_bytes
         self._readers = ReaderPool(path, read_only, cache_bytes)
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
         self._checkpointer = Checkpointer(path, self._readers, self._queue)
+        self.wal_is_long = self._checkpointer.is_long
         self._wal = WalFile(path)
         GATE.register(self)
         try:
