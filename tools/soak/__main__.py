@@ -34,11 +34,10 @@ def main() -> int:
     place = Place(options.folder)
     place.make()
     disk_mib = options.disk if options.disk and _mount(place.disk, options.disk) else 0
-    try:
-        return _soak(place, options, disk_mib)
-    finally:
-        if disk_mib:
-            subprocess.run(["umount", "--lazy", str(place.disk)], check=True)
+    wrong = _soak(place, options, disk_mib)
+    if disk_mib and not wrong:
+        subprocess.run(["umount", "--lazy", str(place.disk)], check=True)
+    return wrong
 
 
 def _mount(disk: Path, mib: int) -> bool:

@@ -171,6 +171,15 @@ def _passing(
     return step
 
 
+def _refuse_twice(messages: Sequence[txnkv.Message]) -> None:
+    """Refuse a message that is given twice by one call, and a number that was sent twice."""
+    seen: dict[int, txnkv.Message] = {}
+    for message in messages:
+        other = seen.setdefault(int(message.value), message)
+        if other is not message:
+            raise DoubledError(f"{other!r} and {message!r} came by one call")
+
+
 def banker(client: txnkv.Client, place: Place, chance: random.Random, chain: str) -> Step:
     """Moves money; the sum stays."""
 
