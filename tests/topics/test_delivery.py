@@ -243,3 +243,33 @@ def test_a_receive_looks_at_no_more_leases_than_it_takes(
         steps += leased.calls - before
     assert steps == 10
     assert received(sub) == [str(number) for number in range(10, 500)]
+
+
+def test_a_lease_that_runs_out_while_others_are_read_gives_its_message_once(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, *range(10))
+    sub = topic.subscribe("s", type="shared", lease_seconds=10)
+    sub.nack(sub.receive_many(10, timeout=0))
+    real, calls = leases.LeaseReader._read_again, iter(range(100))
+
+    def slow(*args: Any) -> Any:
+        if next(calls) == 5:
+            now.forward(11)
+        return real(*args)
+
+    monkeypatch.setattr(leases.LeaseReader, "_read_again", slow)
+    assert sorted(received(sub)) == [str(n) for n in range(10)]
+
+
+def test_messages_that_come_again_are_read_together(
+    client: txnkv.Client, topic: txnkv.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(100):
+        send(client, n)
+    sub = topic.subscribe("s", type="shared")
+    sub.nack(sub.receive_many(100, timeout=0)[::2])
+    reads = Failing(leases.read_range, RuntimeError())
+    monkeypatch.setattr(leases, "read_range", reads)
+    assert received(sub) == [str(n) for n in range(0, 100, 2)]
+    assert reads.calls == 1

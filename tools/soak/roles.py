@@ -138,7 +138,7 @@ def _passing(
         messages = subscription.receive_many(chance.choice((1, 50, 2000)), timeout=1.0)
         if not messages:
             return
-
+        _refuse_twice(messages)
         numbers = [int(message.value) for message in messages]
 
         def pass_on(txn: txnkv.Transaction) -> list[int]:

@@ -19,15 +19,16 @@ delivered again anyway.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.topics import cursors, pending_acks
 from txnkv.topics.lease_holders import LeaseHolders, free_dead
-from txnkv.topics.message import MessageId
+from txnkv.topics.message import Message, MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.redelivery import (
     FOR_EVER,
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
+
+
+_NEAR: Final = 1000
+"""Offsets between two messages that are still read together."""
 
 
 class _Claim(NamedTuple):
@@ -179,6 +184,8 @@ class LeaseReader(DeliveryReader):
             fresh, upto = self._claim_new(cur, most - len(freed))
         fault_point("leases.claimed")
         self._holders.freed()
+        if freed:
+            self._forget(freed)
         self._claims += freed
         try:
             self._read_claims()
@@ -187,6 +194,17 @@ class LeaseReader(DeliveryReader):
         for partition_id, offset in upto.items():
             self._sources[partition_id].go_to(offset)
         return bool(freed or upto)
+
+    def _forget(self, claims: Sequence[_Claim]) -> None:
+        """These came again, as their leases had run out here before they were given."""
+        again = {(claim.partition_id, claim.offset) for claim in claims}
+        numbers = self._info.topic.partitions
+        self._claims = deque(each for each in self._claims if each[:2] not in again)
+        self._ready = deque(
+            each
+            for each in self._ready
+            if (numbers[each.message.partition], each.message.offset) not in again
+        )
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
         now = clock.monotonic_micros()
@@ -261,21 +279,37 @@ class LeaseReader(DeliveryReader):
         """Have the messages of claims ready. One that cannot be read is tried again by the next
         call, and keeps no other from being given.
         """
-        for _ in range(len(self._claims)):
-            claim = self._claims[0]
-            try:
-                found = self._read_again(claim)
-            except Exception as error:
-                self._failed = error
-                self._claims.rotate(-1)
-            else:
-                self._claims.popleft()
-                self._ready += found
+        claims, self._claims = sorted(self._claims), deque()
+        for run in _runs(claims):
+            found = self._read_run(run)
+            for claim in run:
+                try:
+                    self._ready += self._read_again(claim, found.get(claim.offset))
+                except Exception as error:
+                    self._failed = error
+                    self._claims.append(claim)
 
-    def _read_again(self, claim: _Claim) -> list[Delivery]:
-        """The message of a lease; none when retention took it, or the lease ran out."""
+    def _read_run(self, run: Sequence[_Claim]) -> dict[int, Message]:
+        """Messages of claims, by offset; those before the first that cannot be read."""
+        wanted = {claim.offset for claim in run}
+        first, last = run[0].offset, run[-1].offset
+        partition = self._sources[run[0].partition_id].partition
+        found: dict[int, Message] = {}
+        if len(run) > 1:
+            with suppress(Exception):  # whose it is shows when they are read one by one
+                for message in read_range(self._engine, partition, first, last + 1):
+                    if message.offset in wanted:
+                        found[message.offset] = message
+        return found
+
+    def _read_again(self, claim: _Claim, message: Message | None) -> list[Delivery]:
+        """The message of a lease, if it is not read yet; none when retention took it, or the lease
+        ran out.
+        """
         if clock.monotonic_micros() >= claim.until:
             return []
+        if message is not None:
+            return [Delivery(message, claim.before, claim.until)]
         partition, at = self._sources[claim.partition_id].partition, claim.offset
         for message in read_range(self._engine, partition, at, at + 1):
             return [Delivery(message, claim.before, claim.until)]
@@ -308,6 +342,20 @@ class LeaseReader(DeliveryReader):
                 "AND slot = ? AND start = ? AND consumer = ? AND until IS NOT NULL",
                 (self._info.id, *self._place),
             )
+
+
+def _runs(claims: Sequence[_Claim]) -> Iterator[list[_Claim]]:
+    """Claims that are near each other, in their order."""
+    run: list[_Claim] = []
+    for claim in claims:
+        if run and (claim.partition_id, claim.offset) > (
+            run[-1].partition_id, run[-1].offset + _NEAR
+        ):  # fmt: skip
+            yield run
+            run = []
+        run.append(claim)
+    if run:
+        yield run
 
 
 def _lease(

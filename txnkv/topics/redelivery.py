@@ -213,15 +213,14 @@ class DeliveryReader(ABC):
         """The next messages, at most so many; none when there are none now."""
         if self._ready:
             self._ready = deque(each for each in self._ready if self._is_mine(each))
-        ready = self._ready
         try:
-            if len(ready) < most:
+            if len(self._ready) < most:
                 self._gather(most)
         except Exception:
-            if not ready:
+            if not self._ready:
                 raise
             # What it failed at is there still: the next call meets it again.
-        return [ready.popleft() for _ in range(min(most, len(ready)))]
+        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """These were taken last, and not given: they are taken again."""
