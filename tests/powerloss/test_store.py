@@ -88,7 +88,7 @@ PLANTS = {
     "row sets are not synced": """
         import lmdb
         real = lmdb.open
-        lmdb.open = lambda *args, **options: real(*args, **options, sync=False)
+        lmdb.open = lambda *args, **options: real(*args, **(options | {"sync": False}))
         """,
     "names of tablets are not synced": """
         from txnkv.storage import lmdb_open

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from txnkv.core import CoreError
 from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Gauge
+from txnkv.storage.fork import GATE
+from txnkv.storage.lmdb_errors import descriptor_limit
+from txnkv.storage.locks import new_lock
+from txnkv.storage.write_queue import not_waiting, patience
 
 _log = logging.getLogger("txnkv")
 
@@ -31,6 +37,13 @@ EVERY: Final = (TxnkvError, *DAMAGE)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
 """Nothing goes on after these."""
+
+SIDE_BY_SIDE: Final = 8
+"""Parts on which `Damage.each` works at once, at most: some wait for the disk, others go on."""
+_FEW: Final = 4
+"""Parts for which no thread is begun."""
+_DESCRIPTORS: Final = 64
+"""For each thread the process may have so many, else there are less threads."""
 
 
 class _Part(Protocol):
@@ -90,6 +103,8 @@ class Damage:
         do: Callable[[P], object],
         lives: Callable[[P], bool] = lambda _: True,
         only: Kinds = EVERY,
+        *,
+        side_by_side: bool = False,
     ) -> dict[int, Exception]:
         """Do a piece of work on every part, whatever fails in one of them.
 
@@ -99,19 +114,39 @@ class Damage:
             do: does it.
             lives: what fails in others, as those that were dropped, is no matter.
             only: as in `guard`.
+            side_by_side: on several at once, where there are many; in no order.
 
         Returns:
             The errors, by id of the part.
         """
         errors: dict[int, Exception] = {}
-        for part in parts:
-            with self.guard(part.label, work, only) as one:
-                do(part)
-            if one.error is not None and lives(part):
-                errors[part.id] = one.error
-            elif one.error is not None:
-                self.clear(part.label)
+
+        def one_by_one(parts: Iterable[P]) -> None:
+            for part in parts:
+                self._one(part, work, do, lives, only, errors)
+
+        if side_by_side:
+            parts = list(parts)
+            _share(one_by_one, parts, min(len(parts) // _FEW, SIDE_BY_SIDE))
+        else:
+            one_by_one(parts)
         return errors
+
+    def _one(
+        self,
+        part: P,
+        work: str,
+        do: Callable[[P], object],
+        lives: Callable[[P], bool],
+        only: Kinds,
+        errors: dict[int, Exception],
+    ) -> None:
+        with self.guard(part.label, work, only) as one:
+            do(part)
+        if one.error is not None and lives(part):
+            errors[part.id] = one.error
+        elif one.error is not None:
+            self.clear(part.label)
 
     def clear(self, part: str, work: str | None = None) -> None:
         """A part is well, or gone."""
@@ -162,3 +197,43 @@ def raise_first(errors: Mapping[int, Exception]) -> None:
     """Raise the first of what `Damage.each` answered, if there is any."""
     for error in errors.values():
         raise error
+
+
+def _share(do: Callable[[Iterable[P]], object], parts: list[P], threads: int) -> None:
+    """Have several threads do a piece of work, each on what no other has taken."""
+    threads = min(threads, descriptor_limit() // _DESCRIPTORS)
+    if threads <= 1:
+        do(parts)
+        return
+    left, lock = iter(parts), new_lock()
+    raised: list[BaseException] = []
+
+    def taken() -> Iterator[P]:
+        while True:
+            with lock:
+                part = None if raised else next(left, None)
+            if part is None:
+                return
+            yield part
+
+    waiting = patience()
+
+    def run() -> None:
+        try:
+            # A fork that waits for all of it would keep newcomers out.
+            with GATE.use(), not_waiting(waiting):
+                do(taken())
+        except BaseException as error:
+            raised.append(error)
+
+    workers: list[threading.Thread] = []
+    with suppress(RuntimeError):  # no more threads are to be had
+        while len(workers) < threads - 1:
+            worker = threading.Thread(target=run, name="txnkv-each")
+            worker.start()
+            workers.append(worker)
+    run()
+    for worker in workers:
+        worker.join()
+    if raised:
+        raise raised[0]

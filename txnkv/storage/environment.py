@@ -63,19 +63,16 @@ class Environment:
         self,
         path: Path,
         options: EnvironmentOptions,
-        with_room: Callable[[Callable[[], OpenLmdb]], OpenLmdb],
+        with_room: Callable[[Environment, Callable[[], None]], None],
         tracked: Tracked | None = None,
     ) -> None:
         self.path = path
-        self._with_room = with_room
-        self._tracked = tracked
+        self._with_room, self._tracked = with_room, tracked
         self.last_used = 0
-        self._options = options
-        self._map_size = options.initial_map_size
+        self._options, self._map_size = options, options.initial_map_size
         self._lmdb: OpenLmdb | None = None
         self._retired = self._stale = False
-        self._handles = Handles(path)
-        self._gate = SharedGate()
+        self._handles, self._gate = Handles(path), SharedGate()
         self._opening, self._turn = new_lock(), FolderTurn(path)
         self._live = _Live()
 
@@ -224,6 +221,11 @@ class Environment:
         """True while LMDB has the file mapped."""
         return self._lmdb is not None
 
+    @property
+    def is_writable(self) -> bool:
+        """True while LMDB has it open to write."""
+        return (open_ := self._lmdb) is not None and open_.writable
+
     def close(self, timeout: float | None = None) -> bool:
         """Closes LMDB once no transaction of this process is live; it opens again on use.
 
@@ -233,13 +235,7 @@ class Environment:
         Returns:
             False when transactions were left; nothing was closed then.
         """
-        if self._gate.in_use_here or not self._gate.drain(timeout):
-            return False
-        try:
-            self.close_now()
-        finally:
-            self._gate.reopen()
-        return True
+        return not self._gate.in_use_here and self._close(timeout)
 
     def retire(self, timeout: float | None = None) -> bool:
         """Closes LMDB for good; every later use raises ClosedError.
@@ -250,10 +246,13 @@ class Environment:
         Raises:
             RuntimeError: this thread has a transaction on the environment.
         """
+        return self._close(timeout, for_good=True)
+
+    def _close(self, timeout: float | None, *, for_good: bool = False) -> bool:
         if not self._gate.drain(timeout):
             return False
         try:
-            self._retired = True
+            self._retired |= for_good
             self.close_now()
         finally:
             self._gate.reopen()
@@ -320,13 +319,11 @@ class Environment:
     @property
     def map(self) -> Map | None:
         """Stands for the map as it is now: another one when it was opened anew or moved."""
-        open_ = self._lmdb
-        return None if open_ is None else open_.map
+        return None if (open_ := self._lmdb) is None else open_.map
 
     def has(self, name: bytes) -> bool:
         """Whether it is open and knows the database, for all transactions that begin now."""
-        open_ = self._lmdb
-        return open_ is not None and name in open_.handles
+        return (open_ := self._lmdb) is not None and name in open_.handles
 
     def end_read(self, scope: Scope) -> None:
         """Ends a read."""
@@ -407,15 +404,18 @@ class Environment:
         open_ = self._lmdb
         if open_ is not None:
             return open_
-        tracked = self._tracked
-        required = None if tracked is None else tracked.required()
+        required = self._tracked.required() if self._tracked else None
         with self._opening:
             if self._retired:
                 raise ClosedError(f"{self.path} was closed for good; ask for it again")
             if self._lmdb is None:
-                how = self._options, self._map_size, writing, self._turn, tracked, required
-                self._lmdb = self._with_room(lambda: OpenLmdb.open(self.path, *how))
+                self._with_room(self, lambda: self._open(writing, required))
+            assert self._lmdb is not None
             return self._lmdb
+
+    def _open(self, writing: bool, required: Extent | None) -> None:
+        how = self._options, self._map_size, writing, self._turn, self._tracked, required
+        self._lmdb = OpenLmdb.open(self.path, *how)
 
     def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:
         with self._gate.drained():

@@ -8,7 +8,7 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -24,11 +24,15 @@ from txnkv.storage.lmdb_errors import (
     errno_of,
     translate,
 )
-from txnkv.storage.lmdb_open import EnvironmentOptions, OpenLmdb, make_environment_files
+from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError, patience
 
 OPEN_CAP = 1024
+WRITABLE_CAP = 64
+"""Of those that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
+_SHARE = 8
+"""Where there are too many, an eighth more than those is closed: not one for each that comes."""
 
 
 class _Table:
@@ -37,6 +41,7 @@ class _Table:
     def __init__(self) -> None:
         self._lock = new_lock()
         self._environments: dict[str, tuple[Environment, int]] = {}
+        self._opened: dict[Environment, None] = {}  # those that are open, and some that were
         self.open_cap = OPEN_CAP
         GATE.register(self)
 
@@ -73,6 +78,7 @@ class _Table:
             if not environment.retire(timeout=0):
                 return False
             del self._environments[key]
+            self._opened.pop(environment, None)
             return True
 
     def drop(self, environment: Environment) -> None:
@@ -87,36 +93,55 @@ class _Table:
             kept, _ = self._environments.get(str(environment.path), (None, 0))
             if kept is environment:
                 del self._environments[str(environment.path)]
+            self._opened.pop(environment, None)
 
     def opened(self) -> list[Environment]:
         """Those that LMDB has mapped now."""
-        return [each for each, _ in list(self._environments.values()) if each.is_open]
+        opened = []
+        for each in list(self._opened):
+            if each.is_open:
+                opened.append(each)
+            else:
+                self._opened.pop(each, None)
+                if each.is_open:  # opened meanwhile
+                    self._opened[each] = None
+        return opened
 
-    def with_room(self, open_one: Callable[[], OpenLmdb]) -> OpenLmdb:
+    def with_room(self, environment: Environment, open_it: Callable[[], None]) -> None:
         """Opens one more, and before that closes the idle ones that were used longest ago.
 
         Each takes three descriptors, and a quarter of them is left to the program. Where that has
         more open itself, half of the idle ones are closed, and no more are open from then on.
         """
-        self._close_idle(min(self.open_cap, descriptor_limit() // 4) - 1)
+        cap = min(self.open_cap, descriptor_limit() // 4)
+        if len(self._opened) >= min(cap, WRITABLE_CAP):
+            self._make_room(cap)
         try:
-            return open_one()
+            open_it()
         except (lmdb.Error, OSError) as error:
             if errno_of(error) not in NO_DESCRIPTOR_ERRNOS:
                 raise
             self.open_cap = max(len(self.opened()) // 2, 1)
-            self._close_idle(self.open_cap - 1)
-        return open_one()
+            self._close_idle(self.opened(), self.open_cap - 1)
+            open_it()
+        self._opened[environment] = None  # no sooner: what is not open is taken out
 
-    def _close_idle(self, left: int) -> None:
+    def _make_room(self, cap: int) -> None:
         opened = self.opened()
+        writable = [each for each in opened if each.is_writable]
+        if len(writable) >= WRITABLE_CAP:
+            self._close_idle(writable, WRITABLE_CAP - WRITABLE_CAP // _SHARE)
+            opened = self.opened()
+        if len(opened) >= cap:
+            self._close_idle(opened, cap - max(cap // _SHARE, 1))
+
+    @staticmethod
+    def _close_idle(opened: Sequence[Environment], left: int) -> None:
         surplus = len(opened) - left
-        if surplus <= 0:
-            return
         for environment in sorted(opened, key=lambda each: each.last_used):
-            surplus -= environment.close(timeout=0)
             if surplus <= 0:
                 return
+            surplus -= environment.close(timeout=0)
 
     # -- fork --------------------------------------------------------------------------
 
@@ -124,6 +149,7 @@ class _Table:
         """Closes all; see `txnkv.storage.fork`."""
         for environment in self.opened():
             environment.close_now()
+        self._opened.clear()
 
     def after_fork_in_child(self) -> None:
         """Keeps the objects, which open anew."""
@@ -164,27 +190,43 @@ class Environments:
         self._held: dict[str, Environment] = {}
         self._closed = False
 
-    def get(self, name: str, create: bool = True, label: str = "") -> Environment:
+    def get(
+        self, name: str, create: bool = True, label: str = "", databases: Sequence[bytes] = ()
+    ) -> Environment:
         """The environment of this name, below the store's folder; the same object every time.
 
         Args:
             name: of the folder.
             create: make it when it is missing.
             label: as messages to people name it.
+            databases: that a new one has from the beginning.
 
         Raises:
             StoreNotFoundError: there is none and `create` is false, or the store is read-only.
             CorruptionError: it was there, and is gone.
             ClosedError: the store was closed.
         """
-        with GATE.use(), self._lock:
-            held = self._held.get(name)
-            if held is not None and not held.is_retired:
-                return held
-            if self._closed:
-                raise ClosedError(f"store {self._directory.path} is closed; open it again")
-            self._held[name] = environment = self._acquire(name, create, label)
-            return environment
+        with GATE.use():
+            with self._lock:
+                found = self._known(name)
+            if found is None:
+                # Not under the lock: many are made side by side, and each waits for the disk.
+                tracked = self._tracked(name, label)
+                path = self._made(name, create, tracked, databases)
+                options = EnvironmentOptions(self.map_size, read_only=self._directory.read_only)
+                with self._lock:
+                    found = self._known(name)
+                    if found is None:
+                        found = self._held[name] = _TABLE.acquire(path, options, tracked)
+            return found
+
+    def _known(self, name: str) -> Environment | None:
+        held = self._held.get(name)
+        if held is not None and not held.is_retired:
+            return held
+        if self._closed:
+            raise ClosedError(f"store {self._directory.path} is closed; open it again")
+        return None
 
     def was_made(self, name: str, label: str = "") -> bool:
         """Whether there is one of this name.
@@ -219,10 +261,11 @@ class Environments:
             return None
         return Tracked(self._extents, name, label)
 
-    def _acquire(self, name: str, create: bool, label: str) -> Environment:
+    def _made(
+        self, name: str, create: bool, tracked: Tracked | None, databases: Sequence[bytes]
+    ) -> Path:
         path = Path(os.path.realpath(self._directory.path / name))
         read_only = self._directory.read_only
-        tracked = self._tracked(name, label)
         if not self._is_there(path, tracked):
             if read_only or not create:
                 raise StoreNotFoundError(
@@ -230,11 +273,10 @@ class Environments:
                     "made, or was removed"
                 )
             try:
-                make_environment_files(path)
+                make_environment_files(path, databases)
             except (lmdb.Error, OSError) as error:
                 raise translate(error, path) or error from error
-        options = EnvironmentOptions(self.map_size, read_only=read_only)
-        return _TABLE.acquire(path, options, tracked)
+        return path
 
     def drop(self, name: str) -> None:
         """Closes an environment for good, so that its files may go; one not known is fine.

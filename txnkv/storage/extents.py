@@ -87,7 +87,12 @@ def read_extent(env: Any) -> Extent:
 def write_mark(env: Any, extent: Extent) -> None:
     """Have an `lmdb.Environment` that is used by nobody else be written so far."""
     with env.begin(write=True) as txn:
-        txn.put(_MARK, _FORM.pack(extent.identity, extent.written - txn.id()))
+        put_mark(txn, extent)
+
+
+def put_mark(txn: Any, extent: Extent) -> None:
+    """As `write_mark`, in a write transaction."""
+    txn.put(_MARK, _FORM.pack(extent.identity, extent.written - txn.id()))
 
 
 class Extents:

@@ -24,6 +24,7 @@ destructor touches it. A child that only calls exec, as `subprocess` does, is no
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  its hook is to run after ours, see below
 import ctypes
 import os
 import sys
@@ -189,6 +190,8 @@ def _leak(thing: object) -> None:
 GATE = ForkGate()
 """The gate of this process."""
 
+# Hooks before a fork run last one first. Those of executors and of logging take a lock of all of
+# their users: were it taken before ours, who is in the gate and wants it would never leave.
 os.register_at_fork(
     before=GATE.before_fork,
     after_in_parent=GATE.after_fork_in_parent,

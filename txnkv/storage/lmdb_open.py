@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,15 +35,16 @@ from txnkv.storage.seam import clock
 from txnkv.storage.write_queue import FolderTurn
 
 MAX_DATABASES = 16
-MAX_READERS = 4096
+MAX_READERS = 1024
+"""Of all processes together. The file of their slots is 64 KiB, for each tablet and partition."""
 # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8
 _LEAST_MAP = 1 << 30
 _TRIES = 10
 _NEW_MAP = 1 << 20
-_NEW_BYTES = 3 * mmap.PAGESIZE
-"""A data file in which nothing but its mark was ever committed is no longer than this."""
+_BORN = 1
+"""Number of the transaction that makes the mark and the databases of a new environment."""
 _LOOK_EVERY = 1_000_000
 """Microseconds after which a reader looks whether the file is still in its place."""
 
@@ -131,14 +132,14 @@ class OpenLmdb:
         """
         size = _data_bytes(path, tracked if required is not None else None)
         writing = writing or size == 0
-        if size <= _NEW_BYTES and not options.read_only:
-            # LMDB syncs what it writes, not the names of its files. Before the first commit, so
-            # that whoever finds the file longer, in this process or another, finds it durable.
-            sync_directory(path)
-            sync_directory(path.parent)
         env, inode = _opened_in_place(path, options, map_size, writing)
         opened = cls(env, path, writing, turn or FolderTurn(path), _inode=inode)
         try:
+            if writing and opened.last_number <= _BORN:
+                # LMDB syncs what it writes, not the names of its files. Before the first commit, so
+                # that whoever finds a later one, in this process or another, finds it durable.
+                sync_directory(path)
+                sync_directory(path.parent)
             if not options.read_only:
                 opened._cover()
             opened.identity, opened.base = extents.read_mark(env)
@@ -369,8 +370,10 @@ def _data_bytes(path: Path, written: Tracked | None) -> int:
     return size
 
 
-def make_environment_files(path: Path) -> None:
+def make_environment_files(path: Path, databases: Sequence[bytes] = ()) -> None:
     """Makes the folder and the files of an environment; those that are there stay.
+
+    A new one has the databases: each that is made later is a commit more.
 
     Opening never does this: an environment that was closed as idle and meanwhile removed by
     another process must not come back as an empty one.
@@ -384,22 +387,31 @@ def make_environment_files(path: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
         _make_lock_file(path / "lock.mdb")
         if not (path / "data.mdb").exists():
-            _make_data_file(path)
+            _make_data_file(path, databases)
     finally:
         os.close(folder)
 
 
-def _make_data_file(path: Path) -> None:
+def _make_data_file(path: Path, databases: Sequence[bytes]) -> None:
     # LMDB writes the first two pages without a sync, and a file whose pages did not arrive before
     # a power loss is damaged for good. So it has another name until they are durable.
     new = path / "data.mdb.new"
     new.unlink(missing_ok=True)
     make_private_file(new)
     env = lmdb.open(
-        str(new), subdir=False, lock=False, map_size=_NEW_MAP, meminit=False, sync=False
+        str(new),
+        subdir=False,
+        lock=False,
+        sync=False,
+        map_size=_NEW_MAP,
+        meminit=False,
+        max_dbs=MAX_DATABASES,
     )
     try:
-        extents.write_mark(env, Extent(extents.new_identity(), 1))
+        with env.begin(write=True) as txn:
+            for name in databases:
+                env.open_db(name, txn=txn)
+            extents.put_mark(txn, Extent(extents.new_identity(), 1))
         env.sync(True)
     finally:
         env.close()

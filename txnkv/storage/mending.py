@@ -89,7 +89,7 @@ class Mending:
 
     def _open(self) -> Environment:
         options = EnvironmentOptions(self._map_size)
-        return Environment(self._aside, options, lambda open_one: open_one())
+        return Environment(self._aside, options, lambda _, open_it: open_it())
 
     def _copied(self) -> bool:
         shutil.rmtree(self._aside, ignore_errors=True)  # of one that died

@@ -46,9 +46,13 @@ _mine: Final = _Mine()
 
 
 @contextmanager
-def not_waiting() -> Iterator[None]:
-    """For background work: in this thread nothing queues for longer than PATIENCE."""
-    before, _mine.patience = _mine.patience, PATIENCE
+def not_waiting(seconds: float | None = PATIENCE) -> Iterator[None]:
+    """For background work: in this thread nothing queues for longer than PATIENCE.
+
+    Args:
+        seconds: instead of it, for a thread that works for another: the `patience` of that.
+    """
+    before, _mine.patience = _mine.patience, seconds
     try:
         yield
     finally:

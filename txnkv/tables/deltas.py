@@ -62,7 +62,7 @@ def put_deletes(tablet: Tablet, deletes: Deletes, check: Check) -> Counts:
         What `check` raises.
     """
     work = _Work(tablet, check, [(id, core.Delta(*given)) for id, given in deletes.items()])
-    environment = tablet.environment(create=True)
+    environment = tablet.to_write()
     found: Counts = {}
     at: tuple[int, int] | None = (0, 0) if work.deltas else None
     while at is not None:

@@ -270,11 +270,19 @@ class TableEngine:
         upkeep.look_after(self)
 
     def each(
-        self, ids: Iterable[int], work: str, do: Callable[[Tablet], object], only: Kinds = EVERY
+        self,
+        ids: Iterable[int],
+        work: str,
+        do: Callable[[Tablet], object],
+        only: Kinds = EVERY,
+        *,
+        side_by_side: bool = False,
     ) -> dict[int, Exception]:
         """Do a piece of work on those of these tablets that are there; see `Damage.each`."""
         there = (each for each in map(self.tablet, ids) if each is not None)
-        return self.coordinator.damage.each(there, work, do, self._lives, only)
+        return self.coordinator.damage.each(
+            there, work, do, self._lives, only, side_by_side=side_by_side
+        )
 
     def _lives(self, tablet: Tablet) -> bool:
         with self.store.status.read() as cur:

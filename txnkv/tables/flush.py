@@ -179,7 +179,7 @@ def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
 
     def clear(tablet: Tablet) -> None:
         for id in row_sets[tablet.id]:
-            tablet.environment(create=True).write(
+            tablet.to_write().write(
                 lambda txn, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
             )
         tablet.forget(row_sets[tablet.id])
@@ -254,9 +254,9 @@ def _flush(
     def kill(tablet: Tablet) -> None:
         counts[tablet.id] = _kill(loads[tablet.id])
 
-    failed |= _failed(engine, engine.each(loads, WORK, write, DAMAGE))
+    failed |= _failed(engine, engine.each(loads, WORK, write, DAMAGE, side_by_side=True))
     fault_point("flush.written")
-    failed |= _failed(engine, engine.each(written, WORK, kill, DAMAGE))
+    failed |= _failed(engine, engine.each(written, WORK, kill, DAMAGE, side_by_side=True))
     for id in loads.keys() - counts.keys():
         del loads[id]
     with status.write() as cur:

@@ -173,7 +173,7 @@ def collect(engine: TableEngine) -> int:
 
     def remove(tablet: Tablet) -> None:
         for id in doomed[tablet.id]:
-            tablet.environment(create=True).write(
+            tablet.to_write().write(
                 lambda txn, id=id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
             )
             fault_point("history.removed")

@@ -272,7 +272,7 @@ def sweep_row_sets(
     tablet: Tablet, row_set_ids: Sequence[int], txn_id: int, low_water_mark: int
 ) -> None:
     """Fence an ended transaction off a tablet and remove row sets of it, one at a time."""
-    environment = tablet.environment(create=True)
+    environment = tablet.to_write()
 
     def end(txn: lmdb.Transaction) -> None:
         fence.mark_ended(txn, tablet.fence_db, txn_id, low_water_mark)

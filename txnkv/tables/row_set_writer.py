@@ -126,7 +126,7 @@ def put_row_set(encoded: EncodedRowSet, check: Check) -> None:
         StorageFullError: the disk is full; blocks already written are swept by the abort.
         What `check` raises.
     """
-    environment = encoded.tablet.environment(create=True)
+    environment = encoded.tablet.to_write()
     batch: list[Value] = []
     waiting = 0
     for value in encoded.values:
@@ -190,7 +190,7 @@ class RowSetBuilder:
                 self._write()
 
     def _write(self) -> None:
-        environment = self._tablet.environment(create=True)
+        environment = self._tablet.to_write()
         environment.write(_put(self._tablet, self._values, _unchecked))
         self._values, self._waiting = [], 0
         fault_point(self._point)

@@ -184,13 +184,21 @@ class Tablet:
 
     # -- storage -----------------------------------------------------------------------
 
-    def environment(self, *, create: bool = False) -> Environment:
+    def to_write(self) -> Environment:
+        """The tablet's environment, made where there is none; it is not opened yet: to be opened
+        to write at once, where it is not open to read.
+        """
+        return self._store.environments.get(
+            f"tablets/{self.id}", label=self.label, databases=(BLOCKS_DB, FENCE_DB)
+        )
+
+    def environment(self) -> Environment:
         """The tablet's environment, with its databases opened.
 
         Opened outside of a transaction: one that began before could not use them.
         """
         environment = self._store.environments.get(
-            f"tablets/{self.id}", create=create, label=self.label
+            f"tablets/{self.id}", create=False, label=self.label
         )
         environment.db(BLOCKS_DB)
         environment.db(FENCE_DB)

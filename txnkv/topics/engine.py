@@ -276,12 +276,20 @@ class TopicEngine:
         return next(each for each in self.partitions(topic) if each.id == id)
 
     def each(
-        self, ids: Iterable[int], work: str, do: Callable[[Partition], object], only: Kinds = EVERY
+        self,
+        ids: Iterable[int],
+        work: str,
+        do: Callable[[Partition], object],
+        only: Kinds = EVERY,
+        *,
+        side_by_side: bool = False,
     ) -> dict[int, Exception]:
         """Do a piece of work on those of these partitions that are there; see `Damage.each`."""
         there = (each for each in map(self.partition, ids) if each is not None)
         lives = self.is_live
-        return self.coordinator.damage.each(there, work, do, lambda each: lives(each.topic), only)
+        return self.coordinator.damage.each(
+            there, work, do, lambda each: lives(each.topic), only, side_by_side=side_by_side
+        )
 
     def forget(self, id: int) -> None:
         """A partition is gone for good."""
@@ -354,7 +362,8 @@ class TopicEngine:
         with self.store.status.read() as cur:
             live = catalog.live_partitions(cur)
         ids = [id for id in partition_ids if id in live]
-        errors = self.each(ids, "a flush", partial(completing.complete, self), DAMAGE)
+        complete = partial(completing.complete, self)
+        errors = self.each(ids, "a flush", complete, DAMAGE, side_by_side=True)
         return {
             (payload.TOPIC, id): f"{self._partitions[id].label} is damaged: {error}"
             for id, error in errors.items()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from txnkv.storage.environment import Environment
 from txnkv.storage.store import Store
 from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.log_state import DATABASES
 from txnkv.topics.partition_log import LogOptions, PartitionLog
 from txnkv.topics.side_logs import SideLogs
 
@@ -50,6 +51,11 @@ class Partition:
         return self._store.environments.was_made(f"logs/{self.id}", self.label)
 
     @property
+    def is_made(self) -> bool:
+        """As `exists`; no I/O once it was opened."""
+        return self._opened is not None or self.exists
+
+    @property
     def environment(self) -> Environment:
         """Where its log lies.
 
@@ -76,7 +82,9 @@ class Partition:
 
     def _open(self) -> Opened:
         options = self.topic.options
-        environment = self._store.environments.get(f"logs/{self.id}", label=self.label)
+        environment = self._store.environments.get(
+            f"logs/{self.id}", label=self.label, databases=DATABASES
+        )
         limits = LogOptions(
             segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
         )
