@@ -18,6 +18,7 @@ from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.commit_reader import CommitReader, torn_before
+from txnkv.topics.ends import Ends
 from txnkv.topics.fetch import FETCH_BYTES, HELD_BYTES
 from txnkv.topics.log_view import bounds, offset_for_time
 from txnkv.topics.message import Message, messages_of
@@ -116,6 +117,7 @@ class Consumer(Closing):
         # Over a sidecar, messages stand in the log as their transactions were committed.
         self._by_commit = whole or (order == "commit" and topic.buffer == "marker")
         self._readers = self._begin(start)
+        self._ends = Ends(self._engine, topic)
         self._whole = WholeOrder(self._engine, self._readers) if whole else None  # type: ignore[arg-type]
 
     # -- reading -----------------------------------------------------------------------
@@ -370,8 +372,15 @@ class Consumer(Closing):
                 continue  # nothing is given only where nothing is there, whatever the time
             if waiting.is_over:
                 return []
-            if not waiting.wait(any(reader.pending for reader in readers)):
+            if not waiting.wait(self._is_pending()):
                 return []
+
+    def _is_pending(self) -> bool:
+        if self._whole is not None:
+            return any(reader.pending for reader in self._readers.values())
+        self._ends.look()
+        is_ahead, partitions = self._ends.is_ahead, self._partitions
+        return any(is_ahead(partitions[each].id, read) for each, read in self._readers.items())
 
     @shielded
     def _gather(self, most: int) -> _Parts:
@@ -406,10 +415,12 @@ class Consumer(Closing):
         return parts
 
     def _read(self, most: int) -> _Parts:
-        """With one look at each partition at most, each in its turn."""
+        """With one look at most at each partition that has something new, each in its turn."""
         room = self._max_bytes
         if self._whole is not None:
             return self._whole.gather(most, room)
+        self._engine.require_live(self._topic)
+        self._ends.look()
         parts: _Parts = []
         readers = list(self._readers.items())
         turn = self._turn % len(readers)
@@ -419,7 +430,7 @@ class Consumer(Closing):
             held = reader.held
             if not held and free <= 0:
                 continue  # others give what they hold first
-            if reader.load(room=free):
+            if self._ends.has_new(self._partitions[number].id, reader) and reader.load(room=free):
                 free -= reader.held - held
                 rows = reader.take(most, room)
                 parts.append((number, rows))

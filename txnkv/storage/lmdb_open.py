@@ -36,7 +36,7 @@ from txnkv.storage.write_queue import FolderTurn
 
 MAX_DATABASES = 16
 MAX_READERS = 1024
-"""Of all processes together. The file of their slots is 64 KiB, for each tablet and partition."""
+"""Of all processes together. The file of their slots has 64 KiB, for each tablet and partition."""
 # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8

@@ -162,14 +162,16 @@ class Compactor:
         return None
 
     def _marks(self) -> dict[int, tuple[int, ...]]:
-        """What changes with the row sets of each tablet, and with their deletes."""
+        """What changes with the row sets of each tablet, and with their deletes. A tablet of one
+        row set without any has nothing to be done, and there may be thousands of those.
+        """
         with self._engine.store.status.read() as cur:
             live = flush.live_tablets(cur)
             return {
                 id: tuple(mark)
                 for id, *mark in cur.execute(
                     "SELECT tablet_id, count(*), max(id), sum(delta_seq) FROM row_sets "
-                    "WHERE state = ? GROUP BY tablet_id",
+                    "WHERE state = ? GROUP BY tablet_id HAVING count(*) > 1 OR sum(deleted) > 0",
                     (manifest.COMMITTED,),
                 )
                 if id in live

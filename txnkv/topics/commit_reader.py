@@ -116,7 +116,7 @@ class CommitReader:
             what is left of them is given.
 
     Attributes:
-        pending, moved, held: see `PartitionReader`.
+        empty_at, pending, moved, held: see `PartitionReader`.
         is_behind: the last look missed commits: the store is open to read only, and nobody has
             written their end markers yet.
     """
@@ -141,7 +141,6 @@ class CommitReader:
         self._whole = whole
         self._reassembly = Reassembly()
         self._places = BatchPlaces()
-        self._empty_at: int | None = None
         self.moved = False
         self.is_behind = False
         self.seek(offset)
@@ -161,6 +160,8 @@ class CommitReader:
         """Go on with the first commit at or behind an offset."""
         self._reassembly.reset()
         self._run: _Run | None = None
+        self._empty_at: int | None = None
+        self.empty_at: int | None = None
         self._inside: CommitEntry | None = None  # this one goes on, at `_read_to`
         self._position = self._next = offset
         self._read_to = 0
@@ -192,6 +193,7 @@ class CommitReader:
         if self._run is not None:
             return True
         self._room = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
+        self.empty_at = None
         try:
             found = look_at(
                 self._engine,
@@ -224,7 +226,8 @@ class CommitReader:
             view.require(self._end)
             entries = entries[: bisect_left(entries, self._end, key=_place)]
         if not entries:
-            self._next = self._position = self._empty_at = view.high_watermark
+            self._next = self._position = view.high_watermark
+            self.empty_at = self._empty_at = view.high_watermark
             return None
         if upto is not None:
             entries = entries[: bisect_left(entries, upto + 1, key=_commit_ts)]

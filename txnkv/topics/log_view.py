@@ -287,6 +287,13 @@ def look_at(
             decided = engine.look(partition.id).next_offset if whole else _marked(engine, partition)
             decided = max(decided, fresh[-1].next_offset if fresh else 0)
         try:
+            if not partition.is_made:
+                given = engine.look(partition.id).next_offset
+                view = LogView(engine, partition, None, latest, fresh, reached, given)
+                if not view.is_behind:
+                    found = see(view)
+                    _remember(partition, fresh, view.high_watermark)
+                    return found
             with partition.environment.read() as txn:
                 view = LogView(engine, partition, txn, latest, fresh, reached, decided)
                 if helped or not view.is_behind:

@@ -33,6 +33,10 @@ class PartitionReader(Protocol):
         """Where a new reader would go on after the messages that were given."""
 
     @property
+    def empty_at(self) -> int | None:
+        """Where the partition ended when the last look found nothing; else None."""
+
+    @property
     def pending(self) -> bool:
         """The last look saw signs of messages that are on their way."""
 
@@ -84,7 +88,7 @@ class OffsetReader:
         max_bytes: of one fetch.
 
     Attributes:
-        pending, moved, held: see `PartitionReader`.
+        empty_at, pending, moved, held: see `PartitionReader`.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class OffsetReader:
         self._look_back = LookBack(
             engine, partition, self._reassembly, begin=0, max_bytes=max_bytes, skip_lost=True
         )
-        self._empty_at: int | None = None
+        self.empty_at: int | None = None
         self.moved = False
         self.held = 0
         self._ready: pa.RecordBatch | None = None
@@ -131,7 +135,7 @@ class OffsetReader:
     @property
     def pending(self) -> bool:
         """See `PartitionReader`."""
-        at = self._empty_at
+        at = self.empty_at
         return at is not None and self._engine.look(self._partition.id).next_offset > at
 
     def seek(self, offset: int) -> None:
@@ -139,7 +143,7 @@ class OffsetReader:
         if self._filter is not None:
             self._filter.reset()
         self._reassembly.reset()
-        self._ready, self.held = None, 0
+        self._ready, self.held, self.empty_at = None, 0, None
         self._position = self._fetched_to = offset
 
     def load(self, *, room: int | None = None) -> bool:
@@ -156,6 +160,7 @@ class OffsetReader:
         self.moved = False
         if self._ready is not None:
             return True
+        self.empty_at = None
         at = self._fetched_to
         most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
         found = fetch(self._engine, self._partition, at, most, self._isolation)
@@ -167,7 +172,7 @@ class OffsetReader:
         if rows is None:
             self._position = following
             self.moved = following > at
-            self._empty_at = found.high_watermark
+            self.empty_at = None if self.moved else found.high_watermark
             return False
         self._ready, self._given, self.held = rows, 0, rows.nbytes
         return True

@@ -1,0 +1,103 @@
+"""Many partitions: a poll opens and looks at those alone that have something new."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.topics.reading_tools import partition_of
+from tools.topic_writers import abort, begin, commit, send
+from txnkv.storage import lmdb_open
+from txnkv.topics import fetch as fetching
+from txnkv.topics import log_view
+
+MANY = 60
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often partitions are looked at, and environments opened."""
+    looked: Counter[str] = Counter()
+
+    def count(name: str, module: Any, attribute: str) -> None:
+        real = getattr(module, attribute)
+
+        def call(*args: Any, **options: Any) -> Any:
+            looked[name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(module, attribute, call)
+
+    count("looks", fetching, "look_at")
+    count("opened", lmdb_open, "_open_env")
+    return looked
+
+
+@pytest.fixture
+def topic(client: txnkv.Client) -> txnkv.Topic:
+    return client.create_topic("events", partitions=MANY)
+
+
+def send_to(client: txnkv.Client, topic: txnkv.Topic, *partitions: int) -> None:
+    with client.transaction() as txn:
+        for number in partitions:
+            txn.send(topic, b"%d" % number, partition=number)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_an_empty_poll_looks_at_nothing(
+    client: txnkv.Client, topic: txnkv.Topic, looked: Counter[str], isolation: str
+) -> None:
+    consumer = topic.consumer(isolation=isolation)
+    send_to(client, topic, *range(MANY))
+    assert len(consumer.poll(timeout=0)) == MANY
+    assert consumer.poll(timeout=0) == []
+    assert looked["opened"] == 0, "there are no logs yet, and none is made to read"
+    looked.clear()
+    assert consumer.poll(timeout=0) == []
+    assert looked["looks"] == 0
+    send_to(client, topic, 7, 12)
+    assert sorted(message.partition for message in consumer.poll(timeout=0)) == [7, 12]
+    assert looked["looks"] == 2
+    client.instance.engine.flush()
+    assert consumer.poll(timeout=0) == []  # 7 and 12 had not been looked at to their end
+    looked.clear()
+    assert consumer.poll(timeout=0) == []
+    assert looked == {}, "a flush gives no offsets"
+
+
+@pytest.mark.parametrize("order", ["offset", "commit"])
+@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
+def test_what_is_decided_later_is_seen(client: txnkv.Client, order: Any, buffer: Any) -> None:
+    topic = client.create_topic("large", partitions=3, buffer=buffer)
+    consumer = topic.consumer(order=order)
+    partition = partition_of(client, topic, 1)
+    first, second = begin(client), begin(client)
+    send(client, first, partition, [b"a"])
+    send(client, second, partition, [b"b"])
+    assert consumer.poll(timeout=0) == consumer.poll(timeout=0) == []
+    abort(client, first)
+    assert consumer.poll(timeout=0) == consumer.poll(timeout=0) == []
+    commit(client, second)
+    assert [message.value for message in consumer.poll(timeout=0)] == [b"b"]
+    assert consumer.poll(timeout=0) == consumer.poll(timeout=0) == []
+
+
+def test_a_topic_that_is_dropped_is_told(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    consumer = topic.consumer()
+    assert consumer.poll(timeout=0) == []
+    client.drop_topic("events")
+    with pytest.raises(txnkv.TopicNotFoundError):
+        consumer.poll(timeout=0)
+
+
+def test_a_log_is_looked_at_where_the_tail_lacks_something(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    send_to(client, topic, 3)
+    client.instance.engine.flush()
+    assert log_view.bounds(client.instance.topics, partition_of(client, topic, 3)).start == 0
+    assert [m.value for m in topic.consumer().poll(timeout=0)] == [b"3"]
