@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from . import beside, growth, logs, memory, points, small, tables, topics, ycsb
+from . import beside, growth, logs, many, memory, points, small, tables, topics, ycsb
 from .harness import Line, report
 from .kafka import Broker
 from .tpcc.race import tpcc
@@ -20,6 +20,7 @@ SIZES = [1_000_000, 10_000_000]
 FULL_SIZES = [*SIZES, 100_000_000]
 TINY_SIZES = [1000, 2000]
 _ABORTED = [1, 1000, 100_000, 1_000_000]
+_MANY = [10, 100, 1000, 10_000]
 _OPEN = [100_000, 1_000_000, 10_000_000]
 
 Race = Callable[[], list[Line]]
@@ -69,6 +70,10 @@ def races(
         "open-log": lambda: logs.opening(size(20, 100_000), rounds, base),
         "open-transaction": lambda: logs.open_transaction(
             [100, 1000] if tiny else _OPEN, base, plots
+        ),
+        "many": lambda: many.many([2, 4] if tiny else _MANY, base, plots),
+        "life": lambda: many.life(
+            size(40, 1_000_000), size(20, 1000), size(20, 10_000), base, plots
         ),
         "growth": lambda: growth.growth(sizes, size(20, 500), rounds, base, plots),
     }

@@ -36,11 +36,17 @@ PEERS = {
     "aborted": {"txnkv"},
     "open-log": {"txnkv"},
     "open-transaction": {"txnkv"},
+    "many": {"txnkv, tables", "txnkv, partitions"},
+    "life": {"txnkv"},
     "growth": {"sqlite"},
 }
 
 
-DRAWN = {"growth": {"growth-commit.svg", "growth-get.svg"}}
+DRAWN = {
+    "growth": {"growth-commit.svg", "growth-get.svg"},
+    "many": {f"many-{what}.svg" for what in ("flush", "round", "open", "poll")},
+    "life": {"life-memory.svg", "life-descriptors.svg"},
+}
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -54,7 +60,7 @@ def test_runs_tiny(name: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
     lines = json.loads((tmp_path / "out.json").read_text())
     assert {line["name"] for line in lines} >= PEERS[name]
-    if name not in ("memory", "open-transaction"):
+    if name not in ("memory", "open-transaction", "many"):
         assert any(line["name"].startswith("txnkv") for line in lines)
         assert all(line["rate"] > 0 for line in lines)
         first = {line["race"]: line["name"] for line in reversed(lines)}
