@@ -25,7 +25,7 @@ from txnkv.metrics import Gauge
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_errors import descriptor_limit
 from txnkv.storage.locks import new_lock
-from txnkv.storage.write_queue import not_waiting, patience
+from txnkv.storage.write_queue import patience, waiting_for
 
 _log = logging.getLogger("txnkv")
 
@@ -221,7 +221,7 @@ def _share(do: Callable[[Iterable[P]], object], parts: list[P], threads: int) ->
     def run() -> None:
         try:
             # A fork that waits for all of it would keep newcomers out.
-            with GATE.use(), not_waiting(waiting):
+            with GATE.use(), waiting_for(waiting):
                 do(taken())
         except BaseException as error:
             raised.append(error)

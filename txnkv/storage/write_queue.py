@@ -46,12 +46,15 @@ _mine: Final = _Mine()
 
 
 @contextmanager
-def not_waiting(seconds: float | None = PATIENCE) -> Iterator[None]:
-    """For background work: in this thread nothing queues for longer than PATIENCE.
+def not_waiting() -> Iterator[None]:
+    """For background work: in this thread nothing queues for longer than PATIENCE."""
+    with waiting_for(PATIENCE):
+        yield
 
-    Args:
-        seconds: instead of it, for a thread that works for another: the `patience` of that.
-    """
+
+@contextmanager
+def waiting_for(seconds: float | None) -> Iterator[None]:
+    """For a thread that works for another, with the `patience` of that."""
     before, _mine.patience = _mine.patience, seconds
     try:
         yield
