@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from txnkv.closing import Closing
 from txnkv.core import MESSAGES
-from txnkv.errors import ClosedError, CorruptionError
+from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.options import Order, ReadIsolation, Start
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
@@ -336,8 +336,7 @@ class Consumer(Closing):
             raise ValueError(f"max_messages is above 0, not {most!r}")
         self._require_open()
         me = (os.getpid(), threading.get_ident())
-        user = self._user
-        if user is not None and user[0] == me[0]:
+        if self._user is not None and self._user[0] == me[0]:
             raise RuntimeError("two threads poll one consumer: give each of them its own")
         self._user = me
         try:
@@ -367,8 +366,7 @@ class Consumer(Closing):
             parts = self._gather(most)
             if parts:
                 return parts
-            readers = self._readers.values()
-            if any(reader.moved for reader in readers):
+            if any(reader.moved for reader in self._readers.values()):
                 continue  # nothing is given only where nothing is there, whatever the time
             if waiting.is_over:
                 return []
@@ -422,7 +420,7 @@ class Consumer(Closing):
         self._engine.require_live(self._topic)
         self._ends.look()
         parts: _Parts = []
-        readers = list(self._readers.items())
+        readers, ids = list(self._readers.items()), self._topic.partitions
         turn = self._turn % len(readers)
         free = room - sum(reader.held for reader in self._readers.values())
         for number, reader in readers[turn:] + readers[:turn]:
@@ -430,12 +428,17 @@ class Consumer(Closing):
             held = reader.held
             if not held and free <= 0:
                 continue  # others give what they hold first
-            if self._ends.has_new(self._partitions[number].id, reader) and reader.load(room=free):
-                free -= reader.held - held
-                rows = reader.take(most, room)
-                parts.append((number, rows))
-                most -= rows.num_rows
-                room -= rows.nbytes
+            try:
+                if not (self._ends.has_new(ids[number], reader) and reader.load(room=free)):
+                    continue
+            except TxnkvError:
+                if parts:  # they were taken: first they are given, and the next poll raises
+                    break
+                raise
+            free -= reader.held - held
+            rows = reader.take(most, room)
+            parts.append((number, rows))
+            most, room = most - rows.num_rows, room - rows.nbytes
             if most == 0 or room <= 0:
                 break
         return parts

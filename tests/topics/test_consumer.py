@@ -17,6 +17,7 @@ from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.consumer import MESSAGE_COLUMNS
 from txnkv.core import Chunk
+from txnkv.topics.log_state import LOG
 
 VALUE = pa.schema([("value", pa.binary())])
 LEVELS = ("read_uncommitted", "read_committed", "serializable")
@@ -34,6 +35,43 @@ def send_all(client: txnkv.Client, topic: Any, *values: bytes, partition: int = 
 
 
 # -- what is given ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"isolation": "read_uncommitted"}, {"order": "commit"}],
+    ids=["committed", "uncommitted", "commit order"],
+)
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_damaged_partition_keeps_back_no_other(
+    client: txnkv.Client, topic: Any, options: dict[str, Any], damaged: int
+) -> None:
+    sound = 1 - damaged
+    send_all(client, topic, b"a", b"b", partition=sound)
+    send_all(client, topic, b"lost", partition=damaged)
+    client.compact()
+    environment = partition_of(client, topic, damaged).environment
+
+    def spoil(txn: Any) -> None:
+        with txn.cursor(db=environment.db(LOG)) as cursor:
+            cursor.first()
+            key, value = bytes(cursor.key()), bytearray(cursor.value())
+        value[-1] ^= 1
+        txn.put(key, bytes(value), db=environment.db(LOG))
+
+    environment.write(spoil)
+    found, errors = [], []
+    with topic.consumer(**options) as consumer:
+        for _ in range(6):
+            try:
+                found += [message.value for message in consumer.poll(timeout=0)]
+            except txnkv.CorruptionError as error:
+                errors.append(str(error))
+        assert consumer.position(sound) == 2
+    assert found == [b"a", b"b"]
+    assert errors
+    assert all(f"partition {damaged}" in error for error in errors)
+    client.drop_topic("events")
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
