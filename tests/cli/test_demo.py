@@ -57,6 +57,7 @@ def texts(tmp_path):
     return folder
 
 
+@pytest.mark.slow  # `make demo` runs it, on what it makes itself
 @pytest.mark.spark
 @needs_java
 def test_the_demo_on_a_directory(texts, tmp_path, run):
