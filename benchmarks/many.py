@@ -145,7 +145,8 @@ def life(
         base: where the store is made.
         plots: a directory for `life-*.svg`; None for none.
     """
-    lines, drawn = [], {"memory": [], "descriptors": []}  # type: ignore[var-annotated]
+    lines: list[Line] = []
+    drawn: dict[str, list[Series]] = {"memory": [], "descriptors": []}
     with _folder(base) as folder:
         client = txnkv.connect(folder / "store", history=0)
         client.create_table("t", _SCHEMA)

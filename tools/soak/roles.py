@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -308,43 +309,34 @@ def go_on(place: Place, name: str, prepare: Callable[[txnkv.Client], Step]) -> N
             over.wait(0.2)
 
 
-class reported:  # noqa: N801
-    """Writes an error that nothing explains into the folder of errors."""
-
-    def __init__(self, place: Place, name: str) -> None:
-        self._file = place.errors / f"{name}-{time.time_ns()}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, SystemExit):
-            self._file.write_text(traceback.format_exc())
+@contextmanager
+def reported(place: Place, name: str) -> Iterator[None]:
+    """Write an error that nothing explains into the folder of errors."""
+    try:
+        yield
+    except Exception:
+        (place.errors / f"{name}-{time.time_ns()}").write_text(traceback.format_exc())
+        raise
 
 
-class off_clock:  # noqa: N801
-    """The wall clock of this process, off by what a file says, which is read now and again."""
+@contextmanager
+def off_clock(place: Place, name: str) -> Iterator[None]:
+    """Have the wall clock of this process be off by what a file says, read now and again."""
+    file = place.clock(name)
+    read_at, micros = 0.0, 0
 
-    def __init__(self, place: Place, name: str) -> None:
-        self._file = place.clock(name)
-        self._read_at = 0.0
-        self._micros = 0
-        self._replaced = clock.replaced(wall=self._now)
-
-    def __enter__(self) -> None:
-        self._replaced.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._replaced.__exit__(None, None, None)
-
-    def _now(self) -> int:
-        if time.monotonic() > self._read_at + 0.5:
-            self._read_at = time.monotonic()
+    def now() -> int:
+        nonlocal read_at, micros
+        if time.monotonic() > read_at + 0.5:
+            read_at = time.monotonic()
             try:
-                self._micros = int(float(self._file.read_text() or 0) * 1e6)
+                micros = int(float(file.read_text() or 0) * 1e6)
             except FileNotFoundError:
-                self._micros = 0
-        return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000 + self._micros
+                micros = 0
+        return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000 + micros
+
+    with clock.replaced(wall=now):
+        yield
 
 
 if __name__ == "__main__":

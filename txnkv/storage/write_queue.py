@@ -16,6 +16,7 @@ import fcntl
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,7 +68,7 @@ def patience() -> float | None:
     return _mine.patience
 
 
-class WriteTurn:
+class WriteTurn(ABC):
     """A lock of this process, then a flock: the kernel keeps the processes in order."""
 
     def __init__(self, path: Path) -> None:
@@ -121,12 +122,13 @@ class WriteTurn:
         elif not _flock_until(descriptor, until):
             raise self.busy()
 
+    @abstractmethod
     def _opened(self) -> int | None:
         """The descriptor of what is locked. Called with the lock of this process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _release_file(self) -> None:
-        raise NotImplementedError
+        """Unlocks it, if it is locked."""
 
     def acquire_here(self, until: float | None = None) -> None:
         """Waits for the lock of this process alone."""

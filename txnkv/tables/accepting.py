@@ -65,8 +65,13 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
             if not really:
                 return loss
             kept = {info.id for info in infos} - {info.id for info in lost}
-            for id in row_set_ids(aside) - kept:
-                it.environment.write(lambda txn, id=id: delete_row_set(txn, aside, id))  # type: ignore[misc]
+            gone = row_set_ids(aside) - kept
+
+            def delete(txn: Any) -> None:
+                for id in gone:
+                    delete_row_set(txn, aside, id)
+
+            it.environment.write(delete)
             it.put_in_place(store.status, lambda cur: _forget(cur, lost))
         tablet.forget(info.id for info in lost)
     engine.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
