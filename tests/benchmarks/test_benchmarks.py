@@ -1,4 +1,4 @@
-"""Benchmarks run tiny in every test run, so that they do not rot; each checks its answers."""
+"""Benchmarks run tiny, so that they do not rot; each checks its answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,14 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("name", PEERS)
+SECONDS_LONG = {"scan", "get", "ycsb", "commit", "commit-processes", "growth", "produce"}
+"""Each takes 4 s or more, for its peers."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SECONDS_LONG else ()) for n in PEERS],
+)
 def test_runs_tiny(name: str, tmp_path: Path) -> None:
     """Each race compares what its contestants answered or hold, and fails when that differs."""
     plots, base = tmp_path / "plots", tmp_path / "base"

@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 _here: Final = threading.get_ident
 _END: Final = object()
+_LOOK_EVERY: Final = 0.2
+"""Seconds."""
 
 
 class Abandoned(Exception):
@@ -90,7 +92,8 @@ class _Threads:
             threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
         try:
             self._calls.put(call)
-            call.done.acquire()
+            while not call.done.acquire(timeout=_LOOK_EVERY):
+                pass  # a signal that another thread took woke nobody: its handler runs here
         except BaseException:
             call.abandoned = True
             raise
