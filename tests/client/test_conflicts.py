@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from txnkv.tables.participant import TabletParticipants
 
 # Scripts as in the peers' tests; see conftest.
 CASES = {
@@ -465,3 +466,34 @@ def test_serializable_takes_what_it_did_not_change_as_read(
         other.write(some, _rows([key]), "delete" if key == 50 else "insert")
     with pytest.raises(txnkv.TransactionConflictError, match=f"key {key}"):
         txn.commit()
+
+
+def test_a_commit_that_another_driver_aborts_tells_its_reason(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being validated was swept meanwhile: the error of that was one that `run` does not
+    retry.
+    """
+    schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
+    table = client.create_table("taken", schema, txnkv.hash_partition("id", 2))
+    orchestrator = client.instance.coordinator.orchestrator
+    refuse = TabletParticipants._refuse_changed
+    txn = client.new_transaction()
+
+    def overtaken(self: TabletParticipants, written: Any, *bounds: Any) -> None:
+        monkeypatch.undo()
+        orchestrator.start_abort(
+            txn.context.row.txn_id, "it was first", txnkv.TransactionConflictError
+        )
+        orchestrator.finish(txn.context.row.txn_id)
+        for part in written:
+            part.tablet.reload()  # forgets what it had read of the row sets
+        refuse(self, written, *bounds)
+
+    txn.write(table, pa.table({"id": pa.array(range(40_000), pa.int64())}))
+    with client.transaction() as other:
+        other.insert(table, {"id": 5})
+    monkeypatch.setattr(TabletParticipants, "_refuse_changed", overtaken)
+    with pytest.raises(txnkv.TransactionConflictError, match="it was first"):
+        txn.commit()
+    assert txn.state is txnkv.TxnState.ABORTED

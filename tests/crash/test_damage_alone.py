@@ -6,7 +6,9 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pyarrow as pa
@@ -161,7 +163,9 @@ def test_end_of_a_transaction_over_a_damaged_partition(
         assert client.check().problems == []
 
 
-def test_expired_transactions_are_aborted_beside_damage(path: Path) -> None:
+def test_expired_transactions_are_aborted_beside_damage(
+    path: Path, until: Callable[..., Any]
+) -> None:
     with txnkv.connect(path) as client, pytest.MonkeyPatch.context() as patch:
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
         kept = []
@@ -172,9 +176,13 @@ def test_expired_transactions_are_aborted_beside_damage(path: Path) -> None:
             kept.append(txn)
     spoil_topic(path)
     with txnkv.connect(path) as client:
-        maintain(client)
-        # In a side log the abort of another one is noted without its log.
-        assert sorted(states(client).values()) in ([2, 2], [2, 5])
+
+        def both_have_run_out() -> bool:
+            maintain(client)
+            # In a side log the abort of another one is noted without its log.
+            return sorted(states(client).values()) in ([2, 2], [2, 5])
+
+        until(both_have_run_out)
         assert values(client, "sound") == [b"first"]
 
 

@@ -265,7 +265,11 @@ class Orchestrator:
                 self.finish(txn_id)
 
     def decide(self, row: TxnRow, parts: Mapping[str, list[int]]) -> None:
-        """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS."""
+        """From COMMIT_IN_PROGRESS to the commit point, or to ABORT_IN_PROGRESS.
+
+        Return with nothing done where another driver was faster: an abort by it takes away what is
+        validated here.
+        """
         asked = dict(parts)
         if row.isolation == "serializable":  # what it has read counts where it wrote nothing
             asked |= {kind: [] for kind in self._handlers if kind not in parts}
@@ -300,6 +304,9 @@ class Orchestrator:
                     reason=str(error),
                     error=type(error).__name__,
                 )
+        except InvalidTxnStateError:
+            if self._metadata.get(row.txn_id).state is TxnState.COMMIT_IN_PROGRESS:
+                raise
 
     def _write_commit_point(
         self, cur: apsw.Cursor, row: TxnRow, parts: Mapping[str, list[int]]
