@@ -72,6 +72,33 @@ status_t batch_check(const uint8_t *bytes, size_t len) {
     return crc == header.crc ? STATUS_OK : STATUS_CORRUPT;
 }
 
+void batch_sound(const uint8_t *bytes, size_t len, uint64_t base_offset, uint64_t offset,
+                 uint32_t most, uint64_t out[3]) {
+    batch_header_t header;
+    uint64_t next = base_offset;
+    size_t at = 0;
+    bool found = false;
+    while (batch_parse(bytes + at, len - at, &header) == STATUS_OK && header.base_offset == next) {
+        found = next + header.count > offset;
+        if (found) break;
+        next += header.count;
+        at += header.length;
+    }
+    /* Where the headers do not lead there, all are looked at: which one is damaged? */
+    if (!found) next = base_offset;
+    size_t stop = found ? at : 0;
+    for (uint32_t n = 0; n < most || !found; n++) {
+        if (batch_check(bytes + stop, len - stop) != STATUS_OK) break;
+        memcpy(&header, bytes + stop, sizeof header);
+        if (header.base_offset != next) break;
+        next += header.count;
+        stop += header.length;
+    }
+    out[0] = found ? at : stop;
+    out[1] = stop;
+    out[2] = next;
+}
+
 status_t batch_count(const uint8_t *bytes, size_t len, uint32_t *out_n) {
     batch_header_t header;
     *out_n = 0;

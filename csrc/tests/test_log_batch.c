@@ -104,6 +104,44 @@ static void check_flips(void) {
     free(bytes);
 }
 
+/* What is found whole ends before a batch with a flipped bit, wherever the search begins; the
+ * commit timestamp is not asked about. */
+static void check_sound(void) {
+    uint64_t at[3], out[3];
+    size_t len;
+    uint8_t *bytes = some_batches(3, &len, at);
+    EXPECT(batch_place(bytes, len, 7, 1) == STATUS_OK);
+    batch_header_t last;
+    memcpy(&last, bytes + at[2], sizeof last);
+    const uint64_t end = last.base_offset + last.count;
+    for (size_t bit = 0; bit <= 8 * len; bit++) {
+        const bool flipped = bit < 8 * len;
+        size_t hurt = 0;
+        while (hurt < 3 && (hurt == 2 || bit / 8 >= at[hurt + 1])) hurt++;
+        hurt = hurt > 2 ? 2 : hurt;
+        const size_t within = bit / 8 - at[hurt];
+        if (flipped) bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+        const bool told = flipped && (within < 8 || within >= 16);
+        batch_sound(bytes, len, 7, 7, UINT32_MAX, out);
+        EXPECT(out[0] == 0 && out[1] == (told ? at[hurt] : len));
+        EXPECT(told || out[2] == end);
+        batch_sound(bytes, len, 7, last.base_offset, 1, out);
+        EXPECT(out[0] <= out[1] && out[1] <= len);
+        EXPECT(out[0] == out[1] || (out[0] == at[2] && out[1] == len && out[2] == end));
+        if (told && hurt == 2) EXPECT(out[0] == out[1] && out[2] == last.base_offset);
+        if (flipped) bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
+    }
+    for (size_t cut = 0; cut < len; cut++) {
+        uint8_t *part = exact_copy(bytes, cut);
+        batch_sound(part, cut, 7, 7, UINT32_MAX, out);
+        EXPECT(out[1] == (cut < at[1] ? 0 : cut < at[2] ? at[1] : at[2]));
+        batch_sound(part, cut, 7, end + 1, 2, out);
+        EXPECT(out[0] == out[1] && out[1] <= cut);
+        free(part);
+    }
+    free(bytes);
+}
+
 /* Bytes of a header changed at random, with the right checksum: any answer, no harm. */
 static void check_forged(void) {
     uint64_t starts[3];
@@ -157,5 +195,6 @@ void test_log_batch(void) {
     check_within();
     for (uint32_t n = 0; n < 10; n++) check_place(n);
     check_flips();
+    check_sound();
     check_forged();
 }

@@ -20,6 +20,7 @@ from txnkv.core.log_header import (
     read_chunk,
     read_control,
     read_header,
+    sound,
     walk,
     within,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "read_chunk",
     "read_control",
     "read_header",
+    "sound",
     "split_headers",
     "walk",
     "within",

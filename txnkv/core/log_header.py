@@ -22,6 +22,8 @@ CODECS: tuple[str | None, ...] = (None, "lz4", "zstd")
 _HEADER = struct.Struct("<QQ4xI2xHIQqqQiH2xII")
 _CONTROL = struct.Struct("<HHIQQ")
 _CHUNK = struct.Struct("<QIIQ")
+_ALL = 0xFFFFFFFF
+_PLACES = ffi.typeof("uint64_t[3]")
 _C_HEADER = ffi.typeof("batch_header_t *")
 _TWO = ffi.typeof("uint64_t[2]")
 ROW_BYTES: int = lib.BATCH_ROW_BYTES
@@ -162,6 +164,25 @@ def check_batch(buf: Any, at: int = 0) -> None:
         f"the batch at offset {read_header(buf, at).base_offset} is damaged: its checksum "
         "differs. Check the store that it came from."
     )
+
+
+def sound(buf: Any, base_offset: int, offset: int = 0, most: int = _ALL) -> tuple[int, int, int]:
+    """What of batches with offsets from a given one on is as it was written.
+
+    Args:
+        buf: the batches.
+        base_offset: of the first.
+        offset: what lies below is passed by its headers, which have to follow each other.
+        most: batches.
+
+    Returns:
+        Where the batch that holds the offset begins, where what is whole ends, and the offset
+        there. If it ends too soon, the batch of that offset is damaged or gone.
+    """
+    memory = readable(buf)
+    out = ffi.new(_PLACES)
+    lib.batch_sound(memory, len(memory), base_offset, offset, most, out)
+    return out[0], out[1], out[2]
 
 
 def walk(buf: Any, start: int = 0) -> list[tuple[int, BatchHeader]]:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from txnkv.core import read_header, walk
+from txnkv.core import read_header, sound, walk
 from txnkv.errors import CorruptionError
+from txnkv.topics.log_chunks import damaged
 from txnkv.topics.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class BatchPlaces:
 
     def _look_through(self, view: LogView, txn_id: int, at: int, upto: int, max_bytes: int) -> int:
         """Note what lies in [at, upto), until it is enough. Up to where all is noted."""
-        left, room = max_bytes, _SCAN_BYTES
+        left, room, begin = max_bytes, _SCAN_BYTES, at
         while True:
             low, limit = self._seen.gap_from(at)
             if low >= upto:
@@ -122,11 +123,15 @@ class BatchPlaces:
             for key, chunk in view.chunks(low, min(limit, upto)):
                 if left <= 0 or room <= 0:
                     return low
-                low, more = self._note(txn_id, key, chunk, low, limit)
+                low, whole, more = self._note(txn_id, key, chunk, low, limit)
+                if not whole and low > begin:
+                    return low
+                if not whole:
+                    raise damaged(low)
                 left -= more
                 room -= len(chunk)
             if low <= at:
-                raise CorruptionError(f"{view.label}, offset {at}: no batch is there")
+                raise CorruptionError(f"offset {at}: no batch is there")
             at = low
 
     def _noted(self, txn_id: int, at: int, upto: int) -> int:
@@ -138,24 +143,25 @@ class BatchPlaces:
 
     def _note(
         self, txn_id: int, key: int, chunk: memoryview, low: int, limit: int
-    ) -> tuple[int, int]:
-        """Note the batches of a chunk in [low, limit). Behind the last, and decoded bytes of
-        `txn_id`.
+    ) -> tuple[int, bool, int]:
+        """Note the batches of a chunk in [low, limit): what is as it was written.
+
+        Returns:
+            Behind the last, whether no damage comes there, and decoded bytes of `txn_id`.
         """
         reach, own = low, 0
-        for at, header in walk(chunk):
-            if header.next_offset <= low:
-                continue
+        start, stop, end = sound(chunk, key, low) if key <= low else (0, 0, low)
+        for at, header in walk(chunk[start:stop]):
             if header.base_offset >= limit:
                 break
             reach = header.next_offset
             if header.is_transactional and not (header.is_control or header.is_decided):
                 size = header.decoded_bytes
-                place = _Place(header.base_offset, reach, key, at, header.length, size)
+                place = _Place(header.base_offset, reach, key, start + at, header.length, size)
                 self._add(header.txn_id, place)
                 own += size if header.txn_id == txn_id else 0
         self._seen.add(low, reach)
-        return reach, own
+        return reach, stop == len(chunk) or reach < end, own
 
     def _add(self, txn_id: int, place: _Place) -> None:
         places = self._places.setdefault(txn_id, [])

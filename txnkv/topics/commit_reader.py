@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, all_data, decided
+from txnkv.core import CoreError, all_data, decided, walk
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.batch_places import BatchPlaces
 from txnkv.topics.fetch import FETCH_BYTES
+from txnkv.topics.log_chunks import unlike
 from txnkv.topics.log_view import LogView, look_at
 from txnkv.topics.offset_reader import fitting
 from txnkv.topics.partition_state import CommitEntry
@@ -194,15 +195,19 @@ class CommitReader:
             return True
         self._room = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
         self.empty_at = None
+        before = self._next, self._read_to, self._inside
+        found = look_at(
+            self._engine,
+            self._partition,
+            lambda view: self._see(view, upto),
+            whole=upto is not None,
+        )
         try:
-            found = look_at(
-                self._engine,
-                self._partition,
-                lambda view: self._see(view, upto),
-                whole=upto is not None,
-            )
             self._run = None if found is None else self._decoded(found)
-        except CoreError as error:
+            after = self._next, self._read_to, self._inside
+            if found is not None and self._run is None and before == after:
+                raise unlike(self._next, "index of commits")
+        except (CoreError, CorruptionError) as error:
             place = self._position if self._inside is None else self._read_to
             raise CorruptionError(f"{self._partition.label}, offset {place}: {error}") from None
         if found is not None and self._run is None:
@@ -230,9 +235,14 @@ class CommitReader:
             self.empty_at = self._empty_at = view.high_watermark
             return None
         if upto is not None:
-            entries = entries[: bisect_left(entries, upto + 1, key=_commit_ts)]
+            there = bisect_left(entries, upto + 1, key=_commit_ts)
+            # They are in order: if one is not what it was, it is the one at the edge.
+            for entry in entries[there : there + 1]:
+                view.verify(entry)
+            entries = entries[:there]
         passed = bisect_left(entries, self._above + 1, key=_commit_ts)
         if passed:
+            view.verify(entries[passed - 1])
             self._next = self._position = _behind(entries[passed - 1])
             self._last_ts = entries[passed - 1].commit_ts
             self.moved = True
@@ -267,7 +277,12 @@ class CommitReader:
         known = self._known
         passed = bisect_left(known, self._next + 1, key=_behind)
         if passed == len(known) or _behind(known[-1]) > view.high_watermark:
-            known = _dated(view.commits(self._next, _ENTRIES), self._last_ts)
+            known = view.commits(self._next, _ENTRIES)
+            for entry in filter(_is_marked, known):
+                view.verify(entry)
+            if known and _behind(known[-1]) > view.high_watermark:
+                raise unlike(known[-1].marker_offset, "index of commits")
+            known = _dated(known, self._last_ts)
             passed = 0
         self._known = known[passed:] if passed else known
         return self._known
@@ -289,6 +304,8 @@ class CommitReader:
         rows = None
         if found.records:
             marked = _is_marked(first)
+            if not marked:
+                self._compare(found)
             wanted = 0 if marked else self._next
             spans = (all_data if marked else decided)(found.records, wanted, _END)
             read_to = read_to or spans.next_offset
@@ -313,6 +330,27 @@ class CommitReader:
             row = row_end
         has_open = self._inside is not None and commits[-1].position == _behind(self._inside)
         return _Run(rows, commits, has_open)
+
+    def _compare(self, found: _Found) -> None:
+        """See that decided batches and the entries that they were found by are the same."""
+        left = iter(found.entries)
+        entry, end, stamp, reach = next(left), 0, self._last_ts, 0
+        for _, header in walk(found.records):
+            reach = header.next_offset
+            if header.is_control or (header.is_transactional and not header.is_decided):
+                continue
+            base = header.base_offset
+            while base >= _behind(entry):
+                following = next(left, None)
+                if end != _behind(entry) or following is None:
+                    raise unlike(base, "index of commits")
+                stamp, entry = entry.commit_ts, following
+            end = reach
+            is_inside = entry.marker_offset <= base and end <= _behind(entry)
+            if not is_inside or entry.commit_ts != (header.commit_ts or stamp):
+                raise unlike(base, "index of commits")
+        if end < _behind(entry) <= reach:
+            raise unlike(entry.marker_offset, "index of commits")
 
     # -- giving ------------------------------------------------------------------------
 

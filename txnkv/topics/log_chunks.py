@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.core import HEADER_BYTES
+from txnkv.core import HEADER_BYTES, BatchHeader, read_header, sound
 from txnkv.errors import CorruptionError
+from txnkv.topics.aborted_index import AbortedEntry
 
 CHUNK_BYTES: Final = (64 << 10) - 16
 """What LMDB stores in 16 pages: a header of 16 bytes stands before the value."""
@@ -26,6 +27,22 @@ KEY: Final = struct.Struct(">Q")
 _PLACE: Final = struct.Struct("<Q12xI4xI")  # base offset, length, count
 _ATTRIBUTES: Final = struct.Struct("<H")
 _CONTROL: Final = struct.Struct("<HH")
+
+
+def damaged(offset: int) -> CorruptionError:
+    """The batch at an offset of a log is not as it was written."""
+    return CorruptionError(
+        f"offset {offset}: the batch is damaged, or gone. `txnkv check` says more; "
+        "restore the store from a backup, or read on behind it"
+    )
+
+
+def unlike(offset: int, index: str) -> CorruptionError:
+    """An entry of an index is not what the log has."""
+    return CorruptionError(
+        f"offset {offset}: the {index} differs from the log. `txnkv check` says more; restore the "
+        "store from a backup"
+    )
 
 
 def position_of(chunk: Any, offset: int) -> int:
@@ -109,6 +126,33 @@ class ChunkReader:
         if not seek_at_or_below(cursor, KEY.pack(offset)):
             return None
         return KEY.unpack(cursor.key())[0], cursor.value()  # type: ignore[return-value]
+
+    def batch(self, offset: int) -> tuple[BatchHeader, memoryview]:
+        """The batch that holds an offset.
+
+        Raises:
+            CorruptionError: it is damaged, or gone.
+        """
+        found = self.at(offset)
+        if found is None or found[0] > offset:
+            raise damaged(offset)
+        start, stop, end = sound(found[1], found[0], offset, 1)
+        if start == stop:
+            raise damaged(end)
+        return read_header(found[1], start), found[1][start:stop]
+
+    def compare(self, entry: AbortedEntry) -> None:
+        """See that a transaction begins where its entry in the aborted index says.
+
+        Raises:
+            CorruptionError: another one does.
+        """
+        try:
+            header, _ = self.batch(entry.first_offset)
+        except CorruptionError:
+            return  # who reads there is told of it
+        if (header.base_offset, header.txn_id) != (entry.first_offset, entry.txn_id):
+            raise unlike(entry.first_offset, "aborted index")
 
     def next(self) -> tuple[int, memoryview] | None:
         """The chunk behind that one."""

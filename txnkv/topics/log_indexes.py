@@ -8,9 +8,8 @@ between them. Entries of one chunk share an LMDB value, little-endian:
     key    the first marker offset, u64 big-endian
     value  n x { u64 marker | u32 count | u64 transaction | u64 first offset | u64 commit ts }
 
-The aborted index is sought by last offset, and the last stable offset of an entry says where a
-search ends. But while one transaction stays open, the last stable offset stays where it began:
-a search in the middle of it would go through all that was aborted until it ended. So entries
+The aborted index is sought by last offset. What ends behind a fetch and begins before its end is
+not found so, and the last stable offsets of entries, which would tell, have no checksum. So entries
 are in *bins* too. A bin of level n is 8^n offsets, aligned; an entry lies in the smallest bin
 that holds all of it. What goes over an offset is then in one of the few bins, one a level,
 that hold the offset; and of the others in those, only a bin's seven inner edges are crossed.
@@ -29,9 +28,10 @@ from typing import Any, Final
 
 import lmdb
 
+from txnkv.core import ControlType, read_control, read_header
 from txnkv.errors import CorruptionError
 from txnkv.topics.aborted_index import AbortedEntry, unpack_entries
-from txnkv.topics.log_chunks import KEY, delete_range, seek_at_or_below
+from txnkv.topics.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
 from txnkv.topics.partition_state import CommitEntry
 
 _COMMIT: Final = struct.Struct("<QIQQQ")
@@ -52,16 +52,32 @@ class Commits:
         value = b"".join([_COMMIT.pack(*entry) for entry in entries])
         self._txn.put(KEY.pack(entries[0].marker_offset), value, db=self._db, append=True)
 
-    def from_offset(self, offset: int) -> Iterator[CommitEntry]:
-        """Entries whose marker or batch ends behind an offset, by position."""
+    def around(self, offset: int) -> Iterator[CommitEntry]:
+        """Entries by position, from one that begins at or below an offset on, if there is one.
+
+        Raises:
+            CorruptionError: they do not stand in order.
+        """
+        end = stamp = 0
         with self._txn.cursor(db=self._db) as cursor:
             found = seek_at_or_below(cursor, KEY.pack(offset)) or cursor.first()
             while found:
-                for fields in _COMMIT.iter_unpack(cursor.value()):
-                    entry = CommitEntry(*fields)
-                    if entry.marker_offset + entry.count > offset:
-                        yield entry
+                entries = _unpacked(cursor.key(), cursor.value())
+                for entry in entries:
+                    marker = entry.marker_offset
+                    in_order = end <= marker and (not entry.commit_ts or stamp <= entry.commit_ts)
+                    if not in_order or not entry.count or entry.first_offset > marker:
+                        raise unlike(entry.marker_offset, "index of commits")
+                    end = entry.marker_offset + entry.count
+                    stamp = entry.commit_ts or stamp
+                    yield entry
                 found = cursor.next()
+
+    def from_offset(self, offset: int) -> Iterator[CommitEntry]:
+        """Entries whose marker or batch ends behind an offset, by position."""
+        for entry in self.around(offset):
+            if entry.marker_offset + entry.count > offset:
+                yield entry
 
     def last_before(self, offset: int) -> CommitEntry | None:
         """The last entry whose marker or batch begins below an offset.
@@ -72,8 +88,7 @@ class Commits:
         with self._txn.cursor(db=self._db) as cursor:
             found = offset > 0 and seek_at_or_below(cursor, KEY.pack(offset - 1))
             while found:
-                for fields in reversed(list(_COMMIT.iter_unpack(cursor.value()))):
-                    entry = CommitEntry(*fields)
+                for entry in reversed(_unpacked(cursor.key(), cursor.value())):
                     if entry.marker_offset >= offset:
                         continue
                     last = last or entry
@@ -97,6 +112,46 @@ class Commits:
     def drop_below(self, offset: int) -> None:
         """Removes those below an offset at which a chunk begins."""
         delete_range(self._txn, self._db, b"", KEY.pack(offset))
+
+
+def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
+    """See that an entry of the index of commits is what the log has there.
+
+    Raises:
+        CorruptionError: it is not, or the log is damaged there.
+    """
+    marker = entry.marker_offset
+    header, batch = chunks.batch(marker)
+    first, stamp = marker, header.commit_ts or entry.commit_ts
+    if header.is_control:
+        control = read_control(batch)
+        if control.type is ControlType.COMMIT:
+            first = control.first_offset or _first_of(chunks, entry)
+    there = CommitEntry(header.base_offset, header.count, header.txn_id, first, stamp)
+    if has_side and header.count < entry.count:
+        # Compaction has put several batches in the place of a marker.
+        last, _ = chunks.batch(marker + entry.count - 1)
+        if (last.next_offset, last.commit_ts) == (marker + entry.count, header.commit_ts):
+            there = there._replace(count=entry.count)
+    if there != entry:
+        raise unlike(marker, "index of commits")
+
+
+def _first_of(chunks: ChunkReader, entry: CommitEntry) -> int:
+    """Where a transaction begins whose marker says 0, which may be that nobody told it."""
+    found = chunks.at(0)
+    if found is not None and found[0] == 0 and read_header(found[1]).txn_id == entry.txn_id:
+        return 0
+    header, _ = chunks.batch(entry.first_offset)
+    return header.base_offset if header.txn_id == entry.txn_id else -1
+
+
+def _unpacked(key: Any, value: Any) -> list[CommitEntry]:
+    base = KEY.unpack(key)[0]
+    entries = [CommitEntry(*fields) for fields in _COMMIT.iter_unpack(value)]
+    if not entries or entries[0].marker_offset != base:
+        raise unlike(base, "index of commits")
+    return entries
 
 
 class Aborted:
@@ -123,7 +178,7 @@ class Aborted:
         with self._txn.cursor(db=self._db) as cursor:
             found = cursor.set_range(KEY.pack(offset))
             while found:
-                yield AbortedEntry.unpack(cursor.value())
+                yield _at(cursor.key(), cursor.value())
                 found = cursor.next()
 
     def overlapping(self, offset: int, upto: int, end: int) -> list[AbortedEntry]:
@@ -136,12 +191,9 @@ class Aborted:
         """
         found: list[AbortedEntry] = []
         for entry in self.from_offset(offset):
-            if entry.last_offset >= upto and entry.last_stable_offset < upto:
+            if entry.last_offset >= upto:
                 return found + self._over(upto, end)
-            if entry.first_offset < upto:
-                found.append(entry)
-            if entry.last_stable_offset >= upto:
-                break
+            found.append(entry)
         return found
 
     def _over(self, offset: int, end: int) -> list[AbortedEntry]:
@@ -166,7 +218,7 @@ class Aborted:
             raise CorruptionError(
                 f"aborted index: the entry [{first}, {last}] is gone. Check the store"
             )
-        return AbortedEntry.unpack(found)
+        return _at(_ENDS.pack(last, first), found)
 
     def bins(self) -> list[tuple[int, int]]:
         """Last and first offset of all entries that are in bins."""
@@ -196,6 +248,13 @@ class Aborted:
         for entry in unpack_entries(self.between(low, high)):
             self._txn.delete(_bin_key(entry), db=self._spans)
         delete_range(self._txn, self._db, KEY.pack(low), KEY.pack(high))
+
+
+def _at(key: Any, value: Any) -> AbortedEntry:
+    entry = AbortedEntry.unpack(value)
+    if bytes(key) != _ends(entry):
+        raise unlike(_ENDS.unpack(key)[1], "aborted index")
+    return entry
 
 
 def _ends(entry: AbortedEntry) -> bytes:

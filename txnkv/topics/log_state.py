@@ -24,6 +24,7 @@ import lmdb
 
 from txnkv.core import crc32c
 from txnkv.errors import CorruptionError
+from txnkv.topics.log_chunks import unlike
 from txnkv.topics.partition_state import OpenTxn
 
 LOG: Final = b"log"
@@ -122,7 +123,13 @@ class StoredOpenTxns:
             found = cursor.set_range(b"o")
             if found and but and _U64.unpack(cursor.value())[0] == but:
                 found = cursor.next()
-            return int(_ID.unpack(cursor.key())[1]) if found else None
+            if not found:
+                return None
+            first, txn_id = _ID.unpack(cursor.key())[1], _U64.unpack(cursor.value())[0]
+        begun = self.get(txn_id)
+        if begun is None or begun.first_offset != first:
+            raise unlike(first, "list of open transactions")
+        return int(first)
 
     def below(self, txn_id: int) -> list[OpenTxn]:
         """Those with a lower id."""

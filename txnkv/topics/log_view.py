@@ -34,8 +34,8 @@ from weakref import WeakKeyDictionary
 
 import lmdb
 
-from txnkv.core import all_data, within
-from txnkv.errors import ClosedError, OffsetOutOfRangeError, UnavailableError
+from txnkv.core import CoreError, all_data, within
+from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.topics.log_chunks import first_length, position_of
 from txnkv.topics.log_times import first_not_older
@@ -202,6 +202,11 @@ class LogView:
                 found.append(CommitEntry(base, count, 0, base, entry.stamp))
         return found
 
+    def verify(self, entry: CommitEntry) -> None:
+        """Compare an entry of the index of commits with the log; the tail has made its own."""
+        if entry.marker_offset < self.end and self._txn is not None:
+            self._partition.log.verify(self._txn, entry)
+
     def commit_before(self, offset: int) -> CommitEntry | None:
         """Of `commits` the last one below an offset; None where there is none."""
         if self.end < min(offset, self.high_watermark):
@@ -271,6 +276,7 @@ def look_at(
     Raises:
         TopicNotFoundError: the topic was dropped.
         OffsetOutOfRangeError: `see` asked for what is not there.
+        CorruptionError: the log is damaged where `see` looked; the partition is named.
     """
     engine.require_live(partition.topic)
     read_only = engine.store.directory.read_only
@@ -305,6 +311,8 @@ def look_at(
         except ClosedError:
             engine.require_live(partition.topic)
             raise
+        except (CorruptionError, CoreError) as error:
+            raise CorruptionError(f"{partition.label}: {error}") from None
         engine.complete(partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")

@@ -14,23 +14,24 @@ be made in, of the environment that it was made with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, TypeAlias
 
 import lmdb
 
-from txnkv.core import within
-from txnkv.errors import OffsetOutOfRangeError
+from txnkv.core import CoreError, sound, within
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage.environment import Environment
 from txnkv.topics.aborted_index import AbortedEntry
 from txnkv.topics.log_chunks import (
     ChunkReader,
+    base_at,
+    damaged,
     first_length,
     is_side_list,
     next_offset,
     position_of,
 )
-from txnkv.topics.log_indexes import Aborted, Commits
+from txnkv.topics.log_indexes import Aborted, Commits, compare
 from txnkv.topics.log_state import (
     ABORTED,
     COMMITS,
@@ -218,6 +219,7 @@ class PartitionLog:
 
         Raises:
             OffsetOutOfRangeError: the log does not hold the offset.
+            CorruptionError: the batch there is damaged or gone. What stands before damage is given.
         """
         record = self._record(txn)
         if not record.start <= offset <= record.end:
@@ -230,17 +232,22 @@ class PartitionLog:
             return []
         found: list[Buffer] = []
         room = max_bytes
-        for part in self._parts(txn, offset, end, record.end, max_bytes, raw):
-            fit, decoded = within(part, room)
-            if fit < len(part):
-                # A chunk is cut only if there would be little without it, so that a reader goes
-                # from chunk to chunk and the next read begins with a whole one.
-                if not found or room > max_bytes // 2:
-                    cut = fit or (0 if found else first_length(part))
-                    found += [part[:cut]] if cut else []
-                break
-            found.append(part)
-            room -= decoded
+        try:
+            for part in self._parts(txn, offset, end, max_bytes, raw):
+                fit, decoded = within(part, room)
+                if fit < len(part):
+                    # A chunk is cut only if there would be little without it, so that a reader goes
+                    # from chunk to chunk and the next read begins with a whole one.
+                    if not found or room > max_bytes // 2:
+                        cut = fit or (0 if found else first_length(part))
+                        found += [part[:cut]] if cut else []
+                    break
+                found.append(part)
+                room -= decoded
+        except CorruptionError:
+            if not found:
+                raise
+            # What stands before the damage is given first; the next read begins with it.
         return found
 
     def chunks(self, txn: lmdb.Transaction) -> ChunkReader:
@@ -252,25 +259,34 @@ class PartitionLog:
         txn: lmdb.Transaction,
         offset: int,
         end: int,
-        log_end: int,
         max_bytes: int,
         raw: bool = False,
     ) -> Iterator[memoryview]:
-        """Batches in [offset, end), in views as long as may be, for as long as they are taken."""
+        """Batches in [offset, end), in views as long as may be, for as long as they are taken.
+
+        Raises:
+            CorruptionError: the batch that comes next is not as it was written.
+        """
         expand = None if raw else self.expand
         chunks = ChunkReader(txn, self._db(LOG))
         found = chunks.at(offset)
-        while found is not None and found[0] < end:
+        at = offset
+        while found is not None and found[0] <= at < end:
             base, chunk = found
-            following = chunks.next()
-            if expand is not None and is_side_list(chunk):
-                yield from self._expanded(txn, chunk, max(base, offset), end, max_bytes)
+            start, stop, following = sound(chunk, base, at)
+            whole = stop == len(chunk)
+            if start == stop:
+                at = following
+                break
+            if expand is not None and whole and is_side_list(chunk):
+                yield from self._expanded(txn, chunk, at, end, max_bytes)
             else:
-                low = position_of(chunk, offset) if base < offset else 0
-                inside = end < (log_end if following is None else following[0])
-                high = position_of(chunk, end) if inside else len(chunk)
-                yield chunk[low:high] if low or inside else chunk
-            found = following
+                part = chunk[start:stop] if start or not whole else chunk
+                yield part[: position_of(part, end)] if following > end else part
+            at = following
+            found = chunks.next() if whole else None
+        if at < end:
+            raise damaged(at)
 
     def _expanded(
         self, txn: lmdb.Transaction, marker: memoryview, offset: int, end: int, max_bytes: int
@@ -279,13 +295,30 @@ class PartitionLog:
         whole = bytes(marker)
         end = min(end, next_offset(whole))
         while offset < end:
-            for batches in self.expand(txn, whole, offset, max_bytes):
-                part = memoryview(batches).cast("B")
-                high = position_of(part, end)
-                if not high:
+            begin = offset
+            for part, base in self._side_batches(txn, whole, offset, max_bytes):
+                _, size, following = sound(part, base, base)
+                if size:
+                    yield part[: position_of(part[:size], end)]
+                if size < len(part):
+                    raise damaged(following)
+                offset = following
+                if offset >= end:
                     return
-                yield part[:high]
-                offset = next_offset(part)
+            if offset == begin:
+                raise damaged(offset)
+
+    def _side_batches(
+        self, txn: lmdb.Transaction, marker: bytes, offset: int, max_bytes: int
+    ) -> Iterator[tuple[memoryview, int]]:
+        """What stands for a marker from an offset on, and the offset of each."""
+        assert self.expand is not None
+        try:
+            for batches in self.expand(txn, marker, offset, max_bytes):
+                part = memoryview(batches).cast("B")
+                yield part, base_at(part, 0)
+        except (CorruptionError, CoreError) as error:
+            raise CorruptionError(f"offset {offset}: {error}") from None
 
     # -- the indexes -------------------------------------------------------------------
 
@@ -296,7 +329,14 @@ class PartitionLog:
         and not with what was aborted before, behind or around them.
         """
         record = self._record(txn)
-        return [] if record is _EMPTY else self._index(txn).overlapping(offset, upto, record.end)
+        if record is _EMPTY:
+            return []
+        found = self._index(txn).overlapping(offset, upto, record.end)
+        chunks = self.chunks(txn) if found else None
+        for entry in found:
+            if entry.first_offset >= record.start and chunks is not None:
+                chunks.compare(entry)
+        return found
 
     def commits(self, txn: lmdb.Transaction, offset: int, limit: int) -> list[CommitEntry]:
         """Where messages become visible, by position: at most so many, from an offset on.
@@ -304,15 +344,46 @@ class PartitionLog:
         COMMIT markers, SIDE_LIST markers, batches that were decided when they were written, and
         batches outside of transactions (id 0); those that take an offset at or above `offset`.
         """
-        if self._record(txn) is _EMPTY:
+        record = self._record(txn)
+        if record is _EMPTY:
             return []
-        return list(islice(Commits(txn, self._db(COMMITS)).from_offset(offset), limit))
+        found: list[CommitEntry] = []
+        passed: CommitEntry | None = None
+        for entry in Commits(txn, self._db(COMMITS)).around(offset):
+            if entry.marker_offset + entry.count <= offset:
+                passed = entry
+                continue
+            found.append(entry)
+            if len(found) >= limit:
+                break
+        # One that were not where it is noted would be passed in silence. In order, it is the last.
+        if passed is not None:
+            self.verify(txn, passed)
+        return found
+
+    def verify(self, txn: lmdb.Transaction, entry: CommitEntry) -> None:
+        """Compare an entry of the index of commits with what the log has there.
+
+        Raises:
+            CorruptionError: they differ, or the log is damaged there.
+        """
+        if entry.marker_offset >= self._record(txn).start:
+            compare(self.chunks(txn), entry, has_side=self.expand is not None)
 
     def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
         """Of `commits` the last one below an offset; see `Commits.last_before`."""
         if self._record(txn) is _EMPTY:
             return None
-        return Commits(txn, self._db(COMMITS)).last_before(offset)
+        commits = Commits(txn, self._db(COMMITS))
+        found = commits.last_before(offset)
+        # As in `commits`: it and the next one say that nothing was left out between them.
+        begin = 0 if found is None else found.marker_offset
+        for entry in commits.around(begin):
+            if entry.marker_offset >= begin:
+                self.verify(txn, entry)
+            if entry.marker_offset >= offset:
+                break
+        return found
 
     def segments(self, txn: lmdb.Transaction) -> list[Segment]:
         """All segments, oldest first."""
@@ -341,7 +412,7 @@ class PartitionLog:
             following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
             low = max(segment.base, record.start)
             high = record.end if following is None else following.base
-            for part in self._parts(txn, low, high, record.end, 1 << 20):
+            for part in self._parts(txn, low, high, 1 << 20):
                 found = first_not_older(part, low, micros)
                 if found is not None:
                     return found

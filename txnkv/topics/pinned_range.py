@@ -161,8 +161,7 @@ class _Reading:
             view.require(at)
             view.require(end)
             if self._edge < end:
-                held = view.read(end - 1, 1, view.high_watermark)
-                self._edge = all_data(held[0], 0, _END).next_offset
+                self._edge = _edge_of(view, end)
             return at, b"".join(view.read(at, self._max_bytes, self._edge))
 
         return look_at(self._engine, self._partition, see)
@@ -170,6 +169,14 @@ class _Reading:
     def _decoded(self, records: bytes, spans: Spans, at: int) -> pa.RecordBatch:
         self._look_back.complete(records, spans)
         return self._reassembly.decode(records, spans, at)
+
+
+def _edge_of(view: LogView, end: int) -> int:
+    """The edge of the batch that holds the last offset below `end`."""
+    try:
+        return all_data(view.read(end - 1, 1, view.high_watermark)[0], 0, _END).next_offset
+    except CorruptionError:
+        return view.high_watermark  # what stands before the damage is read, and no further
 
 
 def _below(rows: pa.RecordBatch, end: int) -> int:

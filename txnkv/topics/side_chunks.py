@@ -15,7 +15,7 @@ from typing import Any
 
 import lmdb
 
-from txnkv.core import read_header
+from txnkv.core import check_batch, read_header
 from txnkv.errors import CorruptionError
 from txnkv.topics.side_format import batches_of, gathered, key, read_key
 
@@ -124,4 +124,5 @@ def _position(chunk: memoryview, index: int) -> tuple[int, int]:
         header = read_header(chunk, at)
         if first + header.count > index:
             return at, first
+        check_batch(chunk, at)  # its count says where the next one is placed
         at, first = at + header.length, first + header.count
