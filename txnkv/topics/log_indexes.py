@@ -251,9 +251,13 @@ class Aborted:
 
 
 def _at(key: Any, value: Any) -> AbortedEntry:
-    entry = AbortedEntry.unpack(value)
-    if bytes(key) != _ends(entry):
-        raise unlike(_ENDS.unpack(key)[1], "aborted index")
+    last, first = _ENDS.unpack(key)
+    try:
+        entry = AbortedEntry.unpack(value)
+    except CorruptionError as error:
+        raise CorruptionError(f"offset {first}: {error}") from None
+    if (last, first) != (entry.last_offset, entry.first_offset):
+        raise unlike(first, "aborted index")
     return entry
 
 
