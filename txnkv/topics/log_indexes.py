@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.core import ControlType, read_control, read_header
+from txnkv.core import ControlType, read_control, read_header, walk
 from txnkv.errors import CorruptionError
 from txnkv.topics.aborted_index import AbortedEntry, unpack_entries
 from txnkv.topics.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
@@ -140,10 +140,24 @@ def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
 def _first_of(chunks: ChunkReader, entry: CommitEntry) -> int:
     """Where a transaction begins whose marker says 0, which may be that nobody told it."""
     found = chunks.at(0)
-    if found is not None and found[0] == 0 and read_header(found[1]).txn_id == entry.txn_id:
+    begins = found is not None and found[0] == 0 and read_header(found[1]).txn_id == entry.txn_id
+    if begins and not _ended(chunks, entry.txn_id, entry.first_offset):
         return 0
     header, _ = chunks.batch(entry.first_offset)
     return header.base_offset if header.txn_id == entry.txn_id else -1
+
+
+def _ended(chunks: ChunkReader, txn_id: int, offset: int) -> bool:
+    """Whether a transaction that begins a log ends before an offset, as one that begins again."""
+    found = chunks.at(0) if offset else None
+    while found is not None and found[0] < offset:
+        for _, header in walk(found[1]):
+            if header.base_offset >= offset:
+                return False
+            if header.is_control and header.txn_id == txn_id:
+                return True
+        found = chunks.next()
+    return False
 
 
 def _unpacked(key: Any, value: Any) -> list[CommitEntry]:

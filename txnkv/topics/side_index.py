@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import lmdb
 
+from txnkv.errors import CorruptionError
 from txnkv.storage import Environment
 from txnkv.topics.side_format import OWN, SHARED, SideRun
 
@@ -37,6 +38,9 @@ class SideState(IntEnum):
     OPEN = 0
     COMMITTED = 1
     GARBAGE = 2
+
+
+_STATES: Final = frozenset(SideState)
 
 
 class SideTxn(NamedTuple):
@@ -104,7 +108,7 @@ class SideIndex:
     def get(self, txn_id: int) -> SideTxn | None:
         """A transaction; None when nothing of it is here."""
         stored = self.txn.get(_ID.pack(txn_id), db=self._transactions)
-        return None if stored is None else _unpack(stored)
+        return None if stored is None else _unpack(stored, txn_id)
 
     def put(self, txn_id: int, side: SideTxn) -> None:
         """Stores a transaction."""
@@ -135,7 +139,7 @@ class SideIndex:
         """All transactions, by id. Nothing may be written meanwhile."""
         with self.txn.cursor(db=self._transactions) as cursor:
             for stored, value in cursor:
-                yield _id(stored), _unpack(value)
+                yield _id(stored), _unpack(value, _id(stored))
 
     def committed(self, offset: int = 0) -> Iterator[tuple[int, int]]:
         """Marker offsets from `offset` on, each with its transaction.
@@ -172,6 +176,11 @@ def _id(stored: Any) -> int:
     return found
 
 
-def _unpack(stored: Any) -> SideTxn:
+def _unpack(stored: Any, txn_id: int) -> SideTxn:
     state, has_own, *numbers = _TXN.unpack(stored)
+    if state not in _STATES or has_own not in (0, 1):
+        raise CorruptionError(
+            f"side log: the row of transaction {txn_id} is damaged. `txnkv check` says more; "
+            "restore the store from a backup"
+        )
     return SideTxn(SideState(state), bool(has_own), *numbers)
