@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import txnkv
-from txnkv.core import walk
+from txnkv.core import CommittedFilter, CoreError, all_data, decode, intact, walk
 from txnkv.storage import Environment
 from txnkv.topics import pinned_range
 from txnkv.topics.log_view import bounds
@@ -123,19 +123,28 @@ def shared(client: txnkv.Client, name: str) -> Iterator[Row]:
 
 
 def fetches(isolation: Any) -> Reader:
-    """Raw batches, by their headers and bytes; the aborted list with the first of a fetch."""
+    """Raw batches, and their messages as whoever takes them decodes them."""
 
     def read(client: txnkv.Client, name: str) -> Iterator[Row]:
         topic, offset = client.topic(name), 0
+        shown, label = CommittedFilter(), partition_of(client, name).label
         while True:
             found = topic.fetch(0, offset, max_bytes=_FETCH, isolation=isolation)
             if not found.records:
                 return
-            for at, header in walk(found.records):
-                aborted = header.txn_id in {each.producer_id for each in found.aborted or ()}
-                body = found.records[at + 16 : at + header.length]
-                yield header.base_offset, body, aborted
-                offset = header.next_offset
+            try:
+                batches = intact(found.records)
+                if found.aborted is None:
+                    spans = all_data(batches, offset, found.high_watermark)
+                else:
+                    end = found.last_stable_offset
+                    spans = shown.keep(batches, found.aborted, offset, end)
+                rows = decode(batches, spans, offset, checked=True)
+            except CoreError as error:
+                raise txnkv.CorruptionError(f"{label}: {error}") from None
+            assert spans.next_offset > offset, "it does not go on"
+            offset = spans.next_offset
+            yield from (tuple(row.values()) for row in rows.to_pylist())
 
     return read
 

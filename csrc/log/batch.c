@@ -73,7 +73,7 @@ status_t batch_check(const uint8_t *bytes, size_t len) {
 }
 
 void batch_sound(const uint8_t *bytes, size_t len, uint64_t base_offset, uint64_t offset,
-                 uint32_t most, uint64_t out[3]) {
+                 uint32_t most, bool checksums, uint64_t out[3]) {
     batch_header_t header;
     uint64_t next = base_offset;
     size_t at = 0;
@@ -88,7 +88,10 @@ void batch_sound(const uint8_t *bytes, size_t len, uint64_t base_offset, uint64_
     if (!found) next = base_offset;
     size_t stop = found ? at : 0;
     for (uint32_t n = 0; n < most || !found; n++) {
-        if (batch_check(bytes + stop, len - stop) != STATUS_OK) break;
+        const bool checked = checksums || !found;
+        const status_t status = checked ? batch_check(bytes + stop, len - stop)
+                                        : batch_parse(bytes + stop, len - stop, &header);
+        if (status != STATUS_OK) break;
         memcpy(&header, bytes + stop, sizeof header);
         if (header.base_offset != next) break;
         next += header.count;
@@ -97,6 +100,14 @@ void batch_sound(const uint8_t *bytes, size_t len, uint64_t base_offset, uint64_
     out[0] = found ? at : stop;
     out[1] = stop;
     out[2] = next;
+}
+
+size_t batch_intact(const uint8_t *bytes, size_t len) {
+    size_t at = 0;
+    while (at < len && batch_check(bytes + at, len - at) == STATUS_OK) {
+        at += load_le32(bytes + at + offsetof(batch_header_t, length));
+    }
+    return at;
 }
 
 status_t batch_count(const uint8_t *bytes, size_t len, uint32_t *out_n) {

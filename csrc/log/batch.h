@@ -8,6 +8,7 @@
 #ifndef TXNKV_LOG_BATCH_H
 #define TXNKV_LOG_BATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -71,10 +72,14 @@ status_t batch_check(const uint8_t *bytes, size_t len);
 
 /* What of `bytes` is as it was written: `most` batches at most, from the one on that holds an
  * offset, [out[0], out[1]) of the bytes; out[2] is the offset behind them. Their offsets follow
- * each other from base_offset on; batches before are passed by their headers. When it ends before
- * `len` and `most`, the batch at out[2] is damaged or gone. */
+ * each other from base_offset on; batches before are passed by their headers, and without
+ * `checksums` only headers and offsets are looked at. When it ends before `len` and `most`, the
+ * batch at out[2] is damaged or gone. */
 void batch_sound(const uint8_t *bytes, size_t len, uint64_t base_offset, uint64_t offset,
-                 uint32_t most, uint64_t out[3]);
+                 uint32_t most, bool checksums, uint64_t out[3]);
+
+/* How many of the first bytes are batches, one behind the other, with the right checksums. */
+size_t batch_intact(const uint8_t *bytes, size_t len);
 
 /* How many batches fill `bytes`, one behind the other. CORRUPT: something else is there. */
 status_t batch_count(const uint8_t *bytes, size_t len, uint32_t *out_n);

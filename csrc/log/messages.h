@@ -105,10 +105,11 @@ status_t messages_select(const uint8_t *bytes, size_t len, const messages_span_t
                          uint32_t n, uint64_t from_offset, uint64_t limit, uint32_t *out_lo,
                          uint32_t *out_n);
 
-/* Looks at the checksums of the batches that messages_select has accepted, and says which are
- * compressed: their numbers into `out`, of room for n. CORRUPT: one is damaged. */
+/* Looks at the batches that messages_select has accepted, at their checksums unless they are known
+ * to be `intact`, and says which are compressed: their numbers into `out`, of room for n. CORRUPT:
+ * one is damaged. */
 status_t messages_check(const uint8_t *bytes, const messages_span_t *spans, uint32_t n,
-                        uint32_t *out, uint32_t *out_n);
+                        bool intact, uint32_t *out, uint32_t *out_n);
 
 /* What messages_decode will write, of spans that messages_check has accepted. CORRUPT: a body
  * makes no sense. LIMIT: more than Arrow's i32 offsets can say. */

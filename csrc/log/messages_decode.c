@@ -56,11 +56,13 @@ status_t messages_select(const uint8_t *bytes, size_t len, const messages_span_t
 }
 
 status_t messages_check(const uint8_t *bytes, const messages_span_t *spans, uint32_t n,
-                        uint32_t *out, uint32_t *out_n) {
+                        bool intact, uint32_t *out, uint32_t *out_n) {
     *out_n = 0;
     for (uint32_t i = 0; i < n; i++) {
         const uint8_t *batch = bytes + spans[i].position;
-        const status_t status = batch_check(batch, spans[i].length);
+        batch_header_t header;
+        const status_t status = intact ? batch_parse(batch, spans[i].length, &header)
+                                       : batch_check(batch, spans[i].length);
         if (status != STATUS_OK) return status;
         const uint16_t attributes = load_le16(batch + offsetof(batch_header_t, attributes));
         if ((attributes & BATCH_CODEC) != 0) out[(*out_n)++] = i;

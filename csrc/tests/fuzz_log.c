@@ -38,7 +38,7 @@ static void read_spans(const uint8_t *data, size_t len, const messages_span_t *s
     uint32_t *packed = malloc(4 * ((size_t)n + 1));
     const uint8_t **bodies = malloc(sizeof *bodies * ((size_t)n + 1));
     if (packed != NULL && bodies != NULL) {
-        messages_check(data, spans + lo, some, packed, &packed_n);
+        messages_check(data, spans + lo, some, false, packed, &packed_n);
         /* Also without right checksums, and of compressed ones what they are as it is. */
         for (uint32_t i = 0; i < some; i++) {
             batch_header_t header;

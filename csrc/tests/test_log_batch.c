@@ -122,20 +122,28 @@ static void check_sound(void) {
         const size_t within = bit / 8 - at[hurt];
         if (flipped) bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
         const bool told = flipped && (within < 8 || within >= 16);
-        batch_sound(bytes, len, 7, 7, UINT32_MAX, out);
+        batch_sound(bytes, len, 7, 7, UINT32_MAX, true, out);
         EXPECT(out[0] == 0 && out[1] == (told ? at[hurt] : len));
+        const bool covered = told && within >= 16;
+        const size_t intact = batch_intact(bytes, len);
+        EXPECT(intact == at[hurt] || (!covered && intact == len));
+        EXPECT(flipped || intact == len);
         EXPECT(told || out[2] == end);
-        batch_sound(bytes, len, 7, last.base_offset, 1, out);
+        batch_sound(bytes, len, 7, last.base_offset, 1, true, out);
         EXPECT(out[0] <= out[1] && out[1] <= len);
         EXPECT(out[0] == out[1] || (out[0] == at[2] && out[1] == len && out[2] == end));
         if (told && hurt == 2) EXPECT(out[0] == out[1] && out[2] == last.base_offset);
+        uint64_t loose[3];
+        batch_sound(bytes, len, 7, 7, UINT32_MAX, false, loose);
+        EXPECT(loose[0] == 0 && loose[1] <= len);
+        EXPECT(!told || loose[1] >= at[hurt]);
         if (flipped) bytes[bit / 8] = (uint8_t)(bytes[bit / 8] ^ 1u << bit % 8);
     }
     for (size_t cut = 0; cut < len; cut++) {
         uint8_t *part = exact_copy(bytes, cut);
-        batch_sound(part, cut, 7, 7, UINT32_MAX, out);
+        batch_sound(part, cut, 7, 7, UINT32_MAX, true, out);
         EXPECT(out[1] == (cut < at[1] ? 0 : cut < at[2] ? at[1] : at[2]));
-        batch_sound(part, cut, 7, end + 1, 2, out);
+        batch_sound(part, cut, 7, end + 1, 2, false, out);
         EXPECT(out[0] == out[1] && out[1] <= cut);
         free(part);
     }

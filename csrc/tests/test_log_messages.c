@@ -102,7 +102,7 @@ static void check_decode(const stock_t *stock, uint64_t from_offset, uint64_t li
     const size_t len = stock->all.len;
     EXPECT(messages_select(bytes, len, stock->spans, BATCHES, from_offset, limit, &lo, &n) ==
            STATUS_OK);
-    EXPECT(messages_check(bytes, stock->spans + lo, n, packed, &packed_n) == STATUS_OK);
+    EXPECT(messages_check(bytes, stock->spans + lo, n, false, packed, &packed_n) == STATUS_OK);
     EXPECT(packed_n == 0);
     const messages_source_t source = {bytes, len, stock->spans + lo, n, NULL, from_offset, limit};
     messages_sizes_t sizes;

@@ -39,7 +39,9 @@ _NULLS = struct.Struct("@3Q")
 assert _OUT.size == ffi.sizeof("messages_out_t")
 
 
-def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -> pa.RecordBatch:
+def decode(
+    buf: Any, spans: Spans, from_offset: int, limit: int | None = None, *, checked: bool = False
+) -> pa.RecordBatch:
     """The messages of batches at and above an offset.
 
     Args:
@@ -47,6 +49,7 @@ def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -
         spans: the batches.
         from_offset: the first offset that is wanted.
         limit: how many messages at most; None for all. Batches behind are not looked at.
+        checked: the batches are what `intact` gave: their checksums are not looked at again.
 
     Returns:
         Columns `offset`, `timestamp`, `key` (null: none), `value` (may be null), `headers`
@@ -61,7 +64,7 @@ def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -
     asked = (memory, len(memory), spans.c, len(spans), from_offset, most)
     check(lib.messages_select(*asked, where, where + 1), "looking for messages")
     c, n = spans.c + where[0], where[1]
-    held, bodies = _bodies(memory, c, n)
+    held, bodies = _bodies(memory, c, n, checked)
     source = ffi.new(_SOURCE, [memory, len(memory), c, n, bodies, from_offset, most])
     sizes = ffi.new(_SIZES)
     if status := lib.messages_decode_size(source, sizes):
@@ -71,10 +74,10 @@ def decode(buf: Any, spans: Spans, from_offset: int, limit: int | None = None) -
     return batch
 
 
-def _bodies(memory: Any, spans: Any, n: int) -> tuple[list[Any], Any]:
+def _bodies(memory: Any, spans: Any, n: int, checked: bool) -> tuple[list[Any], Any]:
     """The checksums are right; what was compressed, without that, and what holds it."""
     packed, packed_n = ffi.new("uint32_t[]", n), ffi.new("uint32_t *")
-    check(lib.messages_check(memory, spans, n, packed, packed_n), "checking a batch")
+    check(lib.messages_check(memory, spans, n, checked, packed, packed_n), "checking a batch")
     if not packed_n[0]:
         return [], ffi.NULL
     bodies = ffi.new("uint8_t *[]", n)

@@ -166,7 +166,27 @@ def check_batch(buf: Any, at: int = 0) -> None:
     )
 
 
-def sound(buf: Any, base_offset: int, offset: int = 0, most: int = _ALL) -> tuple[int, int, int]:
+def intact(buf: Any) -> Any:
+    """The first of some batches, as many as are what was written by their checksums.
+
+    Readers ask before they filter or decode, for a header that changed would mislead both. What
+    comes behind is read next, and begins with what is damaged.
+
+    Raises:
+        CoreError: the first one is damaged.
+    """
+    memory = readable(buf)
+    size = lib.batch_intact(memory, len(memory))
+    if size == len(memory):
+        return buf
+    if not size:
+        check_batch(buf)
+    return memoryview(buf)[:size]
+
+
+def sound(
+    buf: Any, base_offset: int, offset: int = 0, most: int = _ALL, *, checksums: bool = True
+) -> tuple[int, int, int]:
     """What of batches with offsets from a given one on is as it was written.
 
     Args:
@@ -174,6 +194,7 @@ def sound(buf: Any, base_offset: int, offset: int = 0, most: int = _ALL) -> tupl
         base_offset: of the first.
         offset: what lies below is passed by its headers, which have to follow each other.
         most: batches.
+        checksums: without them, only headers and their offsets are looked at.
 
     Returns:
         Where the batch that holds the offset begins, where what is whole ends, and the offset
@@ -181,7 +202,7 @@ def sound(buf: Any, base_offset: int, offset: int = 0, most: int = _ALL) -> tupl
     """
     memory = readable(buf)
     out = ffi.new(_PLACES)
-    lib.batch_sound(memory, len(memory), base_offset, offset, most, out)
+    lib.batch_sound(memory, len(memory), base_offset, offset, most, checksums, out)
     return out[0], out[1], out[2]
 
 

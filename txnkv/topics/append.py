@@ -46,6 +46,7 @@ from txnkv.core import place, place_here, read_header, walk
 from txnkv.storage.fork import GATE
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing
+from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_log import Buffer
 
@@ -269,7 +270,7 @@ def _is_there(txn: lmdb.Transaction, partition: Partition, attempt: Attempt, txn
     if at is None or not log.start(txn) <= at < log.end(txn):
         return False
     # The offset was this one's alone: other than its batch only a filler can be there.
-    header = read_header(log.read(txn, at, 1, raw=True)[0])
+    header = read_header(whole(log.read(txn, at, 1, raw=True)[0]))
     if header.is_control or header.txn_id != txn_id:
         return False
     log.put(txn, ())  # a commit of LMDB that goes through makes the one before it durable

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CoreError, all_data, decided, walk
+from txnkv.core import CoreError, all_data, decided, intact
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.batch_places import BatchPlaces
 from txnkv.topics.fetch import FETCH_BYTES
@@ -251,6 +251,7 @@ class CommitReader:
             return None
         first = entries[0]
         if _is_marked(first):
+            view.verify(first)
             if self._whole and first.first_offset < view.start:
                 self._pass_over(view, first)
                 return None
@@ -278,8 +279,6 @@ class CommitReader:
         passed = bisect_left(known, self._next + 1, key=_behind)
         if passed == len(known) or _behind(known[-1]) > view.high_watermark:
             known = view.commits(self._next, _ENTRIES)
-            for entry in filter(_is_marked, known):
-                view.verify(entry)
             if known and _behind(known[-1]) > view.high_watermark:
                 raise unlike(known[-1].marker_offset, "index of commits")
             known = _dated(known, self._last_ts)
@@ -304,12 +303,13 @@ class CommitReader:
         rows = None
         if found.records:
             marked = _is_marked(first)
-            if not marked:
-                self._compare(found)
+            records = intact(found.records)
+            if len(records) < len(found.records):
+                read_to = 0  # the next read begins with what is damaged
             wanted = 0 if marked else self._next
-            spans = (all_data if marked else decided)(found.records, wanted, _END)
+            spans = (all_data if marked else decided)(records, wanted, _END)
             read_to = read_to or spans.next_offset
-            rows = self._reassembly.decode(found.records, spans, wanted) if len(spans) else None
+            rows = self._reassembly.decode(records, spans, wanted) if len(spans) else None
         ends = [_shown_to(entry) for entry in entries]
         whole = bisect_left(ends, read_to + 1)
         is_open = whole < len(entries) and read_to > entries[whole].first_offset
@@ -326,31 +326,14 @@ class CommitReader:
         for entry, end in zip(entries[: whole + is_open], ends, strict=False):
             row_end = bisect_left(offsets, end, row)
             if row_end > row:
+                if offsets[row] < entry.first_offset:
+                    raise unlike(entry.marker_offset, "index of commits")
                 commits.append(Commit(entry.commit_ts, row_end, _behind(entry)))
             row = row_end
+        if row < rows.num_rows or not commits:
+            raise unlike(offsets[row], "index of commits")
         has_open = self._inside is not None and commits[-1].position == _behind(self._inside)
         return _Run(rows, commits, has_open)
-
-    def _compare(self, found: _Found) -> None:
-        """See that decided batches and the entries that they were found by are the same."""
-        left = iter(found.entries)
-        entry, end, stamp, reach = next(left), 0, self._last_ts, 0
-        for _, header in walk(found.records):
-            reach = header.next_offset
-            if header.is_control or (header.is_transactional and not header.is_decided):
-                continue
-            base = header.base_offset
-            while base >= _behind(entry):
-                following = next(left, None)
-                if end != _behind(entry) or following is None:
-                    raise unlike(base, "index of commits")
-                stamp, entry = entry.commit_ts, following
-            end = reach
-            is_inside = entry.marker_offset <= base and end <= _behind(entry)
-            if not is_inside or entry.commit_ts != (header.commit_ts or stamp):
-                raise unlike(base, "index of commits")
-        if end < _behind(entry) <= reach:
-            raise unlike(entry.marker_offset, "index of commits")
 
     # -- giving ------------------------------------------------------------------------
 

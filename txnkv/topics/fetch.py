@@ -6,8 +6,10 @@
 
 The batches are those of the log, whole, joined in one copy and not filtered: the reader drops
 aborted ones by the list (`core.CommittedFilter`), which may name more transactions than the
-fetch has, and never less. A fetch at or behind the last stable offset is empty and no error;
-one outside of what the partition holds is an error that says what it holds.
+fetch has, and never less. Their checksums are the reader's to look at, before it filters
+(`core.intact`): a fetch looks at headers and offsets alone. A fetch at or behind the last stable
+offset is empty and no error; one outside of what the partition holds is an error that says what
+it holds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from txnkv.core import all_data
+from txnkv.topics.log_chunks import behind
 from txnkv.topics.log_view import LogView, look_at
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ READ_COMMITTED: Final = "read_committed"
 FETCH_BYTES: Final = 1 << 20
 HELD_BYTES: Final = 16 << 20
 """Of messages that a consumer has read ahead, of all partitions together, and gives at once."""
-_END: Final = 1 << 63
 
 
 class AbortedTxn(NamedTuple):
@@ -95,7 +96,7 @@ def fetch(
         parts = view.read(offset, max_bytes, upto) if offset < upto else []
         aborted: list[AbortedTxn] | None = None
         if committed:
-            end = all_data(parts[-1], 0, _END).next_offset if parts else offset
+            end = behind(parts[-1]) if parts else offset
             aborted = [AbortedTxn(*each) for each in view.aborted(offset, end)]
         # Inside the transaction: the parts are views of LMDB's map.
         return FetchResult(

@@ -25,7 +25,7 @@ goes ahead of it. So nothing ever fills offsets in a copy, and nobody else may w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import lmdb
 
@@ -33,6 +33,7 @@ from txnkv.core import BatchHeader, walk
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import retention
 from txnkv.topics.fetch import READ_UNCOMMITTED, FetchResult, fetch
+from txnkv.topics.log_chunks import whole
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
 
@@ -102,9 +103,10 @@ class Follower:
                 target = found.high_watermark
             if not found.records:
                 break
-            self._put(found.records)
-            offset = _next_offset(found.records)
-            yield len(found.records)
+            records = whole(found.records)
+            self._put(records)
+            offset = _next_offset(records)
+            yield len(records)
         self._note(offset)
 
     # -- what both have ----------------------------------------------------------------
@@ -149,7 +151,7 @@ class Follower:
 
     # -- writing -----------------------------------------------------------------------
 
-    def _put(self, records: bytes) -> None:
+    def _put(self, records: Any) -> None:
         self._copy.environment.write(lambda txn: self._copy.log.put(txn, [records]))
         fault_point("follow.put")
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.core import HEADER_BYTES, BatchHeader, read_header, sound
+from txnkv.core import HEADER_BYTES, BatchHeader, CoreError, intact, read_header, sound
 from txnkv.errors import CorruptionError
 from txnkv.topics.aborted_index import AbortedEntry
 
@@ -60,6 +60,15 @@ def position_of(chunk: Any, offset: int) -> int:
     return size
 
 
+def below(part: memoryview, end: int) -> Iterator[memoryview]:
+    """Batches up to an offset, at which one begins unless it is damaged."""
+    cut = position_of(part, end)
+    if cut:
+        yield part[:cut]
+    if cut < len(part) and base_at(part, cut) < end:
+        raise damaged(base_at(part, cut))
+
+
 def first_length(chunk: Any, at: int = 0) -> int:
     """Bytes of the batch at byte `at`.
 
@@ -89,6 +98,24 @@ def next_offset(chunk: Any) -> int:
         base, length, count = _batch(chunk, at)
         at, end = at + length, base + count
     return end
+
+
+def behind(batches: Any) -> int:
+    """The offset behind batches that `PartitionLog.read` gave."""
+    base = base_at(batches, 0)
+    return sound(batches, base, base, checksums=False)[2]
+
+
+def whole(batches: Any) -> Any:
+    """The first of some batches, as many as are as they were written.
+
+    Raises:
+        CorruptionError: the first one is damaged.
+    """
+    try:
+        return intact(batches)
+    except CoreError:
+        raise damaged(base_at(batches, 0)) from None
 
 
 def is_side_list(chunk: Any) -> bool:

@@ -34,10 +34,10 @@ from weakref import WeakKeyDictionary
 
 import lmdb
 
-from txnkv.core import CoreError, all_data, within
+from txnkv.core import CoreError, within
 from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics.log_chunks import first_length, position_of
+from txnkv.topics.log_chunks import behind, first_length, position_of
 from txnkv.topics.log_times import first_not_older
 from txnkv.topics.partition_state import CommitEntry
 
@@ -363,7 +363,7 @@ def _base_offset(entry: TailEntry) -> int:
 
 
 def _behind(parts: list[Buffer]) -> int:
-    return all_data(parts[-1], 0, 1 << 63).next_offset if parts else 0
+    return behind(parts[-1]) if parts else 0
 
 
 def offset_for_time(engine: TopicEngine, partition: Partition, when: datetime) -> int | None:

@@ -9,11 +9,12 @@ So a position is one number, behind what was given, wherever large messages have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from txnkv.core import all_data, read_chunk, read_header, walk
 from txnkv.core.log_batch import Spans
 from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics.log_chunks import whole
 from txnkv.topics.log_view import LogView, look_at
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class LookBack:
         self._skip_lost = skip_lost
         self._lost: set[int] = set()
 
-    def complete(self, records: bytes, spans: Spans) -> None:
+    def complete(self, records: Any, spans: Spans) -> None:
         """Take in the pieces that lie before these batches, of messages that go on in them.
 
         Raises:
@@ -105,13 +106,18 @@ class LookBack:
         found: list[bytes] = []
         while at < before:
             for part in view.read(at, self._max_bytes, view.high_watermark):
-                for place, header in walk(part):
+                if at >= before:
+                    break
+                checked = whole(part)
+                for place, header in walk(checked):
                     at = header.next_offset
                     if header.base_offset >= before:
                         break
                     if not header.is_chunk:
                         continue
-                    chunk = read_chunk(part, place)
+                    chunk = read_chunk(checked, place)
                     if chunk is not None and chunk.message_id == message_id:
-                        found.append(bytes(part[place : place + header.length]))
+                        found.append(bytes(checked[place : place + header.length]))
+                if len(checked) < len(part):
+                    break  # the next read begins with what is damaged
         return view.start, found

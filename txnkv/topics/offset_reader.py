@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from txnkv.core import CommittedFilter, CoreError, all_data
+from txnkv.core import CommittedFilter, CoreError, all_data, intact
 from txnkv.errors import CorruptionError
 from txnkv.topics.fetch import FETCH_BYTES, FetchResult, fetch, is_committed
 from txnkv.topics.look_back import LookBack
@@ -197,9 +197,9 @@ class OffsetReader:
 
     def _rows(self, found: FetchResult, at: int) -> tuple[pa.RecordBatch | None, int]:
         """The messages of a fetch, if it has any, and where to read on."""
-        records = found.records
-        if not records:
+        if not found.records:
             return None, at
+        records = intact(found.records)
         spans: Spans
         if self._filter is None:
             spans = all_data(records, at, found.high_watermark)

@@ -125,7 +125,8 @@ def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOve
         except StaleHandleError:
             continue  # a thread has just made its side log
         except DAMAGE as error:
-            return PartitionOverview(partition.number, 0, 0, 0, 0, (), {}, str(error))
+            said = str(error).removeprefix(f"{partition.label}: ")
+            return PartitionOverview(partition.number, 0, 0, 0, 0, (), {}, said)
 
 
 def _look_at(engine: TopicEngine, partition: Partition) -> PartitionOverview:

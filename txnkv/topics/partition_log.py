@@ -25,11 +25,12 @@ from txnkv.topics.aborted_index import AbortedEntry
 from txnkv.topics.log_chunks import (
     ChunkReader,
     base_at,
+    below,
     damaged,
     first_length,
     is_side_list,
     next_offset,
-    position_of,
+    whole,
 )
 from txnkv.topics.log_indexes import Aborted, Commits, compare
 from txnkv.topics.log_state import (
@@ -217,9 +218,11 @@ class PartitionLog:
             Views of LMDB's map, in offset order, each of one or more batches. Nothing when
             there is no batch at the offset yet.
 
+        Only headers and offsets are looked at: who decodes them asks for checksums (`intact`).
+
         Raises:
             OffsetOutOfRangeError: the log does not hold the offset.
-            CorruptionError: the batch there is damaged or gone. What stands before damage is given.
+            CorruptionError: no batch is there that makes sense. What stands before that is given.
         """
         record = self._record(txn)
         if not record.start <= offset <= record.end:
@@ -265,7 +268,7 @@ class PartitionLog:
         """Batches in [offset, end), in views as long as may be, for as long as they are taken.
 
         Raises:
-            CorruptionError: the batch that comes next is not as it was written.
+            CorruptionError: the header of the batch that comes next makes no sense.
         """
         expand = None if raw else self.expand
         chunks = ChunkReader(txn, self._db(LOG))
@@ -273,18 +276,18 @@ class PartitionLog:
         at = offset
         while found is not None and found[0] <= at < end:
             base, chunk = found
-            start, stop, following = sound(chunk, base, at)
-            whole = stop == len(chunk)
+            start, stop, following = sound(chunk, base, at, checksums=False)
+            is_whole = stop == len(chunk)
             if start == stop:
                 at = following
                 break
-            if expand is not None and whole and is_side_list(chunk):
+            if expand is not None and is_whole and is_side_list(chunk):
                 yield from self._expanded(txn, chunk, at, end, max_bytes)
             else:
-                part = chunk[start:stop] if start or not whole else chunk
-                yield part[: position_of(part, end)] if following > end else part
+                part = chunk[start:stop] if start or not is_whole else chunk
+                yield from below(part, end) if following > end else (part,)
             at = following
-            found = chunks.next() if whole else None
+            found = chunks.next() if is_whole else None
         if at < end:
             raise damaged(at)
 
@@ -292,14 +295,14 @@ class PartitionLog:
         self, txn: lmdb.Transaction, marker: memoryview, offset: int, end: int, max_bytes: int
     ) -> Iterator[memoryview]:
         assert self.expand is not None
-        whole = bytes(marker)
-        end = min(end, next_offset(whole))
+        copy = bytes(marker)
+        end = min(end, next_offset(copy))
         while offset < end:
             begin = offset
-            for part, base in self._side_batches(txn, whole, offset, max_bytes):
-                _, size, following = sound(part, base, base)
+            for part, base in self._side_batches(txn, copy, offset, max_bytes):
+                _, size, following = sound(part, base, base, checksums=False)
                 if size:
-                    yield part[: position_of(part[:size], end)]
+                    yield from below(part[:size], end)
                 if size < len(part):
                     raise damaged(following)
                 offset = following
@@ -413,7 +416,7 @@ class PartitionLog:
             low = max(segment.base, record.start)
             high = record.end if following is None else following.base
             for part in self._parts(txn, low, high, 1 << 20):
-                found = first_not_older(part, low, micros)
+                found = first_not_older(whole(part), low, micros)
                 if found is not None:
                     return found
         return None

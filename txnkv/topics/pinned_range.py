@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CommittedFilter, CoreError, all_data
+from txnkv.core import CommittedFilter, CoreError, intact
 from txnkv.core.log_batch import Spans
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.topics.log_chunks import behind, whole
 from txnkv.topics.log_view import LogView, look_at
 from txnkv.topics.look_back import LookBack
 from txnkv.topics.reassembly import Reassembly
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 READ_BYTES: Final = 2 << 20
 """Of one look at the log, about."""
-_END: Final = 1 << 63
 
 
 class PinnedRange(NamedTuple):
@@ -137,6 +137,7 @@ class _Reading:
             if at >= end:
                 return
             try:
+                records = intact(records)
                 spans = self._filter.keep(records, aborted, at, self._edge)
                 rows = self._decoded(records, spans, at) if len(spans) else None
             except CoreError as error:
@@ -166,7 +167,7 @@ class _Reading:
 
         return look_at(self._engine, self._partition, see)
 
-    def _decoded(self, records: bytes, spans: Spans, at: int) -> pa.RecordBatch:
+    def _decoded(self, records: Any, spans: Spans, at: int) -> pa.RecordBatch:
         self._look_back.complete(records, spans)
         return self._reassembly.decode(records, spans, at)
 
@@ -174,7 +175,7 @@ class _Reading:
 def _edge_of(view: LogView, end: int) -> int:
     """The edge of the batch that holds the last offset below `end`."""
     try:
-        return all_data(view.read(end - 1, 1, view.high_watermark)[0], 0, _END).next_offset
+        return behind(whole(view.read(end - 1, 1, view.high_watermark)[0]))
     except CorruptionError:
         return view.high_watermark  # what stands before the damage is read, and no further
 

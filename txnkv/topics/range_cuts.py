@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from txnkv.core import all_data, within
-from txnkv.topics.log_chunks import KEY, seek_at_or_below
+from txnkv.core import within
+from txnkv.topics.log_chunks import KEY, behind, seek_at_or_below
 from txnkv.topics.log_state import LOG
 from txnkv.topics.log_view import LogView, look_at
 
@@ -37,8 +37,7 @@ def weight(engine: TopicEngine, partition: Partition, start: int, end: int) -> i
         parts = view.read(start, _SAMPLE_BYTES, view.high_watermark)
         if not parts:
             return 0
-        spans = [all_data(part, 0, _END) for part in (parts[0], parts[-1])]
-        offsets = max(spans[-1].next_offset - start, 1)
+        offsets = max(behind(parts[-1]) - start, 1)
         decoded = sum(within(part, _END)[1] for part in parts)
         return decoded * (end - start) // offsets
 

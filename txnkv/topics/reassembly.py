@@ -55,17 +55,17 @@ class Reassembly:
         """This one has begun and is not complete."""
         return message_id in self._partials
 
-    def decode(self, buf: bytes, spans: Spans, from_offset: int) -> pa.RecordBatch:
+    def decode(self, buf: Any, spans: Spans, from_offset: int) -> pa.RecordBatch:
         """As `core.decode`, with large messages whole.
 
         Args:
-            buf: what the spans were made of.
+            buf: what the spans were made of; `intact`.
             spans: the batches that are shown, all behind those of the call before.
             from_offset: the first offset that is wanted.
         """
         self.completed = {}
         if not spans.has_chunks:
-            return decode(buf, spans, from_offset)
+            return decode(buf, spans, from_offset, checked=True)
         parts: list[pa.RecordBatch] = []
         begin = 0
         for i, (at, _) in enumerate(spans):
@@ -73,16 +73,16 @@ class Reassembly:
             if chunk is None:
                 continue
             if begin < i:
-                parts.append(decode(buf, spans[begin:i], from_offset))
+                parts.append(decode(buf, spans[begin:i], from_offset, checked=True))
             begin = i + 1
             whole = self._add(buf, at, spans[i : i + 1], chunk, from_offset)
             if whole is not None:
                 parts.append(whole)
         if begin < len(spans):
-            parts.append(decode(buf, spans[begin:], from_offset))
+            parts.append(decode(buf, spans[begin:], from_offset, checked=True))
         return joined(parts)
 
-    def end_transactions(self, buf: bytes) -> None:
+    def end_transactions(self, buf: Any) -> None:
         """Gives up messages of transactions whose end marker is in a buffer."""
         if not self._partials:
             return
@@ -92,13 +92,13 @@ class Reassembly:
         }
 
     def _add(
-        self, buf: bytes, at: int, span: Spans, chunk: Chunk, from_offset: int
+        self, buf: Any, at: int, span: Spans, chunk: Chunk, from_offset: int
     ) -> pa.RecordBatch | None:
         """Take a piece; the message when it is the last one."""
         header = read_header(buf, at)
         if header.base_offset < from_offset:
             return None
-        row = decode(buf, span, from_offset)
+        row = decode(buf, span, from_offset, checked=True)
         value = row.column("value")[0].as_buffer()
         if chunk.piece == 0:
             partial = _Partial(header.base_offset, header.txn_id, row, [value])

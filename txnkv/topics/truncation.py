@@ -34,6 +34,7 @@ from txnkv.core import walk
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing, producers
+from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
 
 if TYPE_CHECKING:
@@ -131,10 +132,13 @@ def _has_batches(
 ) -> bool:
     while offset < end:
         for part in partition.log.read(txn, offset, _READ_BYTES, raw=True):
-            for _, header in walk(part):
+            checked = whole(part)
+            for _, header in walk(checked):
                 offset = header.next_offset
                 if header.txn_id == txn_id and not header.is_control:
                     return True
+            if len(checked) < len(part):
+                break  # the next read begins with what is damaged
     return False
 
 
