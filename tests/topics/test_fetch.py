@@ -327,9 +327,10 @@ def test_damage_is_told(client: txnkv.Client, topic: Any) -> None:
     engine.tail._entries[partition.id].append(TailEntry(1, 3, placed, stamp))
     for isolation in ("read_committed", "read_uncommitted", "serializable"):
         consumer = topic.consumer(isolation=isolation)
-        with pytest.raises(txnkv.CorruptionError, match="'events', partition 0, offset 0"):
+        assert [message.value for message in consumer.poll(timeout=0)] == [b"a"]
+        with pytest.raises(txnkv.CorruptionError, match="'events', partition 0, offset 1"):
             consumer.poll(timeout=0)
-        assert consumer.position(0) == 0
+        assert consumer.position(0) == 1
     engine.tail._entries[partition.id].pop()
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from txnkv.errors import CorruptionError
 from txnkv.topics.commit_reader import CommitReader
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ class WholeOrder:
 
     def _gather(self, most: int, room: int, given: list[tuple[int, pa.RecordBatch]]) -> None:
         while most > 0 and room > 0:
-            heads = self._heads()
+            try:
+                heads = self._heads()
+            except CorruptionError:
+                if given:
+                    break  # what was taken is given first; the next call raises
+                raise
             if not heads:
                 self._snapshot = None
                 break
