@@ -135,7 +135,10 @@ def read(client: txnkv.Client, part: str) -> object:
         return client.table("hurt").scan().to_arrow()
     name = "hurt" if part == "log" else "aside"
     with client.topic(name).consumer() as consumer:
-        return [message.value for message in consumer.poll(max_messages=100, timeout=0.0)]
+        found = []
+        while messages := consumer.poll(max_messages=100, timeout=0.0):  # what is sound comes first
+            found += [message.value for message in messages]
+        return found
 
 
 def write(client: txnkv.Client, part: str) -> None:

@@ -37,7 +37,7 @@ import lmdb
 from txnkv.core import CoreError, within
 from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics.log_chunks import behind, first_length, position_of
+from txnkv.topics.log_chunks import behind, first_length, position_of, unlike
 from txnkv.topics.log_times import first_not_older
 from txnkv.topics.partition_state import CommitEntry
 
@@ -203,9 +203,16 @@ class LogView:
         return found
 
     def verify(self, entry: CommitEntry) -> None:
-        """Compare an entry of the index of commits with the log; the tail has made its own."""
-        if entry.marker_offset < self.end and self._txn is not None:
-            self._partition.log.verify(self._txn, entry)
+        """Compare an entry of `commits` with the log; the tail has made its own."""
+        if entry.marker_offset >= self.end or self._txn is None:
+            return
+        log = self._partition.log
+        if entry.txn_id == 0:  # of an earlier tail perhaps: it is in the index by now
+            stored = log.commits(self._txn, entry.marker_offset, 1)
+            if [_place_of(each) for each in stored] != [_place_of(entry)]:
+                raise unlike(entry.marker_offset, "index of commits")
+            (entry,) = stored
+        log.verify(self._txn, entry)
 
     def commit_before(self, offset: int) -> CommitEntry | None:
         """Of `commits` the last one below an offset; None where there is none."""
@@ -356,6 +363,10 @@ def bounds(engine: TopicEngine, partition: Partition) -> Bounds:
         TopicNotFoundError: the topic was dropped.
     """
     return look_at(engine, partition, lambda view: view.bounds)
+
+
+def _place_of(entry: CommitEntry) -> tuple[int, int]:
+    return entry.marker_offset, entry.count
 
 
 def _base_offset(entry: TailEntry) -> int:
