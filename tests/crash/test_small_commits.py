@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import txnkv
+from tests.property.machine_tools import in_child
 from tools.crash import run_child
 from tools.crash_scenarios import ACKNOWLEDGED, BEFORE, ROWS, TABLES
+from txnkv.coordinator import commit_log
+from txnkv.coordinator.maintenance import Maintenance
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,31 @@ def test_what_was_acknowledged_is_replayed_by_several_at_once(
     with txnkv.connect(path, create=False) as after:
         assert after.table(TABLES[0]).scan(ordered=True).to_arrow() == seen
     assert seen.num_rows > BEFORE
+
+
+def test_whoever_is_told_of_a_commit_can_read_it(
+    connect: Callable[[], txnkv.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process died between COMMIT and sync: its state says so no earlier than reads show it."""
+    monkeypatch.setattr(commit_log, "_PATIENCE", 10**9)
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+    client = connect()
+    table = client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
+    table.count()
+
+    def insert(id: int) -> Callable[[Callable[[int], object]], None]:
+        def work(say: Callable[[int], object]) -> None:
+            txn = client.new_transaction()
+            txn.insert(table, (id,))
+            say(int(txn.id))
+            txn.commit()
+
+        return work
+
+    told = []
+    for hit in (2, 3):  # the first is that of a range of ids
+        (txn_id,) = in_child(insert(hit), "status.after_commit", hit)
+        state = client.transaction_state(txn_id)
+        assert (table.get(hit) is not None) == (state is txnkv.TxnState.COMMITTED)
+        told.append(state)
+    assert txnkv.TxnState.COMMITTED in told

@@ -208,9 +208,14 @@ class Coordinator:
             committed = None
             if status_table.find(cur, txn_id) is None:
                 committed = commit_log.find(cur, txn_id)
-            if committed is None:
-                return status_table.get(cur, txn_id)
-        return status_table.small(txn_id, committed)
+            row = (
+                status_table.get(cur, txn_id)
+                if committed is None
+                else status_table.small(txn_id, committed)
+            )
+        if row.commit_ts is not None:  # the read has synced it: whoever is told of it can read it
+            self.store.runtime.raise_durable(row.commit_ts)
+        return row
 
     def highest_id(self) -> int:
         """The highest id that may have been given out."""
