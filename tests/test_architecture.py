@@ -102,7 +102,7 @@ def test_locks_are_made_in_one_place() -> None:
 
 @pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_fit_in_the_head(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 450
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def test_public_names_are_documented() -> None:

@@ -54,14 +54,12 @@ def small_commit(
     data = batch(values, row.txn_id, decided=True)
 
     def write(cur: apsw.Cursor, stamp: Timestamp) -> list[Section]:
-        return [
-            Section(
-                payload.TOPIC,
-                partition.id,
-                core.place(data, engine.take_offsets(cur, partition.id, len(values)), stamp),
-            )
-            for partition in partitions
-        ]
+        sections = []
+        for partition in partitions:
+            first = engine.take_offsets(cur, partition.id, len(values))
+            placed = core.place(data, first, stamp)
+            sections.append(Section(payload.TOPIC, partition.id, placed, first, len(values)))
+        return sections
 
     versions = [engine.live_at(partition.topic) for partition in partitions]
 

@@ -56,7 +56,8 @@ class Writer:
 
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
             base = self.engine.take_offsets(cur, partition.id, len(texts))
-            return [Section(payload.TOPIC, partition.id, core.place(batch, base, stamp))]
+            placed = core.place(batch, base, stamp)
+            return [Section(payload.TOPIC, partition.id, placed, base, len(texts))]
 
         commit = SmallCommit(txn_id, (), lambda cur, latest: None, write, len(batch))
         try:

@@ -59,7 +59,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
     view = ReadView(latest)
     for name in names:
         info = engine.get(name)
-        row_sets = [seen for t in engine.tablets(info) for seen in t.state(latest).infos]
+        row_sets = [seen for t in engine.tablets(info) for seen in t.reload().infos]
         asked = reading.request(info, [], None, False, None)
         tables[name] = {
             "rows": _count(engine, asked, view),
@@ -295,10 +295,20 @@ def _check_status(cur: Any, report: CheckReport) -> None:
 def _check_log(cur: Any, report: CheckReport) -> None:
     for stamp, data in cur.execute("SELECT commit_ts, payload FROM commit_log"):
         report.commits += 1
+        where = f"status.db, commit log, commit {stamp}"
         try:
-            payload.unpack(data, stamp)
+            lost = [s for s in payload.unpack(data, stamp) if not s.is_whole(stamp)]
+            if not lost and payload.differs(data, stamp):
+                report.problems.append(f"{where}: a directory is damaged, the other one is whole")
         except payload.PayloadError as error:
-            report.problems.append(f"status.db, commit log, commit {stamp}: {error}")
+            report.problems.append(f"{where}: {error}")
+            continue
+        for section in lost:
+            report.problems.append(f"{where}: what it changed in {_part(section)} is damaged")
+
+
+def _part(section: payload.Section) -> str:
+    return f"{'tablet' if section.kind == payload.TABLET else 'partition'} {section.id}"
 
 
 def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:

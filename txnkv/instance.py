@@ -131,6 +131,7 @@ def acquire(
                     status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
                     status_schema.UPGRADE_4_TO_5,
                     status_schema.UPGRADE_5_TO_6,
+                    status_schema.UPGRADE_6_TO_7,
                 ],
                 cache_bytes=cache_bytes,
             )

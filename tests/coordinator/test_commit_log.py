@@ -18,7 +18,7 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.payload import PayloadError, Section, pack, unpack
+from txnkv.coordinator.payload import PayloadError, Section, differs, pack, unpack
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     CorruptionError,
@@ -36,10 +36,18 @@ class Shelf:
 
     def __init__(self) -> None:
         self.held: dict[int, dict[int, bytes]] = {}
+        self.lost: dict[int, dict[int, str]] = {}
         self.flushes: list[int] = []
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:
         self.held.setdefault(id, {})[stamp] = data
+
+    def lose(self, section: Section, stamp: int, error: str) -> None:
+        self.lost.setdefault(section.id, {})[stamp] = error
+
+    def forget(self, id: int) -> None:
+        self.held.pop(id, None)
+        self.lost.pop(id, None)
 
     def undo(self, ids: set[int], upto: int) -> None:
         for id in ids:
@@ -394,20 +402,51 @@ def test_a_new_process_sees_all_that_is_there(world: World, shelf: Shelf) -> Non
 
 
 class TestPayload:
-    SECTIONS = (Section(1, 9, b"abc"), Section(2, (1 << 63) - 1, b""))
+    SECTIONS = (Section(1, 9, b"abc"), Section(2, (1 << 63) - 1, b"", 1 << 40, 7))
+    VERSION_1 = bytes.fromhex(
+        "21f780380100000002000000010000000300000009000000000000006162630200"
+        "000000000000ffffffffffffff7f"
+    )
 
     def test_round_trip(self) -> None:
-        assert unpack(pack(self.SECTIONS, 77), 77) == list(self.SECTIONS)
+        found = unpack(pack(self.SECTIONS, 77), 77)
+        assert [section[:5] for section in found] == [section[:5] for section in self.SECTIONS]
+        assert all(section.is_whole(77) and not section.is_whole(78) for section in found)
+        assert pack(found, 77) == pack(self.SECTIONS, 77)
+
+    def test_version_1(self) -> None:
+        found = unpack(self.VERSION_1, 77)
+        assert found == [Section(1, 9, b"abc"), Section(2, (1 << 63) - 1, b"")]
+        assert not differs(self.VERSION_1, 77)
+        for at in range(len(self.VERSION_1)):
+            changed = bytearray(self.VERSION_1)
+            changed[at] ^= 0x40
+            with pytest.raises(PayloadError):
+                unpack(bytes(changed), 77)
 
     def test_of_another_commit(self) -> None:
         with pytest.raises(PayloadError, match="checksum"):
             unpack(pack(self.SECTIONS, 77), 78)
 
-    @pytest.mark.parametrize("at", range(0, 40, 3))
-    def test_any_flipped_byte_is_seen(self, at: int) -> None:
+    @pytest.mark.parametrize("mask", [0x01, 0x40, 0xFF])
+    def test_a_changed_byte_is_of_one_section_at_most(self, mask: int) -> None:
+        whole = pack(self.SECTIONS, 77)
+        right = unpack(whole, 77)
+        for at in range(len(whole)):
+            payload = bytearray(whole)
+            payload[at] ^= mask
+            found = unpack(bytes(payload), 77)
+            assert [s[:2] for s in found] == [s[:2] for s in right]
+            for section, expected in zip(found, right, strict=True):
+                assert (section == expected) == section.is_whole(77)
+            assert sum(not section.is_whole(77) for section in found) <= 1
+            assert differs(bytes(payload), 77)
+
+    def test_both_directories_damaged(self) -> None:
         payload = bytearray(pack(self.SECTIONS, 77))
-        payload[at] ^= 0x40
-        with pytest.raises(PayloadError):
+        payload[5] ^= 1
+        payload[-10] ^= 1
+        with pytest.raises(PayloadError, match="checksum"):
             unpack(bytes(payload), 77)
 
     @pytest.mark.parametrize("length", [0, 3, 4, 11])

@@ -27,7 +27,7 @@ the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
 
@@ -66,6 +66,12 @@ class LogMember(Protocol):
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:
         """Take one section in. The same section may come twice, with the same stamp."""
+
+    def lose(self, section: Section, stamp: int, error: str) -> None:
+        """Take in that a section is damaged: whoever reads there is told, and others are not."""
+
+    def forget(self, id: int) -> None:
+        """Forget all of one part; it comes again, if it is not gone for good."""
 
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop from these what has a stamp above `upto`: its COMMIT failed."""
@@ -110,6 +116,7 @@ class CommitLog:
         self._metrics = metrics
         self._on_commit = on_commit
         self._members: dict[int, LogMember] = {}
+        self._lost: set[Key] = set()
         self.lock = new_rlock()
         self._start()
 
@@ -219,16 +226,16 @@ class CommitLog:
             "SELECT last_commit, last_timestamp, manifest_version, catalog_version, flushed_ts, "
             "history_floor, EXISTS (SELECT 1 FROM locks) FROM clock",
         )
+        if self._lost and catalog_version != self.catalog_version:
+            self._read_lost_again(cur, flushed)
         if flushed > self._applied:
             for section, stamp in held.sections(cur, self._applied):
-                self._apply([section], stamp)
+                self._take(section, stamp)
         if last > self._applied:
             self._metrics.tails.add()
-            for stamp, payload in cur.execute(
-                "SELECT commit_ts, payload FROM commit_log WHERE commit_ts > ? ORDER BY commit_ts",
-                (max(self._applied, flushed),),
-            ):
-                self._apply(self._unpacked(payload, stamp), stamp)
+            for stamp, payload in _logged(cur, max(self._applied, flushed), last):
+                for section in self._unpacked(payload, stamp):
+                    self._take(section, stamp)
                 self._count(len(payload))
                 self._metrics.tailed_commits.add()
             self._applied = Timestamp(last)
@@ -269,9 +276,30 @@ class CommitLog:
                 "returned. Restore the store from a backup"
             ) from None
 
+    def _take(self, section: Section, stamp: int) -> None:
+        """Apply a stored section, or have it known that it is damaged."""
+        if section.is_whole(stamp):
+            self._members[section.kind].apply(section.id, section.data, stamp)
+            return
+        self._lost.add((section.kind, section.id))
+        error = f"what commit {stamp} changed there is damaged in {self._status.path}, commit log"
+        self._members[section.kind].lose(section, stamp, error)
+
+    def _read_lost_again(self, cur: apsw.Cursor, flushed: int) -> None:
+        """Somebody may have given up what was damaged, or have put it back."""
+        lost, self._lost = self._lost, set()
+        for kind, id in lost:
+            self._members[kind].forget(id)
+        again = list(held.sections(cur, Timestamp(0)))
+        for stamp, payload in _logged(cur, flushed, self._applied):
+            again += [(section, Timestamp(stamp)) for section in self._unpacked(payload, stamp)]
+        for section, stamp in again:
+            if (section.kind, section.id) in lost:
+                self._take(section, stamp)
+
     def _apply(self, sections: Sequence[Section], stamp: int) -> None:
-        for kind, id, data in sections:
-            self._members[kind].apply(id, data, stamp)
+        for section in sections:
+            self._members[section.kind].apply(section.id, section.data, stamp)
 
     def _count(self, size: int) -> None:
         self.pending_bytes += size
@@ -422,6 +450,15 @@ class CommitLog:
         self._start()
         for member in self._members.values():
             member.reset()
+
+
+def _logged(cur: apsw.Cursor, after: int, upto: int) -> Iterable[tuple[int, bytes]]:
+    """Timestamps and payloads of the commits in (after, upto], ascending."""
+    return cur.execute(
+        "SELECT commit_ts, payload FROM commit_log WHERE commit_ts > ? AND commit_ts <= ? "
+        "ORDER BY commit_ts",
+        (after, upto),
+    )
 
 
 def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:

@@ -22,6 +22,7 @@ import apsw
 from txnkv.coordinator import payload
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
+from txnkv.coordinator.query import one
 from txnkv.errors import CorruptionError
 from txnkv.storage import extents
 
@@ -30,7 +31,7 @@ Key: TypeAlias = tuple[int, int]
 
 _FOLDERS: Final = {payload.TABLET: "tablets", payload.TOPIC: "logs"}
 
-SCHEMA = """
+_UNTIL_6: Final = """
 CREATE TABLE held_parts (               -- damaged: no flush can write to them
     kind        INTEGER NOT NULL,       -- as in payloads
     id          INTEGER NOT NULL,
@@ -46,6 +47,16 @@ CREATE TABLE held_sections (            -- of small commits that are flushed els
     PRIMARY KEY (commit_ts, kind, id)
 );
 """
+
+_AS_IN_PAYLOADS: Final = """
+ALTER TABLE held_sections ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE held_sections ADD COLUMN offsets INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE held_sections ADD COLUMN crc INTEGER;  -- NULL: from before version 7
+"""
+
+UPGRADE_4_TO_5: Final = _UNTIL_6
+UPGRADE_6_TO_7: Final = _AS_IN_PAYLOADS
+SCHEMA: Final = _UNTIL_6 + _AS_IN_PAYLOADS
 
 
 class Held(NamedTuple):
@@ -91,12 +102,12 @@ def refuse(held: Mapping[int, str], ids: Iterable[int]) -> None:
 
 def sections(cur: apsw.Cursor, after: Timestamp) -> Iterator[tuple[Section, int]]:
     """What is held of commits above `after`, by commit, and their timestamps."""
-    for stamp, kind, id, data in cur.execute(
-        "SELECT commit_ts, kind, id, data FROM held_sections WHERE commit_ts > ? "
-        "ORDER BY commit_ts",
+    for stamp, *section in cur.execute(
+        "SELECT commit_ts, kind, id, data, first, offsets, crc FROM held_sections "
+        "WHERE commit_ts > ? ORDER BY commit_ts",
         (after,),
     ):
-        yield Section(kind, id, data), stamp
+        yield Section(*section), stamp
 
 
 def replace(cur: apsw.Cursor, failed: Mapping[Key, str], after: Timestamp, upto: Timestamp) -> None:
@@ -127,11 +138,48 @@ def replace(cur: apsw.Cursor, failed: Mapping[Key, str], after: Timestamp, upto:
         (after, upto),
     ).fetchall()
     cur.executemany(
-        "INSERT INTO held_sections VALUES (?, ?, ?, ?)",
+        "INSERT INTO held_sections VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (stamp, section.kind, section.id, section.data)
+            (stamp, *section)
             for stamp, data in log
             for section in payload.unpack(data, stamp)
             if (section.kind, section.id) in failed
         ],
     )
+
+
+def damaged(cur: apsw.Cursor, key: Key) -> list[Timestamp]:
+    """Return the small commits whose section of a part is damaged, where nothing else has it."""
+    flushed = one(cur, "SELECT flushed_ts FROM clock")[0]
+    stored = [(stamp, found) for stamp, found in _log(cur) if stamp > flushed]
+    stored += [(stamp, [section]) for section, stamp in sections(cur, Timestamp(0))]
+    return sorted({Timestamp(stamp) for stamp, found in stored if _lost(found, key, stamp)})
+
+
+def give_up(cur: apsw.Cursor, key: Key) -> None:
+    """Remove the damaged sections of a part, from the commit log and from those that are held."""
+    for stamp, found in _log(cur):
+        lost = _lost(found, key, stamp)
+        if lost:
+            kept = [section for section in found if section not in lost]
+            cur.execute(
+                "UPDATE commit_log SET payload = ? WHERE commit_ts = ?",
+                (payload.pack(kept, stamp), stamp),
+            )
+    for section, stamp in list(sections(cur, Timestamp(0))):
+        if _lost([section], key, stamp):
+            cur.execute(
+                "DELETE FROM held_sections WHERE commit_ts = ? AND kind = ? AND id = ?",
+                (stamp, *key),
+            )
+    # All processes read again what they have of the part.
+    cur.execute("UPDATE clock SET catalog_version = catalog_version + 1")
+
+
+def _log(cur: apsw.Cursor) -> list[tuple[int, list[Section]]]:
+    rows: list[Any] = cur.execute("SELECT commit_ts, payload FROM commit_log").fetchall()
+    return [(stamp, payload.unpack(data, stamp)) for stamp, data in rows]
+
+
+def _lost(found: Iterable[Section], key: Key, stamp: int) -> list[Section]:
+    return [s for s in found if (s.kind, s.id) == key and not s.is_whole(stamp)]

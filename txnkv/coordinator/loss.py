@@ -52,15 +52,17 @@ class Loss:
         offsets: [first, end) of messages; fillers stand there.
         rows: row sets of a tablet.
         transactions: that had touched it; those that are not decided are aborted.
+        commits: small ones whose rows of a tablet are damaged in the commit log.
     """
 
     part: str
     offsets: tuple[tuple[int, int], ...] = ()
     rows: tuple[LostRows, ...] = ()
     transactions: tuple[int, ...] = ()
+    commits: tuple[Timestamp, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.offsets or self.rows)
+        return bool(self.offsets or self.rows or self.commits)
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -68,5 +70,8 @@ class Loss:
             yield f"{self.part}: offsets {first:,} to {end - 1:,}"
         for row_set in self.rows:
             yield f"{self.part}: {row_set}"
+        for commit in self.commits:
+            when = commit.datetime.isoformat()
+            yield f"{self.part}: what commit {commit} changed there, at {when}"
         for txn_id in self.transactions:
             yield f"{self.part}: transaction {txn_id} is aborted, if it is not decided"

@@ -1,12 +1,19 @@
-"""The payload of a small commit: what it changes, in its row of the commit log.
+"""The payload of a small commit: its changes, as they lie in its row of the commit log.
 
 Little-endian:
 
-    u32 crc | u16 version | u16 reserved | u32 sections
-    sections x { u8 kind, u8[3] reserved, u32 length, u64 id, bytes }
+    directory | the bytes of each section | the directory again | u32 length of a directory
 
-The CRC32C covers all behind it and is seeded with the commit timestamp's low 32 bits, so that
-a payload in another's row is found. What the bytes of a section mean is its kind's affair.
+    directory   u32 crc | u16 version | u16 reserved | u32 sections | sections x entry
+    entry       u8 kind | u8[3] reserved | u32 length | u32 crc | u32 count | u64 id | u64 first
+
+A section's checksum is its own and one damaged byte leaves one directory whole, so that damage says
+which tablet or partition it is of. All checksums are CRC32C, seeded with the commit timestamp's low
+32 bits, so that a payload in another's row is found; that of a directory covers the rest of it.
+`first` and `count` are the offsets that messages take, 0 for rows. The meaning of a section's bytes
+is its kind's affair.
+
+Version 1 had one directory, entries without checksum, count and first, and one checksum over all.
 """
 
 from __future__ import annotations
@@ -23,18 +30,47 @@ TABLET: Final = 1
 TOPIC: Final = 2
 """A section of batches of one partition of a topic."""
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<HHI")
-_SECTION = struct.Struct("<B3xIQ")
+_ENTRY = struct.Struct("<B3xIIIQQ")
+_ENTRY_1 = struct.Struct("<B3xIQ")
+_LENGTH = struct.Struct("<I")
 
 
 class Section(NamedTuple):
-    """What a commit changes in one participant."""
+    """The changes of a commit in one participant.
+
+    Attributes:
+        kind, id: of the participant.
+        data: the bytes.
+        first, offsets: of messages, the first offset and how many are taken.
+        crc: of `data` as it was stored; None where it is not stored yet, or was verified.
+    """
 
     kind: int
     id: int
     data: bytes
+    first: int = 0
+    offsets: int = 0
+    crc: int | None = None
+
+    def is_whole(self, commit_ts: int) -> bool:
+        """Tell whether the bytes are those that were stored."""
+        return self.crc is None or self.crc == _crc(self.data, commit_ts)
+
+
+def differs(payload: bytes, commit_ts: int) -> bool:
+    """Tell whether any byte is another one than was stored, also of what no reader has to have.
+
+    Raises:
+        PayloadError: as `unpack`.
+    """
+    sections = unpack(payload, commit_ts)
+    if _of_version_1(payload, commit_ts) is not None:
+        return False
+    whole = all(section.is_whole(commit_ts) for section in sections)
+    return not whole or pack(sections, commit_ts) != payload
 
 
 class PayloadError(Exception):
@@ -42,35 +78,75 @@ class PayloadError(Exception):
 
 
 def pack(sections: Iterable[Section], commit_ts: int) -> bytes:
-    """The payload of a commit."""
+    """Return the payload of a commit. A section keeps the checksum that it has."""
+    entries: list[bytes] = []
     parts: list[bytes] = []
-    count = 0
-    for kind, id, data in sections:
-        parts += (_SECTION.pack(kind, len(data), id), data)
-        count += 1
-    body = b"".join((_HEAD.pack(_VERSION, 0, count), *parts))
-    return _CRC.pack(crc32c(body, commit_ts & 0xFFFFFFFF)) + body
+    for kind, id, data, first, count, crc in sections:
+        if crc is None:
+            crc = _crc(data, commit_ts)
+        entries.append(_ENTRY.pack(kind, len(data), crc, count, id, first))
+        parts.append(data)
+    body = b"".join((_HEAD.pack(_VERSION, 0, len(entries)), *entries))
+    directory = _CRC.pack(_crc(body, commit_ts)) + body
+    return b"".join((directory, *parts, directory, _LENGTH.pack(len(directory))))
 
 
 def unpack(payload: bytes, commit_ts: int) -> list[Section]:
-    """The sections of a payload.
+    """Return the sections of a payload. The caller asks each of them whether it is whole.
 
     Raises:
-        PayloadError: it is damaged, of another commit, or of a version not known.
+        PayloadError: no section can be told from the others, it is of another commit, or of a
+            version not known.
     """
-    body = payload[_CRC.size :]
-    if len(body) < _HEAD.size or _CRC.unpack_from(payload)[0] != crc32c(
-        body, commit_ts & 0xFFFFFFFF
-    ):
+    entries = _entries(payload, 0, commit_ts)
+    if entries is None and (sections := _of_version_1(payload, commit_ts)) is not None:
+        return sections
+    if entries is None and len(payload) > _LENGTH.size:
+        at = len(payload) - _LENGTH.size
+        entries = _entries(payload, at - _LENGTH.unpack_from(payload, at)[0], commit_ts)
+    if entries is None:
         raise PayloadError("its checksum does not match")
-    version, _, count = _HEAD.unpack_from(body)
+    at = _CRC.size + _HEAD.size + len(entries) * _ENTRY.size
+    if len(payload) != 2 * at + sum(entry[1] for entry in entries) + _LENGTH.size:
+        raise PayloadError("it has another length")
+    sections = []
+    for kind, length, crc, count, id, first in entries:
+        sections.append(Section(kind, id, payload[at : at + length], first, count, crc))
+        at += length
+    return sections
+
+
+def _crc(data: bytes, commit_ts: int) -> int:
+    return crc32c(data, commit_ts & 0xFFFFFFFF)
+
+
+def _entries(payload: bytes, at: int, commit_ts: int) -> list[tuple[int, ...]] | None:
+    """The entries of the directory at a place; None where there is none that is whole."""
+    begin = at + _CRC.size + _HEAD.size
+    if at < 0 or begin > len(payload):
+        return None
+    version, _, count = _HEAD.unpack_from(payload, at + _CRC.size)
+    if version == 1 or begin + count * _ENTRY.size > len(payload):
+        return None
+    body = payload[at + _CRC.size : begin + count * _ENTRY.size]
+    if _CRC.unpack_from(payload, at)[0] != _crc(body, commit_ts):
+        return None
     if version != _VERSION:
         raise PayloadError(f"it has version {version}, this program reads {_VERSION}")
+    return list(_ENTRY.iter_unpack(body[_HEAD.size :]))
+
+
+def _of_version_1(payload: bytes, commit_ts: int) -> list[Section] | None:
+    """The sections of a payload of version 1; None where it is none, or is damaged."""
+    body = payload[_CRC.size :]
+    if len(body) < _HEAD.size or _CRC.unpack_from(payload)[0] != _crc(body, commit_ts):
+        return None
+    _, _, count = _HEAD.unpack_from(body)
     sections = []
     at = _HEAD.size
     for _ in range(count):
-        kind, length, id = _SECTION.unpack_from(body, at)
-        at += _SECTION.size
+        kind, length, id = _ENTRY_1.unpack_from(body, at)
+        at += _ENTRY_1.size
         sections.append(Section(kind, id, body[at : at + length]))
         at += length
     return sections

@@ -29,8 +29,8 @@ from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundE
 from txnkv.storage.seam import declare_fault_point, fault_point
 
 FORMAT_NAME = "txnkv"
-FORMAT_VERSION = 6
-OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5})
+FORMAT_VERSION = 7
+OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6})
 """Versions that are brought up to this one when a store is opened to write."""
 FIRST_WITH_EXTENTS = 6
 """How far environments were written is kept from this version on."""

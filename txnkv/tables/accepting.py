@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from txnkv import core
-from txnkv.coordinator import status_table
+from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.loss import Loss, LostRows
 from txnkv.storage.environment import Environment
 from txnkv.storage.mending import mending
@@ -38,7 +38,7 @@ class _Aside(Tablet):
 
 
 def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
-    """Give up the row sets of a tablet that are not whole.
+    """Give up the row sets and small commits of a tablet that are not whole.
 
     Args:
         engine: the tables.
@@ -49,6 +49,7 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
         UnavailableError: another process has its files open.
     """
     store, name = engine.store, f"tablets/{tablet.id}"
+    key = (payload.TABLET, tablet.id)
     with store.compaction(), store.maintenance():
         environment = store.environments.known(name, tablet.label)
         with mending(environment, name, store.environments.map_size) as it:
@@ -56,10 +57,12 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
             with store.status.read() as cur:
                 infos = manifest.readable(cur, tablet.id)
                 touched = status_table.transactions_of(cur, KIND, [tablet.id])
+                commits = held.damaged(cur, key)
             lost = [info for info in infos if any(check_row_set(aside, info, Counted()))]
             loss = Loss(
                 tablet.label,
                 rows=tuple(_described(tablet, info) for info in lost),
+                commits=tuple(commits),
                 transactions=tuple(touched),
             )
             if not really:
@@ -72,7 +75,7 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
                     delete_row_set(txn, aside, id)
 
             it.environment.write(delete)
-            it.put_in_place(store.status, lambda cur: _forget(cur, lost))
+            it.put_in_place(store.status, lambda cur: _forget(cur, key, lost))
         tablet.forget(info.id for info in lost)
     engine.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
     engine.coordinator.damage.clear(tablet.label)
@@ -80,7 +83,8 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
     return loss
 
 
-def _forget(cur: apsw.Cursor, lost: Sequence[RowSetInfo]) -> None:
+def _forget(cur: apsw.Cursor, key: held.Key, lost: Sequence[RowSetInfo]) -> None:
+    held.give_up(cur, key)
     manifest.forget(cur, [info.id for info in lost])
     manifest.bump(cur)
 

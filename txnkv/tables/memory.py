@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from txnkv import core
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp
+from txnkv.coordinator.payload import Section
+from txnkv.errors import CorruptionError
 
 
 class CommittedMemory:
@@ -20,6 +22,10 @@ class CommittedMemory:
     Args:
         width_of: the key width of a tablet; None when it was dropped and is gone.
         on_flushed: called for each tablet with entries when a flush has taken place.
+
+    Attributes:
+        damaged: by tablet, the commits that it lacks, for they are damaged in the commit log, and
+            why.
     """
 
     def __init__(
@@ -29,6 +35,7 @@ class CommittedMemory:
     ) -> None:
         self._sets: dict[int, core.MemRowSet] = {}
         self._dropped: dict[int, Timestamp] = {}
+        self.damaged: dict[int, dict[int, str]] = {}
         self._width_of = width_of
         self._on_flushed = on_flushed
 
@@ -45,8 +52,8 @@ class CommittedMemory:
 
     @property
     def tablet_ids(self) -> list[int]:
-        """Tablets that have entries."""
-        return sorted(id for id, memory in list(self._sets.items()) if memory.n)
+        """Tablets that have entries, or lack some."""
+        return sorted({id for id, memory in list(self._sets.items()) if memory.n} | {*self.damaged})
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +71,22 @@ class CommittedMemory:
         """A tablet is gone for good."""
         self._sets.pop(tablet_id, None)
         self._dropped.pop(tablet_id, None)
+        self.damaged.pop(tablet_id, None)
+
+    def require_whole(self, tablet_id: int, label: str, upto: Timestamp) -> None:
+        """Refuse to read what lacks a commit.
+
+        Args:
+            tablet_id: a tablet.
+            label: names it.
+            upto: the snapshot that is read.
+
+        Raises:
+            CorruptionError: a commit at or below the snapshot is damaged in the commit log.
+        """
+        for stamp, error in self.damaged.get(tablet_id, {}).items():
+            if stamp <= upto:
+                raise CorruptionError(f"{label}: {error}")
 
     # -- as a member of the commit log -------------------------------------------------
 
@@ -76,6 +99,11 @@ class CommittedMemory:
                 return
             memory = self.of(id, width)
         memory.apply(data, stamp)
+
+    def lose(self, section: Section, stamp: int, error: str) -> None:
+        """Remember that a tablet lacks what one commit changed in it."""
+        if self._width_of(section.id) is not None:
+            self.damaged.setdefault(section.id, {})[stamp] = error
 
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop entries above `upto`."""
@@ -97,3 +125,4 @@ class CommittedMemory:
         """Forget all: in a forked child the log reads it again."""
         self._sets = {}
         self._dropped = {}
+        self.damaged = {}

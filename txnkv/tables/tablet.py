@@ -250,8 +250,14 @@ class Tablet:
     # -- row sets ----------------------------------------------------------------------
 
     def state(self, snapshot: Timestamp) -> TabletState:
-        """What is committed, complete for `snapshot`. No I/O while the manifest does not change."""
+        """What is committed, complete for `snapshot`. No I/O while the manifest does not change.
+
+        Raises:
+            CorruptionError: a small commit at or below `snapshot` is damaged in the commit log.
+        """
         self._log.tail(snapshot)
+        if self._memory.damaged:
+            self._memory.require_whole(self.id, self.label, snapshot)
         state = self._state
         if (
             state is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txnkv.coordinator import status_table
+from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.loss import Loss
 from txnkv.storage.environment import Environment
@@ -66,7 +66,8 @@ def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> L
                 return loss
             if end is None:
                 it.make_anew()
-            it.put_in_place(store.status, lambda _: None)
+            key = (payload.TOPIC, partition.id)
+            it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
     engine.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
     end_strays(engine, partition)
     completing.complete(engine, partition)
@@ -93,7 +94,10 @@ def _lost(
     """Offsets in [end, upto) that nobody has; those of end markers hold no messages."""
     found = []
     entries = engine.tail.entries(partition.id, end, engine.log.latest())
+    damaged = engine.tail.damaged(partition.id)
     for entry in entries:
+        if entry.stamp in damaged:
+            continue
         if entry.base_offset > end:
             found.append((end, entry.base_offset))
         end = max(end, entry.next_offset)

@@ -148,6 +148,9 @@ def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) 
         cur: of a read or a write of status.db, begun under the log's write lock.
         partition: the partition.
         end: of its log.
+
+    Raises:
+        CorruptionError: a small commit that is to be written is damaged in the commit log.
     """
     # Also commits that are not durable yet are taken in: they are before this log's commit is.
     latest = engine.log.catch_up(cur)
@@ -155,6 +158,10 @@ def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) 
     entries = engine.tail.entries(partition.id, end, latest)
     while entries and entries[-1].base_offset >= upto:  # memory may be ahead of this view
         entries.pop()
+    damaged = engine.tail.damaged(partition.id)
+    for entry in entries if damaged else ():
+        if entry.stamp in damaged:
+            raise CorruptionError(f"{partition.label}: {damaged[entry.stamp]}")
     return Waiting(upto, entries, markers(cur, partition.id, end, upto))
 
 

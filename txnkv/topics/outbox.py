@@ -183,10 +183,12 @@ class Outbox:
             if self._acks is not None:
                 self._acks.write(cur, stamp)
             take = self._engine.take_offsets
-            return [
-                Section(payload.TOPIC, id, core.place(data, take(cur, id, count), stamp))
-                for id, (data, count) in batches.items()
-            ]
+            sections = []
+            for id, (data, count) in batches.items():
+                first = take(cur, id, count)
+                placed = core.place(data, first, stamp)
+                sections.append(Section(payload.TOPIC, id, placed, first, count))
+            return sections
 
         size = sum(len(data) for data, _ in batches.values())
         return CommitParts(self._validate, write, size)

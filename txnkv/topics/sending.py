@@ -236,7 +236,8 @@ class Sender:
                     continue
                 share.base = engine.take_offsets(cur, share.partition_id, share.count)
                 data = core.place(share.data, share.base, stamp)
-                sections.append(Section(payload.TOPIC, share.partition_id, data))
+                section = (payload.TOPIC, share.partition_id, data, share.base, share.count)
+                sections.append(Section(*section))
                 _, first, last = share.sending
                 batch = SentBatch(first, last, share.base, share.base + share.count - 1, now)
                 sent.append((share.partition_id, batch))

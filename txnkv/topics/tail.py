@@ -16,14 +16,16 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
-from txnkv.core import walk
+from txnkv.coordinator.payload import Section
+from txnkv.core import ControlType, encode_control, place, walk
 
 _EXTENT = struct.Struct("<Q12xI4xI")
 """Of a batch header: base offset, length, offsets taken. One commit, one look: no call into C."""
+_CRC_AT: Final = 16
 
 
 class TailEntry(NamedTuple):
@@ -59,6 +61,7 @@ class TopicTail:
         self._entries: dict[int, list[TailEntry]] = {}
         self._on_write_out = on_write_out
         self._nbytes = 0
+        self._damaged: dict[int, dict[int, str]] = {}
 
     @property
     def partition_ids(self) -> list[int]:
@@ -91,6 +94,12 @@ class TopicTail:
         entries = self._entries.get(partition_id)
         return entries[-1].next_offset if entries else 0
 
+    def damaged(self, partition_id: int) -> dict[int, str]:
+        """Commits whose messages are damaged in the commit log, and why: their entries hold a batch
+        of the same offsets that no checksum fits.
+        """
+        return self._damaged.get(partition_id, {})
+
     # -- as a member of the commit log -------------------------------------------------
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:
@@ -108,6 +117,19 @@ class TopicTail:
         entries.append(TailEntry(base, count, data, stamp))
         self._nbytes += len(data)
 
+    def lose(self, section: Section, stamp: int, error: str) -> None:
+        """Take in that the messages of a commit are damaged."""
+        self._damaged.setdefault(section.id, {})[stamp] = error
+        filler = encode_control(ControlType.FILLER, count=section.offsets, timestamp=0)
+        batch = bytearray(place(filler, section.first, stamp))
+        batch[_CRC_AT] ^= 0xFF
+        self.apply(section.id, bytes(batch), stamp)
+
+    def forget(self, id: int) -> None:
+        """Forget the entries of a partition."""
+        self._replace(id, [])
+        self._damaged.pop(id, None)
+
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop entries above `upto`."""
         for id in ids:
@@ -124,11 +146,14 @@ class TopicTail:
             if id in held:
                 continue
             self._replace(id, [entry for entry in self._entries[id] if entry.stamp > upto])
+            if id in self._damaged:  # the log had it before it was damaged here
+                self._damaged[id] = {at: e for at, e in self._damaged[id].items() if at > upto}
 
     def reset(self) -> None:
         """Forget all: in a forked child the log reads it again."""
         self._entries = {}
         self._nbytes = 0
+        self._damaged = {}
 
     def _replace(self, id: int, entries: list[TailEntry]) -> None:
         self._nbytes += sum(len(entry.data) for entry in entries)
