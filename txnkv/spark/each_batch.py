@@ -41,7 +41,7 @@ ATTEMPTS: Final = 3
 
 @dataclass(frozen=True)
 class ForeachBatch:
-    """What `foreach_batch` gives to Spark."""
+    """The function that `foreach_batch` makes, and Spark calls for each micro batch."""
 
     place: Place
     fn: BatchFunction
@@ -60,7 +60,7 @@ class ForeachBatch:
             frame.write.format("noop").mode("append").save()
 
     def _do(self, client: Client, frame: Any, mark: Mark) -> bool:
-        """Answers False when it was done before."""
+        """Do a batch in a transaction; False when it was committed before."""
         batch_id = mark.version
         name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
         if is_committed(client, mark):
@@ -89,7 +89,7 @@ class ForeachBatch:
 
     @contextmanager
     def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[Read | None]:
-        """What the batch has read of the subscription's topic, while nobody else consumes it."""
+        """Yield what the batch has read for the subscription, while nobody else consumes it."""
         if self.subscription is None:
             yield None
             return

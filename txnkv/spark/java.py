@@ -1,4 +1,4 @@
-"""Whether a Java that can run Spark is there; asked before Spark fails with pages of text."""
+"""The check for a Java that can run Spark, made before Spark fails with pages of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Spark's Python processes come to a store and into a transaction.
+"""The way of Spark's Python processes to a store and into a transaction.
 
 Spark forks its workers from a daemon that never opened a store, uses each for many tasks,
 and kills it when it has been idle: so a process opens a store once, at its first task, and

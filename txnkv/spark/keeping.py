@@ -41,7 +41,7 @@ def hand_over(txn: Transaction, path: str) -> None:
 
 
 def at_work() -> bool:
-    """Whether a transaction of this process is still being seen to."""
+    """Tell whether a thread of this process still sees to a transaction."""
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 

@@ -1,4 +1,4 @@
-"""Whether a micro batch is in the store, and whether those before it are."""
+"""The check whether a micro batch is in the store, and whether those before it are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txnkv.coordinator.applications import Mark
 
 
 def is_committed(client: Client, mark: Mark) -> bool:
-    """Whether a query's batch is in the store.
+    """Tell whether a query's batch is in the store.
 
     Raises:
         ValueError: the application is driven by another query, or batches before this one are

@@ -18,7 +18,7 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def query_id(frame: Any) -> str | None:
-    """Of the query that hands over this data frame; None where that cannot be told."""
+    """Return the id of the query that hands over this data frame; None where it cannot be told."""
     try:
         context = frame.sparkSession.sparkContext
     except Exception:  # Spark Connect refuses in several ways, by version
@@ -28,7 +28,7 @@ def query_id(frame: Any) -> str | None:
 
 
 def end_offsets(frame: Any, batch_id: int) -> list[dict[str, Any]]:
-    """Where a batch ends in each source, of those whose offsets are JSON objects.
+    """Return the end of a batch in each source whose offsets are JSON objects.
 
     Args:
         frame: that the query handed over for this batch.

@@ -20,7 +20,7 @@ from txnkv.tables.operations import DELETES, UPDATES, require_operation
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the store is.
+    """The place of the store, and how to connect to it.
 
     Attributes:
         path: absolute.
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Place):
-    """Of a table in batches.
+    """Settings of a read or write of a table in batches.
 
     Attributes:
         columns: the projection of a read; None for all.

@@ -179,7 +179,7 @@ Position = str | dict[int, int]
 
 
 def position(found: Mapping[str, str], name: str, default: str) -> Position:
-    """Where a read of a topic begins or ends."""
+    """Return the position where a read of a topic begins or ends, from an option."""
     text = found.get(name, default).strip()
     if text.lower() in ("earliest", "latest"):
         return text.lower()

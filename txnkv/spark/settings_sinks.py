@@ -13,7 +13,7 @@ from txnkv.tables.operations import require_operation
 
 
 def writes_topic(options: Mapping[str, str]) -> bool:
-    """Whether a topic is written, rather than a table.
+    """Tell whether a topic is written, rather than a table.
 
     Raises:
         ValueError: options table and topic are both there, or neither.
@@ -28,7 +28,7 @@ def writes_topic(options: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicWrite(Place):
-    """Of a batch write into a topic.
+    """Settings of a batch write into a topic.
 
     Attributes:
         timeout: seconds for a write in a transaction of its own, or None.
@@ -61,7 +61,7 @@ class TopicWrite(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamWrite(Place):
-    """Of the sink of a stream: a table or a topic. Each micro batch is one transaction.
+    """Settings of the sink of a stream: a table or a topic. Each micro batch is one transaction.
 
     Attributes:
         table, topic: one of them is None.

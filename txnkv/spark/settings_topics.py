@@ -36,7 +36,7 @@ def what_is_read(options: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicRead(Place):
-    """Of a read of a topic, batch or stream. It sees committed messages.
+    """Settings of a read of a topic, batch or stream. The read sees committed messages.
 
     Attributes:
         columns: the projection; None for all.
@@ -117,7 +117,7 @@ class TopicRead(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesRead(Place):
-    """Of a stream of a table's changes.
+    """Settings of a stream of a table's changes.
 
     Attributes:
         columns: the projection of the table's columns and `_op`, `_commit_timestamp`; None for all.

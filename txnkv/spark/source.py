@@ -31,7 +31,7 @@ from txnkv.spark.settings_sinks import StreamWrite, TopicWrite, writes_topic
 from txnkv.spark.settings_topics import CHANGES, TABLE, TOPIC, ChangesRead, TopicRead, what_is_read
 
 _STREAMS_NEED: Final = "pyspark.sql.streaming.datasource"
-"""What streams are built on; since Spark 4.2."""
+"""The module of Spark that streams are built on; since Spark 4.2."""
 
 
 class TxnkvDataSource(DataSource):

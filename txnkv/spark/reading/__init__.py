@@ -1,1 +1,1 @@
-"""What Spark reads: tables at a snapshot, topics, changes of tables."""
+"""Readers for Spark: of tables at a snapshot, of topics, of changes of tables."""

@@ -1,8 +1,8 @@
-"""Where a stream of changes stands: what Spark writes into its checkpoint.
+"""The position of a stream of changes, as Spark writes it into its checkpoint.
 
     {"store": "4f...", "table": "orders", "id": 3, "timestamp": 890663553417482240, "since": 0}
 
-All that committed up to `timestamp` is read. `since` is where the batch that ends here begins:
+All that committed up to `timestamp` is read. `since` is where the batch begins that ends here:
 Spark writes no start of a query's first batch, and asks for another when it runs that batch
 again. It may also lie above the end of the batch before, where nothing changed in between. The
 batch that begins at 0 is the first load: all rows there are.
@@ -28,7 +28,7 @@ class ChangesOffset:
         store: the store's id.
         table, id: its name, and the id that tells it from others that had its name.
         timestamp: what committed up to then is read.
-        since: of the end of a batch: where it begins.
+        since: in the end of a batch: where that batch begins.
     """
 
     store: str
@@ -38,7 +38,7 @@ class ChangesOffset:
     since: Timestamp | None = None
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """Return this point as Spark keeps it."""
         made: dict[str, Any] = {"store": self.store, "table": self.table, "id": self.id}
         made["timestamp"] = int(self.timestamp)
         if self.since is not None:
@@ -47,10 +47,10 @@ class ChangesOffset:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], table: str) -> ChangesOffset:
-        """What `json` gave, for a query that reads the changes of this table.
+        """Return the point that `json` gave, for a query that reads the changes of this table.
 
         Raises:
-            ValueError: it is of another table, or no such thing at all.
+            ValueError: `given` is of another table, or no such point at all.
         """
         try:
             since = given.get("since")

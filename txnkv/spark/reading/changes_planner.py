@@ -63,7 +63,7 @@ class ChangesPlanner:
     # -- where -------------------------------------------------------------------------
 
     def initial(self) -> ChangesOffset:
-        """Where a query begins that has not begun yet.
+        """Return the point where a query begins that has not begun yet.
 
         Raises:
             HistoryExpiredError: option startingOffsets names a time before the history.
@@ -80,7 +80,7 @@ class ChangesPlanner:
         return self._at(client, at)
 
     def latest(self, start: ChangesOffset) -> ChangesOffset:
-        """Where a batch ends that begins at `start`; `start` itself when there is nothing.
+        """Return the end of a batch that begins at `start`; `start` itself when there is nothing.
 
         Raises:
             HistoryExpiredError: what comes next is gone.
@@ -128,7 +128,7 @@ class ChangesPlanner:
     def tasks(
         self, start: ChangesOffset, end: ChangesOffset
     ) -> tuple[Timestamp, list[ScanToken] | list[DiffToken]]:
-        """What a batch reads, and when it ends; no tokens when that is nothing.
+        """Return when a batch ends, and tokens of what it reads; none when that is nothing.
 
         Raises:
             HistoryExpiredError: some of it is gone.

@@ -67,7 +67,7 @@ def _of_table(names: Sequence[str]) -> list[str]:
 
 
 class ChangesPartition(InputPartition):
-    """What one task reads.
+    """The part of a batch that one task reads.
 
     Attributes:
         token: of changes; or of rows of the first load.
@@ -98,7 +98,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangesStreamReader, (self._settings, self._expected)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins.
+        """Return the point where a new query begins.
 
         Raises:
             HistoryExpiredError: option startingOffsets names a time before the history.
@@ -130,7 +130,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.stop_at_latest()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What changed between two points, cut for tasks. It is kept readable until `commit`.
+        """Return the changes between two points, cut for tasks; they stay readable until `commit`.
 
         Raises:
             HistoryExpiredError: some of it is gone.

@@ -46,7 +46,7 @@ _WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def asked_for() -> bool:
-    """Whether this process plans a read with filter pushdown.
+    """Tell whether this process plans a read with filter pushdown.
 
     Spark refuses a reader that implements `pushFilters` while its setting is off, and tells
     the reader nothing of the setting; but with it on, another worker program plans the read.

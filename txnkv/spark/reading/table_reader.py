@@ -26,7 +26,7 @@ _TASKS_A_CORE: Final = 2
 
 
 class ScanPartition(InputPartition):
-    """What one task reads."""
+    """The part of a scan that one task reads."""
 
     def __init__(self, token: ScanToken) -> None:
         super().__init__(None)

@@ -1,4 +1,4 @@
-"""How far a query is behind the topic that it reads."""
+"""The lag of a query behind the topic that it reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def lag(progress_or_query: Any, topic: str | None = None) -> dict[int, int]:
 
     Args:
         progress_or_query: a `StreamingQuery`, or a `StreamingQueryProgress` of one.
-        topic: which one; None where the query reads one topic.
+        topic: the topic's name; None where the query reads one topic.
 
     Returns:
-        Nothing when there was no progress yet.
+        The lags, none of them when there was no progress yet.
 
     Raises:
         ValueError: the query does not read this topic; or several, and none is named.

@@ -1,4 +1,4 @@
-"""Where a stream over a topic stands: what Spark writes into its checkpoint.
+"""The position of a stream over a topic, as Spark writes it into its checkpoint.
 
     {"store": "5f..", "topic": "events", "id": 3, "order": "offset",
      "offsets": {"0": 170, "1": 95}, "since": {"0": 120, "1": 80}, "begin": {"0": 0, "1": 0}}
@@ -29,7 +29,7 @@ class TopicOffset:
         order: "offset" or "commit".
         offsets: by partition.
         begin: by partition: what lies below is not looked for.
-        since: of the end of a batch: where it begins.
+        since: in the end of a batch: where that batch begins.
         timestamp: in commit order: what was committed up to then lies below.
     """
 
@@ -43,7 +43,7 @@ class TopicOffset:
     timestamp: int | None = None
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """Return this point as Spark keeps it."""
         made: dict[str, Any] = {"store": self.store, "topic": self.topic, "id": self.id}
         made["order"] = self.order
         made["offsets"] = _texts(self.offsets)
@@ -56,10 +56,10 @@ class TopicOffset:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], topic: str, order: str) -> TopicOffset:
-        """What `json` gave, for a query that reads this topic in this order.
+        """Return the point that `json` gave, for a query that reads this topic in this order.
 
         Raises:
-            ValueError: it is of another topic or order, or no such thing at all.
+            ValueError: `given` is of another topic or order, or no such point at all.
         """
         try:
             since = given.get("since")
@@ -87,9 +87,9 @@ class TopicOffset:
 
 
 def share(most: int, there: Mapping[int, int]) -> Offsets:
-    """How many offsets each partition gives to a batch of about `most`.
+    """Return the number of offsets that each partition gives to a batch of about `most`.
 
-    In proportion to what is there, and at least one, so that none waits behind the others.
+    In proportion to what is there, and at least one, so that no partition waits behind the others.
     """
     total = sum(there.values())
     if total <= most:

@@ -62,7 +62,7 @@ class TopicPlanner:
     # -- where -------------------------------------------------------------------------
 
     def initial(self) -> TopicOffset:
-        """Where a read begins that has not begun yet.
+        """Return the point where a read begins that has not begun yet.
 
         Raises:
             OffsetOutOfRangeError: option startingOffsets names an offset that is not there.
@@ -73,7 +73,7 @@ class TopicPlanner:
         return self._at(offsets, {number: each.start for number, each in found.items()}, None)
 
     def final(self, start: TopicOffset) -> TopicOffset:
-        """Where a batch read ends.
+        """Return the point where a batch read ends.
 
         Raises:
             OffsetOutOfRangeError: option endingOffsets names an offset that is not there yet.
@@ -99,16 +99,16 @@ class TopicPlanner:
     def latest(
         self, start: TopicOffset, most: int | None = None, target: TopicOffset | None = None
     ) -> TopicOffset:
-        """Where a batch ends that begins at `start`; `start` itself when there is nothing.
+        """Return the end of a batch that begins at `start`; `start` itself when there is nothing.
 
         Args:
-            start: where it begins.
+            start: where the batch begins.
             most: about so many offsets at most; None for all that are there.
             target: where the whole query ends; None for never.
 
         Raises:
             OffsetOutOfRangeError: what comes next is gone, or the log ends before the start.
-            TopicNotFoundError: it is of a topic that was dropped.
+            TopicNotFoundError: `start` is of a topic that was dropped.
         """
         found, ends, timestamp = self._ends(None if target is None else target.timestamp)
         places = self._checked(start, start.offsets, found)
@@ -133,11 +133,11 @@ class TopicPlanner:
     # -- what --------------------------------------------------------------------------
 
     def tasks(self, start: TopicOffset, end: TopicOffset) -> list[TopicTask]:
-        """What lies between two points, as tasks; none when that is nothing.
+        """Return the tasks that read what lies between two points; none when that is nothing.
 
         Raises:
             OffsetOutOfRangeError: some of it is gone, or never was in this store.
-            TopicNotFoundError: it is of a topic that was dropped.
+            TopicNotFoundError: `end` is of a topic that was dropped.
         """
         found = {number: bounds(self._engine, each) for number, each in self._partitions.items()}
         since = self._checked(end, start.offsets if end.since is None else end.since, found)

@@ -25,7 +25,7 @@ class TopicReader(DataSourceReader):
         self._expected = expected
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What lies between options startingOffsets and endingOffsets.
+        """Return the tasks that read what lies between options startingOffsets and endingOffsets.
 
         Raises:
             OffsetOutOfRangeError: one of them names an offset that is not there.

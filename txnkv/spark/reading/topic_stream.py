@@ -40,7 +40,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: TopicOffset | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins.
+        """Return the point where a new query begins.
 
         Raises:
             OffsetOutOfRangeError: option startingOffsets names an offset that is not there.
@@ -76,7 +76,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = TopicPlanner(self._settings).ends()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What lies between two points, pinned.
+        """Return the tasks that read what lies between two points, pinned.
 
         Raises:
             OffsetOutOfRangeError: some of it is gone, or never was in this store.

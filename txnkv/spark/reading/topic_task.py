@@ -1,4 +1,4 @@
-"""What a task reads of a topic: ranges that were pinned when Spark planned, as rows."""
+"""The part of a topic that a task reads: ranges that were pinned when Spark planned, as rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _BYTES: Final = READ_BYTES // 2
 
 
 class TopicTask(InputPartition):
-    """What one task reads.
+    """The part of a topic that one task reads.
 
     Args:
         topic_id: of the topic that it was planned for.
         ranges: with the numbers of their partitions.
-        scattered: they are of places of commits, whose messages stand before them.
+        scattered: the ranges are of places of commits, whose messages stand before them.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What Spark writes: tables and topics, in batches and streams."""
+"""Writers for Spark: of tables and topics, in batches and streams."""

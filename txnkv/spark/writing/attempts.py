@@ -1,4 +1,4 @@
-"""What the attempts of a job's tasks tell the committer, and which of them count."""
+"""Messages from the attempts of a job's tasks to the committer, and which attempts count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txnkv.write_result import WriteResult
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task attempt tells the committer.
+    """The message from a task attempt to the committer.
 
     Attributes:
         partition: the task's partition; None outside of a task.
@@ -34,7 +34,7 @@ class Written(WriterCommitMessage):
     sent: int = 0
 
     def count(self, result: WriteResult) -> None:
-        """Take what was staged."""
+        """Add the numbers of what was staged."""
         self.inserted += result.inserted
         self.updated += result.updated
         self.deleted += result.deleted

@@ -101,7 +101,7 @@ class _Split:
         self._delete = FromSpark(table, pa.schema(key_fields), "delete_ignore")
 
     def operations(self, rows: pa.Table) -> Iterator[tuple[Operation, pa.RecordBatchReader]]:
-        """What to do, in an order of no matter: no key is in two of them."""
+        """Yield operations with their rows, in an order of no matter: no key is in two of them."""
         last = self._last_of_each_key(rows)
         said = last[self._column]
         puts, deletes = (pc.is_in(said, value_set=names) for names in (_PUTS, _DELETES))

@@ -68,10 +68,10 @@ class Begun:
 
 @dataclass
 class Streamed(Written):
-    """What a task attempt of a stream tells the committer.
+    """The message from a task attempt of a stream to the committer.
 
     Attributes:
-        begun: where it staged.
+        begun: the transaction and the job in which the attempt staged.
         query: the query's id.
         was_there: the batch was committed before, and nothing was staged.
     """
@@ -95,7 +95,7 @@ def stream_writer(settings: StreamWrite, schema: StructType) -> StreamWriter:
 
 
 def _commits_here() -> bool:
-    """Whether this process is Spark's committer, which gets its writer without its state."""
+    """Tell whether this process is Spark's committer, which gets its writer without its state."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _COMMITTER in sys.modules or (spec is not None and spec.name == _COMMITTER)
 

@@ -1,4 +1,4 @@
-"""Where a job of Spark writes to: what is checked while it is planned, and how a task stages."""
+"""Targets of a job of Spark: what is checked while it is planned, and how a task stages."""
 
 from __future__ import annotations
 
