@@ -52,7 +52,7 @@ class Calls:
         return self._pool.submit(fn, *args, **kwargs)
 
     async def each(self, iterator: Iterator[T]) -> AsyncIterator[T]:
-        """What an iterator gives that blocks."""
+        """Yield the items of an iterator that blocks, each taken on a thread."""
         while True:
             found: Any = await self(next, iterator, _END)
             if found is _END:
@@ -96,7 +96,7 @@ class InTurn:
         return await self._calls(self._alone, fn, args, kwargs)
 
     async def to_the_end(self, fn: Callable[..., T], *args: Any) -> T:
-        """As `Calls.to_the_end`."""
+        """Call on a thread to the end, as `Calls.to_the_end`."""
         return await self._calls.to_the_end(self._alone, fn, args, {})
 
     async def quick(self, fn: Callable[..., T], *args: Any) -> T:

@@ -84,7 +84,7 @@ class AsyncTable(Wrapper):
         return await self._calls(self.blocking.get_many, keys, plain_at(snapshot))
 
     async def count(self, where: Any = None, snapshot: At = None) -> int:
-        """How many rows there are, or how many satisfy `where`."""
+        """Count all rows, or those that satisfy `where`."""
         return await self._calls(self.blocking.count, where, plain_at(snapshot))
 
     def scan(

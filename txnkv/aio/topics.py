@@ -44,7 +44,7 @@ class AsyncTopic(Wrapper):
 
     @property
     def partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self.blocking.partitions
 
     @property
@@ -204,7 +204,7 @@ class AsyncConsumer(_Held):
         )
 
     async def poll_batch(self, *, max_messages: int = 500, timeout: float = 1.0) -> pa.RecordBatch:
-        """As `poll`, as Arrow."""
+        """The next messages as `poll` gives them, in Arrow."""
         poll = self.blocking.poll_batch
         return await self._waiting(
             lambda wait: poll(max_messages=max_messages, timeout=wait), timeout

@@ -1,4 +1,4 @@
-"""What people see: tables, sizes, durations. JSON for programs."""
+"""Output for people: tables, sizes, durations. JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIPE_WIDTH: Final = 1 << 16
 
 
 class _Out(Console):
-    """Leaves it to the command that nobody reads a pipe any more."""
+    """A console that leaves the error of a pipe that nobody reads any more to the command."""
 
     def on_broken_pipe(self) -> None:
         raise  # It is called while the error is handled.
@@ -114,7 +114,7 @@ def size(count: float) -> str:
 
 
 def rate(count: int, seconds: float, noun: str = "row") -> str:
-    """How many per second, as 2.4 M rows/s."""
+    """Return a rate per second as text: 2.4 M rows/s."""
     per_second = count / max(seconds, 1e-9)
     if per_second >= 1e6:
         return f"{per_second / 1e6:.1f} M {noun}s/s"
@@ -122,7 +122,7 @@ def rate(count: int, seconds: float, noun: str = "row") -> str:
 
 
 def duration(seconds: float) -> str:
-    """As 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Return a duration as text: 4.2 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     for unit, small, large in (("min", "s", 60), ("h", "min", 3600)):
@@ -132,5 +132,5 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """As 1 row, 2,000 rows."""
+    """Return a count with its noun: 1 row, 2,000 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

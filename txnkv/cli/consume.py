@@ -125,15 +125,15 @@ class Rounds:
         raise NotImplementedError
 
     def written(self, messages: Iterable[txnkv.Message]) -> None:
-        """They are on their way to whoever reads."""
+        """Note that messages are on their way to the reader of the output."""
 
     def durable(self) -> str:
-        """What stays of it after Ctrl-C."""
+        """Say what stays of the reading after Ctrl-C."""
         raise NotImplementedError
 
 
 class _Reader(Rounds):
-    """By a consumer of its own."""
+    """Rounds by a consumer of the command's own."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Reader(Rounds):
 
 
 class _Member(Rounds):
-    """By a subscription; what was written is acknowledged together."""
+    """Rounds by a subscription; messages that were written are acknowledged together."""
 
     def __init__(
         self,
@@ -206,10 +206,10 @@ class _Member(Rounds):
 
 
 def _place(text: str, partitions: list[int]) -> tuple[Start | dict[int, int], datetime | None]:
-    """Where to begin, for a consumer; and a time to seek to.
+    """Return where a consumer is to begin, and a time for it to seek to, or None.
 
     Raises:
-        ValueError: it is none of those.
+        ValueError: `text` is no place, no offset and no time with a zone.
     """
     if text in _PLACES:
         return cast(Start, text), None

@@ -100,7 +100,7 @@ def _stream(
 
 
 def _program() -> str:
-    """How this command line was called, for whoever has no txnkv on the PATH."""
+    """Return how to call this command line, also for users without txnkv on the PATH."""
     if shutil.which("txnkv") is not None:
         return "txnkv"
     if os.path.basename(sys.argv[0]) == "txnkv":

@@ -130,7 +130,7 @@ def load(
 
 
 def _summary(operation: str, result: txnkv.WriteResult, table: str) -> str:
-    """What was done, as `loaded 5 rows into t, updated 2`."""
+    """Say what was done, as `loaded 5 rows into t, updated 2`."""
     if operation in DELETES:
         done = f"deleted {plural(result.deleted, 'row')} from {table}"
     elif operation in UPDATES:
@@ -298,14 +298,14 @@ class _Load:
             progress.update(task, completed=source.total)
 
     def stopped(self) -> str:
-        """What is durable after Ctrl-C: all or nothing."""
+        """Say what is durable after Ctrl-C: all or nothing."""
         read = plural(self.rows, "row")
         if self._txn is not None and self._txn.state is txnkv.TxnState.COMMITTED:
             return f"{read} had been loaded by then, and stay"
         return f"nothing was loaded ({read} had been read)"
 
     def failure(self, error: BaseException) -> str:
-        """What went wrong, and that nothing came of it."""
+        """Say what went wrong, and that nothing was loaded."""
         hint = ""
         if isinstance(error, RowErrors) and self._operation in ("insert", "update", "delete"):
             present = "that are there" if self._operation == "insert" else "that are not there"

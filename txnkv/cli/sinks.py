@@ -1,4 +1,4 @@
-"""Where scanned rows go: a table for people, or CSV, JSON lines, Parquet and Arrow IPC."""
+"""Outputs of scanned rows: a table for people, or CSV, JSON lines, Parquet and Arrow IPC."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What users type: schemas, predicates, partitions, snapshots.
+"""Texts that users type: schemas, predicates, partitions, snapshots.
 
-What is not written as it should be is a click.UsageError.
+A text that is not written as it should be is a click.UsageError.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _partition_cells(each: PartitionOverview) -> list[str]:
 
 
 def _print_damage(store: str, found: list[TopicOverview]) -> None:
-    """What cannot be looked at, and what to do."""
+    """Print the partitions that cannot be looked at, and what to do."""
     for topic in found:
         for each in topic.partitions:
             if each.error is not None:
@@ -140,7 +140,7 @@ def _print_damage(store: str, found: list[TopicOverview]) -> None:
 
 
 def _print_holders(store: str, found: list[TopicOverview]) -> None:
-    """What readers of committed messages wait for, and how to end it."""
+    """Print the transactions that readers of committed messages wait for, and how to end them."""
     holders: dict[int, list[tuple[str, PartitionOverview]]] = {}
     for topic in found:
         for each in topic.partitions:

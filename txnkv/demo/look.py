@@ -1,4 +1,4 @@
-"""What a reader sees."""
+"""The tables as a reader sees them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Look:
-    """What a reader saw from one look to another, all the same.
+    """Counts of rows that a reader saw, the same from one look to another.
 
     Attributes:
-        first, last: when, by the monotonic clock that all processes share.
-        looks: how many.
+        first, last: times of the looks, by the monotonic clock that all processes share.
+        looks: the number of looks.
         counts: rows of each table.
     """
 

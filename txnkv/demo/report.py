@@ -1,4 +1,4 @@
-"""What the demo tells at its end."""
+"""The report of the demo at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Claim:
-    """What must be true, whether it is, and the numbers behind it."""
+    """A claim that must hold, whether it does, and the numbers behind it."""
 
     what: str
     holds: bool
@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass
 class Report:
-    """What happened.
+    """The report of a run of the demo.
 
     Attributes:
         looks: what the reader saw, in seconds since the start.
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def commands(self) -> list[str]:
-        """How to look at the store."""
+        """Commands that look at the store."""
         store = shlex.quote(self.store)
         return [
             f"{self.program} tables {store}",

@@ -20,7 +20,7 @@ _SKIPPED: Final = ("__pycache__", "site-packages", "dist-packages", "node_module
 
 @dataclass(frozen=True)
 class Input:
-    """What the demo reads.
+    """The input of the demo.
 
     Attributes:
         kind: "text", "csv" or "parquet".
@@ -39,10 +39,10 @@ class Input:
 
 
 def find_input(path: str | None) -> Input:
-    """What is at a path; by default the sources of Python's standard library.
+    """Find the input at a path; by default the sources of Python's standard library.
 
     Raises:
-        ValueError: nothing that the demo can read.
+        ValueError: there is nothing at the path that the demo can read.
     """
     root = Path(path if path is not None else sysconfig.get_path("stdlib")).resolve()
     name = root.name.lower().removesuffix(".gz")

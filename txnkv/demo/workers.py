@@ -78,6 +78,6 @@ class NotedWriter(TxnkvWriter):
 
 
 def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """What the attempts noted, by partition and attempt."""
+    """Return the notes that the attempts left, by partition and attempt."""
     notes = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     return sorted(notes, key=lambda note: (note["partition"], note["attempt"]))

@@ -1,4 +1,4 @@
-"""What every source of rows gives."""
+"""The interface and the options of all sources of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS: Final = ("csv", "json", "parquet", "arrow")
 
 @dataclass(frozen=True)
 class Options:
-    """How to read.
+    """Options of reading a source.
 
     Attributes:
         format: one of FORMATS; None goes by the file's name.
@@ -49,7 +49,7 @@ class Source(Protocol):
 
     @property
     def position(self) -> int:
-        """How much of `total` was read."""
+        """The part of `total` that was read, in bytes or rows."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, once.

@@ -130,7 +130,7 @@ class JsonSource:
 
 
 def _wire(field: Any) -> Any:
-    """What a column is read as: JSON has no dates, its times are text and its bytes base64."""
+    """Return the field to read a column as: JSON has no dates, times are text, bytes base64."""
     kind = field.type
     if pa.types.is_date(kind):
         kind = pa.timestamp("s")

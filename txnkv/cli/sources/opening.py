@@ -1,4 +1,4 @@
-"""Which format a file has."""
+"""The format of a file, and the source that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true when the pipeline has come to the end of the text."""
+"""Claims that must hold when the pipeline has come to the end of the text."""
 
 from __future__ import annotations
 

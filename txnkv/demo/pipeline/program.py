@@ -66,7 +66,7 @@ class Program:
         self._process.wait()
 
     def died(self) -> str | None:
-        """What it said last, when it ended by itself."""
+        """Return the last words of the program, when it ended by itself; else None."""
         if self._process is None or self._process.poll() in (None, -signal.SIGKILL):
             return None
         told = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

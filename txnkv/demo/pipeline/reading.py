@@ -1,4 +1,4 @@
-"""What the pipeline's store says of itself at one moment."""
+"""The state of the pipeline's store at one moment, as the store tells it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Reading:
         return sum(log.end for log in self.logs if log.topic == topic)
 
     def lag(self, topic: str) -> int:
-        """Of them, those that its subscription has not acknowledged."""
+        """Offsets in a topic that its subscription has not acknowledged."""
         return sum(log.lag for log in self.logs if log.topic == topic)
 
 

@@ -36,11 +36,11 @@ _PATIENCE: Final = 300.0
 
 @dataclass
 class Outcome:
-    """What happened.
+    """The outcome of a run of the pipeline.
 
     Attributes:
         lines: that were written to the files.
-        seconds: from when the first was counted until all was counted and mailed.
+        seconds: from when the first words were counted until all was counted and mailed.
         kills: by program.
         claims: what must hold in the end.
     """

@@ -34,7 +34,7 @@ _SHOWN: Final = 4
 
 
 class Window:
-    """What is shown, from the last readings."""
+    """The window that is shown, drawn from the last readings."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque(maxlen=_KEPT)
@@ -46,7 +46,7 @@ class Window:
         return self._readings[-1]
 
     def add(self, reading: Reading) -> None:
-        """Another reading."""
+        """Add a reading."""
         self._readings.append(reading)
 
     def render(self, programs: Sequence[tuple[str, str]] = ()) -> Panel:
