@@ -1,4 +1,4 @@
-"""How a transaction begins: in memory, without any I/O."""
+"""The begin of a transaction: in memory, without any I/O."""
 
 from __future__ import annotations
 

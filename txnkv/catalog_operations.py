@@ -204,7 +204,7 @@ class CatalogOperations:
         return table.info
 
     def writer(self, table: str | Table) -> RowWriter:
-        """What rows of a table are written with, of a table that is not dropped."""
+        """Return the row writer of a table that is not dropped."""
         return self.instance.engine.row_writer(self.table_info(table))
 
     # -- topics ------------------------------------------------------------------------

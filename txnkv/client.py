@@ -248,7 +248,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
 
     @shielded
     def outcome(self, txn_id: int) -> TxnState:
-        """How a transaction ended whose commit broke off; it is driven to its end."""
+        """Drive a transaction whose commit broke off to its end, and return how it ended."""
         local = TxnId(txn_id).local
         context = self._unstored(local)
         if context is not None:

@@ -20,10 +20,10 @@ LEAST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class CompactReport:
-    """What `compact` did.
+    """The result of `compact`.
 
     Attributes:
-        row_sets_before, row_sets_after: those that were merged, and what became of them.
+        row_sets_before, row_sets_after: row sets that were merged, and those they became.
         rows_before, rows_after: row versions in them; those that no snapshot sees are gone.
         collected: row sets whose space is free for use again.
         files_before, files_after: bytes of the tables' files.

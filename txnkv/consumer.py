@@ -36,7 +36,7 @@ ORDERS: Final = get_args(Order)
 
 _PARTITION: Final = pa.field("partition", pa.int32())
 MESSAGE_COLUMNS: Final = pa.schema([MESSAGES.field(0), _PARTITION, *list(MESSAGES)[1:]])
-"""Of `Consumer.poll_batch`: offset, partition, timestamp, key, value, headers, txn_id."""
+"""Columns of `Consumer.poll_batch`: offset, partition, timestamp, key, value, headers, txn_id."""
 
 _Parts = list[tuple[int, pa.RecordBatch]]
 
@@ -150,7 +150,7 @@ class Consumer(Closing):
     def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
-        """As `poll`, in Arrow.
+        """Return the next messages as `poll` does, in Arrow.
 
         Returns:
             Columns offset, partition, timestamp, key (null: none), value (may be null), headers
@@ -192,7 +192,7 @@ class Consumer(Closing):
         return list(self._partitions)
 
     def position(self, partition: int) -> int:
-        """Where this consumer goes on in a partition, after all that was given by `poll`.
+        """Return the offset where this consumer goes on in a partition, after all that `poll` gave.
 
         Raises:
             ValueError: it does not read this partition.
@@ -207,7 +207,7 @@ class Consumer(Closing):
         return self._before[partition] if self._by_commit else max(first, self._before[partition])
 
     def unpoll(self) -> None:
-        """As if the last `poll` or `poll_batch` had not been: the next one gives it again."""
+        """Undo the last `poll` or `poll_batch`: the next one gives its messages again."""
         self._again, self._given = self._given, []
 
     def seek(self, partition: int, offset: int) -> None:
@@ -244,7 +244,7 @@ class Consumer(Closing):
 
     @shielded
     def lag(self, partition: int | None = None) -> int:
-        """How many offsets lie between a position and the end of what can be read; of all
+        """Return the number of offsets between a position and the end of what can be read; of all
         partitions together without an argument.
         """
         self._require_open()
@@ -382,8 +382,8 @@ class Consumer(Closing):
 
     @shielded
     def _gather(self, most: int) -> _Parts:
-        """What is there now: what was taken back, or what comes next. It is on its way until the
-        caller has it, whom a signal may keep from it.
+        """Take the messages that are there now: those taken back, or the next. They are on their
+        way until the caller has them, which a signal may prevent.
         """
         with self._gathering:
             self._return_what_was_lost()

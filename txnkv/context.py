@@ -131,7 +131,7 @@ class TxnContext(TopicWrites, MarkWrites):
 
     @property
     def snapshot(self) -> Timestamp:
-        """What a read would see now; a lock may move it until the first read."""
+        """The snapshot that a read would see now; a lock may move it until the first read."""
         if self._fixed is not None:
             return self._fixed
         if self.row.locking == "partition" and self.stored and not self.local.ended:
@@ -185,10 +185,10 @@ class TxnContext(TopicWrites, MarkWrites):
             raise self.not_open(what)
 
     def look_open(self, what: str) -> None:
-        """As `require_open`, for what would show much later: also as far as others know.
+        """Refuse as `require_open`, for what would show much later: also by the row in status.db.
 
         Raises:
-            InvalidTxnStateError, TransactionTimedOutError: as above.
+            InvalidTxnStateError, TransactionTimedOutError: as `require_open`.
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
         self.require_open(what)
@@ -356,7 +356,7 @@ class TxnContext(TopicWrites, MarkWrites):
 
     @property
     def small(self) -> SmallParts | None:
-        """What it holds in memory; None when that is nothing."""
+        """The parts that the transaction holds in memory; None when they are empty."""
         own = self._own
         return None if own is None or own.empty else own
 

@@ -1,4 +1,4 @@
-"""What the parts of a transaction's context know of the whole."""
+"""The interface of a transaction's context to the parts of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ContextPart(ABC):
     @property
     @abstractmethod
     def stored(self) -> bool:
-        """Its row is in status.db."""
+        """Tell whether the transaction's row is in status.db."""
 
     @abstractmethod
     def ensure_large(self, what: str = "write") -> object:
@@ -39,7 +39,7 @@ class ContextPart(ABC):
     def end(
         self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
     ) -> None:
-        """It has ended."""
+        """Note that the transaction has ended."""
 
     @property
     @abstractmethod

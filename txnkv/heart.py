@@ -1,4 +1,4 @@
-"""What a transaction holds on to while it is open, and who is told when it is stored or ends."""
+"""Holdings of an open transaction, and interfaces that hear when it is stored or ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txnkv.storage.dropped import WhenDropped
 
 
 class Heart:
-    """What the heartbeater beats for, as long as a handle refers to it."""
+    """A transaction for which the heartbeater beats, as long as a handle refers to this object."""
 
     def __init__(self, row: TxnRow) -> None:
         self.txn_id = row.txn_id
@@ -35,14 +35,14 @@ class Flushable(Protocol):
 
 
 class Beating(Protocol):
-    """Who wants to know when the transaction is stored, and heartbeats are needed."""
+    """A handle that is told when its transaction is stored, and heartbeats are needed."""
 
     def start_heart(self) -> None: ...
 
 
 class Holding:
-    """What a transaction holds that is not stored, from before it has any of it: given back once,
-    by `end` or when this is dropped.
+    """The id and the snapshot that a transaction holds while it is not stored; made before it has
+    either. Both are given back once, by `end` or when this object is dropped.
     """
 
     def __init__(self, instance: Instance) -> None:

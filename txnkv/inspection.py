@@ -119,7 +119,7 @@ def _size(file: Path) -> int:
 
 @dataclass
 class CheckReport(Counted):
-    """What `check` found.
+    """The findings of `check`.
 
     Attributes:
         commits: in the commit log.

@@ -1,4 +1,4 @@
-"""What all clients of one store share in a process: store, coordinator, tables, topics."""
+"""The state that all clients of a store share in a process: store, coordinator, tables, topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the commit of a large transaction comes to its end, also when the disk fails on the way."""
+"""The commit of a large transaction, driven to its end also when the disk fails on the way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit(context: TxnContext) -> Timestamp:
         TransactionConflictError, TransactionLockedError, InvalidTxnStateError: it was aborted.
         StorageFullError, UnavailableError: the disk failed before its commit point; it is
             aborted.
-        CommitOutcomeUnknownError: the disk failed, and neither could be made sure of.
+        CommitOutcomeUnknownError: the disk failed, and neither end could be made sure of.
     """
     try:
         _start(context)

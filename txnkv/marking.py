@@ -45,7 +45,7 @@ class MarkWrites(ContextPart):
 
     @contextmanager
     def _abort_when_applied(self) -> Iterator[None]:
-        """What the transaction did is there already: nobody is to commit it without its mark."""
+        """Abort where the version is applied already: nobody is to commit without the mark."""
         try:
             yield
         except AlreadyAppliedError as error:

@@ -128,10 +128,10 @@ def ids_of(message: Acknowledged) -> list[MessageId]:
 
 
 def info_of(subscription: AnySubscription) -> SubscriptionInfo:
-    """What names a subscription.
+    """Return the info that names a subscription.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the argument is no subscription.
     """
     found = getattr(subscription, "info", subscription)
     if not isinstance(found, SubscriptionInfo):

@@ -1,4 +1,4 @@
-"""What a process does with a store, in numbers: counters, gauges and histograms.
+"""Numbers of what a process does with a store: counters, gauges and histograms.
 
     metrics.commits.add()                     one more
     metrics.log_bytes.set(4096)               now so much
@@ -68,7 +68,7 @@ class Gauge:
 
 
 class Histogram:
-    """How many of what size."""
+    """Counts of observed values, by classes of their size."""
 
     __slots__ = ("bounds", "counts", "help", "sum")
     kind = "histogram"
@@ -86,7 +86,7 @@ class Histogram:
         self.sum += value
 
     def read(self) -> dict[str, Any]:
-        """As a dict: count, sum, p50, p99, and the counts by upper end (the last has none)."""
+        """Return a dict: count, sum, p50, p99, and the counts by upper end (the last has none)."""
         counts = list(self.counts)
         ends: list[float | None] = [*self.bounds, None]
         return {

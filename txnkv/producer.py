@@ -56,7 +56,7 @@ MAX_MESSAGE_BYTES: Final = 256 << 20
 """A producer's message is one small commit; a larger one needs a transaction that stages."""
 
 _MESSAGE_BYTES: Final = 64
-"""What a message takes while it waits, beside its content, about."""
+"""Bytes that a message takes while it waits, beside its content, about."""
 
 _MOST_WAITING: Final = 16
 """So many times `batch_bytes` may wait before `send` does the sending."""
@@ -120,17 +120,18 @@ class Producer(Closing):
 
     @property
     def name(self) -> str | None:
-        """By which a later one fences it."""
+        """The name by which a later producer fences this one; None: nobody can."""
         return self._name
 
     @property
     @shielded
     def sent(self) -> int:
-        """How many messages are durable that were sent under this name, by this producer and those
+        """The number of durable messages that were sent under this name, by this producer and those
         before it.
 
-        Who was killed before it had its answers makes a producer of the same name, and goes on
-        behind so many messages: none is lost, none is there twice. It is kept for a week.
+        A program that was killed before it had its answers makes a producer of the same name,
+        and goes on behind so many messages: none is lost, none is there twice. The number is
+        kept for a week.
         """
         return self._sender.sent
 

@@ -26,7 +26,7 @@ StoreLike = str | os.PathLike[str] | Client
 
 @dataclass(frozen=True)
 class Replicated:
-    """What a run of `replicate` did.
+    """The result of a run of `replicate`.
 
     Attributes:
         snapshot: all that committed in the source at or below it is in the copies, whole.

@@ -1,10 +1,10 @@
-"""What a session was given to send and has not flushed.
+"""Messages that a session was given to send and has not flushed.
 
     send        -> the list of its topic; the append of that list is all that most messages take
     flush       -> the lists become parcels: Arrow, by partition
                 -> the parcels are given to a transaction, one after the other
 
-What could not be given is kept, in its order, and goes first the next time.
+Parcels that could not be given are kept, in their order, and go first the next time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Parcel(NamedTuple):
 
 
 def alone(parcels: Sequence[Parcel]) -> bool:
-    """Whether messages are too many for a row of the commit log, and go to one partition: then
-    they need no transaction to come at one instant.
+    """Tell whether messages are too many for a row of the commit log, and go to one partition in
+    one piece: then they need no transaction to come at one instant.
     """
     places = {(parcel.topic.id, number) for parcel in parcels for number, _ in parcel.parts}
     if len(places) != 1:
@@ -59,7 +59,7 @@ def alone(parcels: Sequence[Parcel]) -> bool:
 
 
 def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
-    """Send what is `alone`."""
+    """Send parcels that are `alone`, without a transaction."""
     batches = [as_arrow(part) for parcel in parcels for _, part in parcel.parts]
     outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
 
@@ -81,7 +81,7 @@ class Sending:
         return bool(self._parcels) or any(rows for _, rows in self._lists.values())
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Return the number of messages that wait."""
         waiting = sum(len(rows) for _, rows in self._lists.values())
         return waiting + sum(parcel.rows for parcel in self._parcels)
 
@@ -125,7 +125,7 @@ class Sending:
             return parcels
 
     def put_back(self, parcels: list[Parcel]) -> None:
-        """What could not be given: it goes first the next time."""
+        """Keep parcels that could not be given: they go first the next time."""
         with self._lock:
             self._parcels = parcels + self._parcels
 
@@ -134,7 +134,7 @@ class Sending:
         self.put_back([parcel for parcel in parcels if not _dropped(engine, parcel.topic)])
 
     def give(self, context: TxnContext) -> int:
-        """Give all that waits to a transaction; how many messages that were.
+        """Give all that waits to a transaction; return the number of messages.
 
         Raises:
             TopicNotFoundError: a topic was dropped; what was sent to it is gone.
@@ -157,7 +157,7 @@ class Sending:
         return given
 
     def after_fork_in_child(self) -> None:
-        """What waits is the parent's to send."""
+        """Forget all that waits: the parent sends it."""
         self.discard()
 
     def discard(self) -> None:

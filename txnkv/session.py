@@ -276,7 +276,7 @@ class Session(RowOperations, SessionMessages, Closing):
         self.close()
 
     def waiting(self) -> int:
-        """How many rows, messages and acks wait."""
+        """Return the number of rows, messages and acks that wait."""
         return len(self._rows) + len(self._acks) + len(self._sending)
 
     def flush_untold(self) -> None:
@@ -373,7 +373,7 @@ class Session(RowOperations, SessionMessages, Closing):
         return self._take_flushed()
 
     def _ask_about_the_last(self) -> None:
-        """Whether a flush that failed late has written. If it has not, all of it waits again."""
+        """Find out whether a flush that failed late has written. If not, all of it waits again."""
         unsure = self._unsure
         if unsure is None:
             return

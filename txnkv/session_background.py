@@ -23,7 +23,7 @@ class Buffered(Protocol):
     def has_pending(self) -> bool: ...
 
     def waiting(self) -> int:
-        """How many rows, messages and acks wait."""
+        """Return the number of rows, messages and acks that wait."""
 
     def flush_untold(self) -> None:
         """Flush; what is refused is told later."""

@@ -1,4 +1,4 @@
-"""How much a session keeps until it is flushed."""
+"""The room for what a session keeps until it is flushed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from txnkv.errors import InvalidTxnStateError
 
 BUFFER_BYTES: Final = 64 << 20
-"""What `new_session` gives a session."""
+"""The default `buffer_bytes` of `new_session`."""
 
 _TEXT: Final = frozenset({str, bytes})
 _NESTED: Final = frozenset({tuple, list})
@@ -29,13 +29,14 @@ def size_of(values: Iterable[Any]) -> int:
 
 
 class Room:
-    """What rows and messages of a session may still take.
+    """The bytes that rows and messages of a session may still take.
 
     Args:
         limit: bytes; None for no limit.
 
     Attributes:
-        left: bytes, one number: what adds many rows changes it in place. Not above 0: full.
+        left: bytes, a list of one number: adders of many rows change it in place. Not above 0:
+            full.
         refuses: nobody but the caller flushes, and nothing is taken where it is full.
     """
 
@@ -50,7 +51,7 @@ class Room:
         self.empty()
 
     def empty(self) -> None:
-        """Nothing waits any more."""
+        """Make all room free again: nothing waits any more."""
         self.left[0] = math.inf if self.limit is None else self.limit
 
     def take(self, values: Iterable[Any]) -> None:
@@ -70,7 +71,7 @@ class Room:
         self.left[0] -= size_of(values)
 
     def take_back(self, size: int) -> None:
-        """What could not be flushed waits again."""
+        """Take room again for what could not be flushed and waits again."""
         self.left[0] -= size
 
     @property

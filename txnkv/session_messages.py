@@ -1,4 +1,4 @@
-"""How a session sends and acknowledges."""
+"""The sends and acknowledgements of a session."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _nothing(message: Any) -> None: ...
 
 
 _ShortCut: TypeAlias = "tuple[str | Topic | None, Callable[[Any], None], Encode | None]"
-"""Where messages are put without ado, while the topic stays the same; and how values become
-bytes, where they are typed.
+"""A topic; a call that takes its messages without ado, while the topic stays the same; and the
+encoder of its values to bytes, where they are typed.
 """
 
 Acks: TypeAlias = "tuple[SubscriptionInfo, list[MessageId], bool]"

@@ -1,4 +1,4 @@
-"""What a session keeps until it is flushed: rows by run, and a flush of which nobody knows."""
+"""Rows that a session keeps until it is flushed, by run; and a flush of an unknown outcome."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""How a small transaction ends: by the commit log, without a row of its own in status.db.
+"""The end of a small transaction: by the commit log, without a row of its own in status.db.
 
     commit      nothing written:  COMMITTED at its snapshot, no I/O
                 else:             one row of the log, in the next group
     rollback    what is in memory is forgotten, no I/O
 
-Who may do what, and when, is told in `local_state`. A commit that breaks off at its commit point
-leaves the transaction unsure. Who asks then writes to status.db, for what did not come to light by
-that write never does.
+`local_state` tells which call is admitted in which state. A commit that breaks off at its commit
+point leaves the transaction unsure. A caller that asks then writes to status.db, for a commit that
+did not come to light by that write never does.
 """
 
 from __future__ import annotations

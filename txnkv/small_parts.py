@@ -1,4 +1,4 @@
-"""What a small transaction holds in memory: rows, messages, acknowledgements, marks; one commit.
+"""Parts that a small transaction holds in memory: rows, messages, acks, marks; one commit.
 
     rows        tables.small.SmallWrites     sections known before, keys validated
     messages    topics.outbox.Outbox         sections made when their offsets are taken
@@ -89,7 +89,7 @@ class SmallParts:
 
     @property
     def rows(self) -> SmallWrites:
-        """Its rows, to be written to."""
+        """The rows of the transaction, to be written to."""
         if self._rows is None:
             self._rows = SmallWrites(
                 self._instance.engine, self._row, self._reads, transactional=self._transactional
@@ -98,7 +98,7 @@ class SmallParts:
 
     @property
     def outbox(self) -> Outbox:
-        """What it sends and acknowledges, to be added to."""
+        """The messages and acknowledgements of the transaction, to be added to."""
         if self._outbox is None:
             self._outbox = Outbox(
                 self._instance.topics, self._row, self._hold, transactional=self._transactional
@@ -107,13 +107,13 @@ class SmallParts:
 
     @property
     def marks(self) -> Marks:
-        """The versions of applications that it is, to be added to."""
+        """The versions of applications that the transaction is, to be added to."""
         if self._marks is None:
             self._marks = Marks()
         return self._marks
 
     def commit(self) -> SmallCommit:
-        """What the commit log is to commit."""
+        """Return the commit of all parts, for the commit log."""
         commit = self._commit()
         return commit if self._marks is None else self._marks.within(commit)
 
@@ -148,6 +148,6 @@ class SmallParts:
             fault_point("applications.staged")
 
     def ended(self, committed: bool) -> None:
-        """It has ended while it was small."""
+        """Note that the transaction has ended while it was small."""
         if self._outbox is not None:
             self._outbox.ended(committed)

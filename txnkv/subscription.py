@@ -136,7 +136,7 @@ class Subscription(Closing):
         self._close = WhenDropped(self, self._has.close)
 
     def _begin(self, place: Place) -> None:
-        """It has the place, or its share."""
+        """Begin to read: this consumer has the place, or its share."""
         info = self.info
         self._has.place = place
         try:
@@ -158,7 +158,7 @@ class Subscription(Closing):
 
     @property
     def is_active(self) -> bool:
-        """Whether messages come to this consumer; False while it waits for the place."""
+        """Tell whether messages come to this consumer; False while it waits for the place."""
         return not isinstance(self._reader, Standby)
 
     @property
@@ -217,7 +217,7 @@ class Subscription(Closing):
 
     @shielded
     def _take(self, most: int) -> list[Message]:
-        """What there is; on its way until the caller has it, whom a signal may keep from it."""
+        """Take the messages there are: on their way until the caller has them, past any signal."""
         with self._taking:
             if self._on_its_way:
                 self._on_its_way = False
@@ -250,7 +250,7 @@ class Subscription(Closing):
                 return found
 
     def unreceive(self) -> None:
-        """As if the last `receive` or `receive_many` had not been: the next one gives it again."""
+        """Undo the last `receive` or `receive_many`: the next one gives its messages again."""
         self._reader.put_back(self._given)
         self._given = []
 
@@ -427,7 +427,7 @@ class Subscription(Closing):
 
 
 class _Has:
-    """What a consumer has of its subscription, and gives up when it is closed or dropped."""
+    """The place and leases that a consumer has, and gives up when it is closed or dropped."""
 
     def __init__(self, subscriptions: Subscriptions, info: SubscriptionInfo) -> None:
         self._subscriptions = subscriptions

@@ -142,7 +142,7 @@ class Table(Closing):
 
     @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
-        """How many rows there are, or how many satisfy `where`."""
+        """Count all rows, or those that satisfy `where`."""
         asked = reading.request(self.info, [], where, False, None)
         return self._read(snapshot, lambda engine, view: reading.count(engine, asked, view))
 

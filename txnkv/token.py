@@ -32,14 +32,14 @@ _KEEPALIVE: Final = 1
 
 @dataclass(frozen=True)
 class TokenContent:
-    """What a token says.
+    """The content of a token.
 
     Attributes:
         txn_id: local id.
         expires: microseconds since 2020-01-01 UTC, or None. It counts where the transaction is
             forgotten: else its token expires by the same clock as the transaction.
         keepalive_time: microseconds without heartbeat until the transaction is aborted.
-        keepalive: whether who joins also sends heartbeats.
+        keepalive: whether a process that joins also sends heartbeats.
     """
 
     store_id: str
@@ -89,7 +89,7 @@ def seal(content: TokenContent, key: bytes) -> TxnToken:
 
 
 def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenContent:
-    """What a token says, once it is known to be of this store and unaltered.
+    """Return the content of a token, once it is known to be of this store and unaltered.
 
     Raises:
         InvalidTokenError: it is cut short, altered, forged, of another store, or of another

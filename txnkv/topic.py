@@ -41,12 +41,12 @@ class Topic(Closing):
 
     @property
     def partitions(self) -> int:
-        """How many partitions there are; they are numbered from 0."""
+        """The number of partitions; they are numbered from 0."""
         return len(self.info.partitions)
 
     @property
     def buffer(self) -> str:
-        """Where messages of open transactions wait: "marker" or "sidecar"."""
+        """The place where messages of open transactions wait: "marker" or "sidecar"."""
         return self.info.buffer
 
     @property

@@ -1,5 +1,5 @@
-"""What a transaction does to topics and subscriptions: it takes it at once, and stages it where
-it may not stay in memory.
+"""Writes of a transaction to topics and subscriptions: taken at once, and staged where they may
+not stay in memory.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Transaction(OwnSession, Marking, Closing):
 
     @property
     def age(self) -> Timestamp:
-        """What wait-die goes by: when it began, or in `client.run` when its first attempt did."""
+        """The time that wait-die goes by: the begin, in `client.run` that of the first attempt."""
         return self.context.row.age_ts or self.context.row.begin_ts
 
     @property

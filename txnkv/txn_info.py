@@ -1,4 +1,4 @@
-"""What can be said of a transaction by who has no handle of it."""
+"""The facts of a transaction for callers that have no handle of it."""
 
 from __future__ import annotations
 

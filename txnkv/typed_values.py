@@ -47,10 +47,10 @@ def declared(given: ValueSchema | None) -> pa.Schema | None:
 
 
 def encoder_of(topic: TopicInfo) -> Encode | None:
-    """What makes bytes of a row that is sent to a topic; None where values are bytes.
+    """Return the function that makes bytes of a topic's rows; None where values are bytes.
 
-    It takes a dict, a tuple in schema order, a dataclass or None, and raises SchemaError for
-    anything else and for what does not fit.
+    The function takes a dict, a tuple in schema order, a dataclass or None, and raises SchemaError
+    for anything else and for what does not fit.
     """
     codec = topic.options.codec
     return None if codec is None else _encoder(codec)

@@ -1,4 +1,4 @@
-"""What a write brought in, and the rows that it refused until somebody is told."""
+"""The result of a write, and the rows that it refused until somebody is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txnkv.tables.incoming import Outcome
 
 @dataclass
 class WriteResult:
-    """How many rows and messages a flush or write brought in."""
+    """Numbers of rows and messages that a flush or write brought in."""
 
     inserted: int = 0
     updated: int = 0
@@ -37,7 +37,7 @@ class ErrorBuffer:
 
     @property
     def untold(self) -> int:
-        """How many rows were refused that nobody was told of."""
+        """The number of refused rows that nobody was told of."""
         return self._untold
 
     def keep(self, outcome: Outcome) -> None:
@@ -60,7 +60,7 @@ class ErrorBuffer:
             self._untold = 0
 
     def result(self, outcome: Outcome) -> WriteResult:
-        """What to give to the caller of a flush or write.
+        """Return the result of a flush or write to its caller.
 
         Raises:
             RowErrors: rows were refused that nobody was told of.
