@@ -35,7 +35,7 @@ class Flushable(Protocol):
 
 
 class Beating(Protocol):
-    """A handle that is told when its transaction is stored, and heartbeats are needed."""
+    """A handle that is told when its transaction is stored, since heartbeats are needed then."""
 
     def start_heart(self) -> None: ...
 

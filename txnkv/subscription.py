@@ -217,7 +217,7 @@ class Subscription(Closing):
 
     @shielded
     def _take(self, most: int) -> list[Message]:
-        """Take the messages there are: on their way until the caller has them, past any signal."""
+        """Take what is there; the next call gives it again if a signal keeps it from the caller."""
         with self._taking:
             if self._on_its_way:
                 self._on_its_way = False
