@@ -73,7 +73,7 @@ class Process:
         )
 
     def hear(self) -> Any:
-        """What the process says next."""
+        """Return what the process says next."""
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
@@ -88,7 +88,7 @@ class Process:
         self.popen.stdin.flush()
 
     def kill(self) -> None:
-        """As by kill -9; returns when it is gone."""
+        """Kill the process as by kill -9; return when it is gone."""
         self.popen.send_signal(signal.SIGKILL)
         self.popen.communicate(timeout=60)
 
@@ -146,7 +146,7 @@ class _OneSpark:
 
     @pytest.hookimpl
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """What starts a Spark goes to one process: two at once are slow, and take much memory."""
+        """Run what starts a Spark in one process: two at once are slow, and take much memory."""
         from xdist.scheduler import LoadScopeScheduling
 
         class Scheduling(LoadScopeScheduling):
@@ -182,7 +182,7 @@ def _until() -> Callable[..., Any]:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """As in a terminal: who starts a program in the background has it ignore SIGINT."""
+    """Take SIGINT as in a terminal: a program that is started in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -49,7 +49,7 @@ def test_zipfian_follows_its_law() -> None:
 
 
 def test_fnv_is_that_of_ycsb() -> None:
-    """As a loop over the bytes gives it."""
+    """The hash is the one that a loop over the bytes gives."""
     hashed = 0xCBF29CE484222325
     for byte in (123456789).to_bytes(8, "little"):
         hashed = (hashed ^ byte) * 1099511628211 % 2**64

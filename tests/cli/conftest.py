@@ -15,7 +15,7 @@ from txnkv.cli import main
 
 
 class Ran:
-    """How a command ended."""
+    """The end of a command: its status and its output."""
 
     def __init__(self, result: click.testing.Result) -> None:
         self.status = result.exit_code

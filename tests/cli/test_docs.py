@@ -1,4 +1,4 @@
-"""What README, docs and examples say is so: their programs run, the help stands as it is."""
+"""README, docs and examples tell the truth: their programs run, the help stands as it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_java = pytest.mark.skipif(java() is None, reason="needs Java 17 or later")
 
 
 def run_program(text, folder):
-    """As a user does: a file, run from a directory of one's own.
+    """Run a program as a user does: a file, run from a directory of one's own.
 
     The virtual environment is not activated: another python3, without txnkv, comes first in PATH.
     """

@@ -200,7 +200,7 @@ class Script:
         self.client = self._connect(**self.options)
 
     def do_shortwait(self) -> None:
-        """Who may wait for a lock gives up at once."""
+        """Have transactions that may wait for a lock give up at once."""
         for txn in self.txns.values():
             txn.context.lock_timeout = 0.05
 

@@ -30,7 +30,7 @@ Rows = dict[int, dict[str, Any]]
 
 @dataclass
 class Model:
-    """What row by row becomes of some rows."""
+    """Some rows, and the outcome of operations on them, row by row."""
 
     rows: Rows = field(default_factory=dict)
     counts: dict[str, int] = field(
@@ -256,7 +256,7 @@ def test_chunks_count_together_or_not_at_all(
 
 @pytest.mark.usefixtures("small_chunks")
 def test_attempts_of_a_job(client: txnkv.Client, goods: txnkv.Table, begin: Any) -> None:
-    """What an attempt changed counts when the job names it; order within it is kept."""
+    """Changes of an attempt count when the job names the attempt; their order is kept."""
     model = Model()
     with begin() as txn:
         write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(60)], model)

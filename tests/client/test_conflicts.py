@@ -471,8 +471,8 @@ def test_serializable_takes_what_it_did_not_change_as_read(
 def test_a_commit_that_another_driver_aborts_tells_its_reason(
     client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being validated was swept meanwhile: the error of that was one that `run` does not
-    retry.
+    """Row sets that are being validated were swept meanwhile: the error of that was one that `run`
+    does not retry.
     """
     schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
     table = client.create_table("taken", schema, txnkv.hash_partition("id", 2))

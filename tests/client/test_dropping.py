@@ -109,7 +109,7 @@ def test_a_dropped_transaction_gives_its_id_back(client: txnkv.Client, until: An
 
 
 def test_a_forked_child_gives_nothing_back(client: txnkv.Client) -> None:
-    """What the parent has pinned stays pinned, though the child drops its copy."""
+    """The parent's snapshot stays pinned, though the child drops its copy."""
     snapshot = client.snapshot()
     pid = os.fork()
     if pid == 0:
@@ -151,8 +151,8 @@ def test_work_that_fails_does_not_stop_the_rest(
 def test_ids_and_the_status_database_are_locked_in_one_order(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who reserved a range held the lock of the ids and wanted to write; who stored its first
-    row wrote and wanted the lock of the ids.
+    """A thread that reserved a range held the lock of the ids and wanted to write; one that stored
+    its first row wrote and wanted the lock of the ids.
     """
     monkeypatch.setattr(id_ranges, "RANGE", 2)
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What a new user meets first: options, types and paths that are wrong, and what the errors say."""
+"""Errors that a new user meets first: for wrong options, types and paths; and what they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is loaded with txnkv, and when: by the set of modules, since times are the machine's."""
+"""Modules that are loaded with txnkv, and when: by their set, since times are the machine's."""
 
 from __future__ import annotations
 

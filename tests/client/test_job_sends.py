@@ -270,7 +270,7 @@ def test_a_flush_that_fails_on_the_way_goes_on_the_next_time(
     job: Job,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two topics the first has its messages already; they are there once."""
+    """The first of two topics has its messages already; they are there once."""
     other = client.create_topic("other")
     session = job.session("0")
     session.send(topic, b"a", partition=0)
@@ -677,7 +677,7 @@ def test_files_are_their_owners_alone(client: txnkv.Client, job: Job) -> None:
 def test_the_format_of_a_file_is_frozen(
     client: txnkv.Client, topic: txnkv.Topic, txn: txnkv.Transaction, job: Job
 ) -> None:
-    """As docs/format-topics.md has it."""
+    """The format is the one in docs/format-topics.md."""
     stage(job, "0", b"a", b"b", partition=1)
     data = staged(client)[0].read_bytes()
     header = struct.pack("<IQQ", 1, int(staged(client)[0].name), txn.id.local)

@@ -1,4 +1,4 @@
-"""What a transaction answers to each call in each of its states, also while another thread is in
+"""Answers of a transaction to each call in each of its states, also while another thread is in
 the midst of its commit.
 
 A small optimistic transaction was taken for open until its commit had come back: rolled back, it
@@ -125,7 +125,7 @@ class World:
     # -- calls -------------------------------------------------------------------------
 
     def answer(self, call: str) -> Any:
-        """What the call gives; the name of the error, when there is one."""
+        """Return what the call gives; the name of the error, when there is one."""
         try:
             return CALLS[call](self)
         except txnkv.TxnkvError as error:
@@ -237,7 +237,7 @@ def _ask(world: World, call: str, *, waits: bool) -> Any:
 
 
 def _whole(world: World, call: str, answer: Any) -> None:
-    """What was answered is so, and stays so."""
+    """Check that the answer holds, and goes on to hold."""
     for _ in range(2):
         state = world.txn.state
         if state is OPEN:

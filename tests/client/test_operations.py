@@ -33,7 +33,7 @@ class Whole:
 
 
 class Model:
-    """What row by row becomes of a table."""
+    """A table, and the outcome of operations on it, row by row."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}

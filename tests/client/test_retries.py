@@ -1,4 +1,4 @@
-"""What failed late and is tried again, in each way, is there once.
+"""Work that failed late and is tried again, in each way, is there once.
 
 A disk that fails may fail after the work is done: LMDB's or SQLite's commit went through and an
 error came all the same, or the sync behind it failed. The caller is told of the failure and tries
@@ -103,7 +103,7 @@ def read(topic: txnkv.Topic) -> list[bytes]:
 
 
 class Model:
-    """What is to be there: messages in their order, rows by id."""
+    """The content that is to be there: messages in their order, rows by id."""
 
     def __init__(self, client: txnkv.Client, topic: txnkv.Topic) -> None:
         self.client, self.topic = client, topic
@@ -231,7 +231,7 @@ def test_a_worker_that_joined(
     way: str,
     times: int,
 ) -> None:
-    """What a worker is told was sent is sent: its own commit never comes to try again."""
+    """Messages that a worker is told were sent are sent: its own commit never tries them again."""
     model = Model(client, topic)
     for at in MOMENTS:
         txn = client.new_transaction(timeout=None)

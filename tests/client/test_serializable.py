@@ -170,7 +170,7 @@ def test_one_that_outgrows_takes_what_it_read_along(
 
 
 def test_it_is_not_shared(client: txnkv.Client, rows: txnkv.Table) -> None:
-    """What others read under it could not be validated."""
+    """Reads of other processes under the transaction could not be validated."""
     txn = _begin(client)
     txn.insert(rows, (50, "mine"))
     with pytest.raises(txnkv.NotSupportedError, match="several processes share"):

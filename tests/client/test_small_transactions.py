@@ -405,7 +405,7 @@ def test_what_is_being_written_at_the_deadline_is_told(
 
 
 def test_a_disk_that_fails_before_the_commit(client: txnkv.Client, table: txnkv.Table) -> None:
-    """What is not known to be durable is asked for: here it is not, and never comes to light."""
+    """A commit not known to be durable is asked for: here it is not, and never comes to light."""
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()

@@ -106,7 +106,7 @@ def test_many_tasks_send(run: Any) -> None:
 
 
 def test_a_cancelled_poll_loses_nothing(run: Any) -> None:
-    """What comes while a call that was cancelled still waits on its thread is given to the next."""
+    """Messages that come while a cancelled call still waits on its thread are given to the next."""
 
     async def work(client: AsyncClient) -> None:
         topic = await client.create_topic("events")

@@ -504,7 +504,7 @@ def test_a_session_left_by_an_exception_sends_nothing(
 def test_a_flush_that_breaks_off_neither_loses_nor_doubles(
     client: txnkv.Client, events: txnkv.Topic, values: Values, point: str
 ) -> None:
-    """Whether the commit came through is found out: what it had goes once."""
+    """The session finds out whether its commit came through: the messages go once."""
     session = client.new_session()
     session.send(events, b"a", partition=0)
     session.send(events, b"b", partition=1)

@@ -661,7 +661,7 @@ def test_what_waits_in_a_session_is_sent_by_the_parent_alone(
 def test_a_large_flush_that_breaks_off_goes_on_where_it_was(
     client: txnkv.Client, messages: Messages, large: None, point: str
 ) -> None:
-    """What is in one log already is not sent again when another failed."""
+    """Messages that are in one log already are not sent again when another log failed."""
     topics = [client.create_topic(name, partitions=2) for name in ("a", "b")]
     txn = client.new_transaction()
     for topic in topics:
@@ -690,7 +690,7 @@ def test_one_transaction_over_all(
     size: str,
     fails: str | None,
 ) -> None:
-    """What is consumed, the state and what is produced change together, or not at all."""
+    """Consumed messages, the state and produced messages change together, or not at all."""
     out = client.create_topic("out", partitions=2)
     with client.transaction() as txn:
         for n in range(5):

@@ -152,7 +152,7 @@ def test_every_cut_and_every_flip_is_seen(array):
 
 @pytest.mark.parametrize("array", SMALL, ids=str)
 def test_damage_that_the_checksum_does_not_see_is_an_error_or_data(array):
-    """As when the writer itself was wrong: never a crash."""
+    """Blocks as by a writer that was itself wrong: never a crash."""
     block = encode_block(array, 5).to_pybytes()
     for at in range(4, len(block)):
         for flip in (1, 0x80, 0xFF):

@@ -28,7 +28,7 @@ def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared_client(shared_path: Path) -> Iterator[txnkv.Client]:
-    """Of one store for all cases; it is checked at the end."""
+    """A client of one store for all cases; the store is checked at the end."""
     with txnkv.connect(shared_path) as opened:
         yield opened
         assert opened.check().problems == []

@@ -78,7 +78,7 @@ class Bank:
 
 
 def audit(client: txnkv.Client, told: set[int], snapshot: txnkv.Snapshot) -> None:
-    """What was told before the snapshot was taken is in it, and the books are right."""
+    """Check that a snapshot has the transfers told before it was taken, and the books are right."""
     assert list(problems(snapshot)) == []
     lost = told - transfer_ids(snapshot)
     assert not lost, f"committed, and not there: {sorted(lost)}"

@@ -143,7 +143,7 @@ def counters(client: txnkv.Client) -> txnkv.Table:
 
 
 def outcomes(futures: list[Future[txnkv.Timestamp]]) -> list[bool]:
-    """Of each, whether it committed; the others lost a conflict."""
+    """Return for each commit whether it came through; the others lost a conflict."""
     found = []
     for future in futures:
         error = future.exception(60)

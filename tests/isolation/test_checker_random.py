@@ -69,7 +69,7 @@ def replaced(history: list[Txn], at: int, place: int, op: Op) -> list[Txn]:
 def some(
     history: list[Txn], chance: random.Random, wanted: Callable[[Op], bool]
 ) -> tuple[int, int] | None:
-    """Where one of the operations stands that are wanted."""
+    """Return the place of one of the operations that are wanted; None when there is none."""
     found = [
         (at, place)
         for at, txn in enumerate(history)

@@ -150,7 +150,7 @@ class ModelTxn:
             return len(self.store.versions) - 1
 
     def rollback(self) -> None:
-        """What it wrote is its own."""
+        """Do nothing: no other transaction has seen what this one wrote."""
 
 
 @dataclass

@@ -125,7 +125,7 @@ def is_found(plant: str, recording: Recording, seed: int) -> bool:
 def losses_in_recovery(
     new_recording: Recordings, scratch: Path, *, states: int, sample: int
 ) -> Iterator[str]:
-    """What is found when the power goes a second time, while the store is opened after a first."""
+    """Yield problems after the power went a second time, while the store opened after a first."""
     first = new_recording("first")
     workload = Workload(processes=1, transactions=6, upkeep=2)
     log = record(first, workload)

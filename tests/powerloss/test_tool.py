@@ -24,11 +24,11 @@ SEEDS = range(8)
 
 Recordings = Callable[[str], Recording]
 Look = Callable[[Path, int], bool]
-"""Whether so many acknowledged steps are in a folder."""
+"""A check whether so many acknowledged steps are in a folder."""
 
 
 def loses(recording: Recording, log: Log, look: Look, model: Model, scratch: Path) -> bool:
-    """Whether any state of a log lacks what was acknowledged before its cut."""
+    """Tell whether any state of a log lacks what was acknowledged before its cut."""
     states = States(Disk(log, str(recording.root)), is_volatile)
     marks = [position for position, _ in log.marks()]
     for cut in log.boundaries():
@@ -105,7 +105,7 @@ if args:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same, byte for byte."""
+    """Tell whether two folders hold the same, byte for byte."""
     found = filecmp.dircmp(one, other)
     names = sorted(entry.name for entry in one.iterdir())
     if names != sorted(entry.name for entry in other.iterdir()):

@@ -68,7 +68,7 @@ def test_topics_at_a_sample_of_moments(
     monkeypatch: pytest.MonkeyPatch,
     plant: bool,
 ) -> None:
-    """What is acknowledged before status.db is durable must be found out."""
+    """The planted fault, acknowledging before status.db is durable, must be found out."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     run = _Losses(new_recording("run"), UNSYNCED if plant else "", tmp_path / "state")
     found: list[str] = []

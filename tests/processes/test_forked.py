@@ -16,7 +16,7 @@ KINDS = [Popen, subprocess.Popen]
 
 
 def run(kind: type[subprocess.Popen[str]], code: str, *args: str, **options: object) -> str:
-    """What it ended with, what it said, the last of its errors."""
+    """Run a program; return its exit status, its output and the last line of its errors."""
     child = kind(
         [sys.executable, "-c", code, *args],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options

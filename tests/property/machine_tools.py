@@ -1,4 +1,4 @@
-"""What the machine draws, what it compares, and processes that die."""
+"""Values that the machine draws, results that it compares, and processes that die."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SOURCES = st.sampled_from([None, None, "p", "q"])
 Known = tuple[int, str | None]
 Errors = type[Exception] | tuple[type[Exception], ...]
 OVER = (txnkv.InvalidTxnStateError, txnkv.ClosedError)
-"""What whoever goes on with a transaction that has ended is told."""
+"""Errors for a caller that goes on with a transaction that has ended."""
 
 
 @dataclass

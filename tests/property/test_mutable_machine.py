@@ -52,7 +52,7 @@ from txnkv.tables.operations import OPERATIONS
 BLOCK_ROWS = 4
 SMALL_ROWS = 8
 OVER = (txnkv.InvalidTxnStateError, txnkv.ClosedError)
-"""What whoever goes on with a transaction that has ended is told."""
+"""Errors for a caller that goes on with a transaction that has ended."""
 
 
 class MutableMachine(RuleBasedStateMachine):
@@ -272,7 +272,7 @@ class MutableMachine(RuleBasedStateMachine):
             self.learn(txn, said[0])
 
     def learn(self, txn: Txn, local: int) -> None:
-        """Whether a transaction of the dead process committed."""
+        """Find out whether a transaction of the dead process committed."""
         coordinator = self.clients[1].instance.coordinator
         try:
             row = coordinator.get(local)
@@ -327,7 +327,7 @@ class MutableMachine(RuleBasedStateMachine):
 
     @rule(at=st.data(), client=st.integers(0, 1))
     def read_past(self, at: Any, client: int) -> None:
-        """What is not pinned may be gone, and is never wrong."""
+        """Read a version that is not pinned: it may be gone, and is never wrong."""
         stamp = at.draw(st.sampled_from(self.versions.stamps))
         table = self.clients[client].table("t")
         try:

@@ -47,7 +47,7 @@ class Sent:
 
 
 class Model:
-    """What was appended and what was committed. `sidecar`: only what is committed is appended."""
+    """Messages appended and committed. `sidecar`: only committed messages are appended."""
 
     def __init__(self, sidecar: bool) -> None:
         self.sidecar = sidecar
@@ -73,7 +73,7 @@ class Model:
                 txn.values[partition] = [v for v in txn.values[partition] if v not in gone]
 
     def expected(self, kind: str, partition: int) -> list[bytes]:
-        """What a reader is given of a partition."""
+        """Return the messages that a reader is given of a partition."""
         items = self.log[partition]
         if kind == "uncommitted":
             return [value for _, value in items]
@@ -83,7 +83,7 @@ class Model:
         return [value for txn in self.commits for value in txn.values.get(partition, ())]
 
     def whole(self) -> list[tuple[int, bytes]]:
-        """What a serializable reader is given."""
+        """Return the messages that a serializable reader is given, with their partitions."""
         return [
             (partition, value)
             for txn in self.commits

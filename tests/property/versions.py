@@ -20,7 +20,7 @@ Given = dict[str, Any]
 
 @dataclass
 class Result:
-    """What some operations did."""
+    """The result of some operations."""
 
     inserted: int = 0
     updated: int = 0
@@ -110,7 +110,7 @@ class Txn:
         return {key: row for key, row in merged.items() if row is not None}
 
     def conflicts(self, versions: Versions) -> bool | None:
-        """Whether it must be refused at commit; None when it may."""
+        """Tell whether the transaction must be refused at commit; None when it may be."""
         if any(versions.changed(key, self.snapshot) for key in self.own):
             return True
         if not self.serializable or not self.own:

@@ -21,11 +21,11 @@ Row = dict[str, Any]
 
 @dataclass
 class Checkpoint:
-    """What outlives the query's process.
+    """The part of a query that outlives its process.
 
     Attributes:
         offsets: the end of each batch that was planned, as Spark writes it.
-        done: how many of them are.
+        done: the number of those that are done.
     """
 
     offsets: list[str] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Query:
 
 
 def told(rows: list[Row], key: str) -> list[tuple[str, Any, int]]:
-    """What became of which keys and when, in the order of the keys."""
+    """Return the operation, key and commit timestamp of each row, in the order of the keys."""
     return sorted(((r[OP], r[key], r[COMMIT_TIMESTAMP]) for r in rows), key=lambda one: one[1])
 
 

@@ -1,4 +1,4 @@
-"""What must be true of copies, and the names of those for which it is not."""
+"""Claims that must hold of copies, and the names of those for which they do not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def await_the_killed(client: txnkv.Client) -> None:
 
 
 def noted(path: Path) -> list[Seen]:
-    """What a reader has written down."""
+    """Return the messages that a reader has written down."""
     with pa.memory_map(str(path)) as file:
         return seen(pa.ipc.open_file(file).read_all())
 
@@ -120,7 +120,7 @@ def same_rows(what: str, expected: Mapping[str, int], found: Mapping[str, int]) 
 
 
 def counts(total: int) -> dict[str, int]:
-    """How many messages of each key there are among the first ones."""
+    """Return the number of messages of each key among the first `total` ones."""
     return dict(Counter(f"k{n % KEYS}" for n in range(total)))
 
 

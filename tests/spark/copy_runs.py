@@ -21,9 +21,9 @@ FAULTS: Final = re.compile(
     r"CorruptionError|OutOfRangeError|RowErrors|NotFoundError|SchemaError|ValueError|TypeError|"
     r"AssertionError|AttributeError|KeyError|STATE_STORE"
 )
-"""What no kill may bring about in a query."""
+"""Errors that no kill may bring about in a query."""
 WAYS: Final = ("all", "driver", "jvm", "worker", "between")
-"""How a Spark is killed: all its processes at once; the driver's Python; its JVM; one of the Python
+"""Ways to kill a Spark: all its processes at once; the driver's Python; its JVM; one of the Python
 processes that work for it; all, between a sink's commit and Spark's note of it."""
 
 
@@ -215,7 +215,7 @@ def make(client: txnkv.Client, buffers: Sequence[str], partitions: Sequence[int]
 
 
 def targets(client: txnkv.Client, buffer: str, partitions: int, suffix: str = "") -> None:
-    """Where copies go."""
+    """Make the topics and tables that copies go to."""
     for name in ("out", "each"):
         client.create_topic(name + suffix, partitions=partitions, buffer=buffer)
     client.create_table(f"mirror{suffix}", COPIED, txnkv.hash_partition("n", 2))
@@ -269,7 +269,7 @@ class Producer:
 
 
 def marks(total: int, kills: int) -> list[int]:
-    """When to kill: at so many copies, at random, neither too early nor too late."""
+    """Return numbers of copies at which to kill, at random, neither too early nor too late."""
     return sorted(int(total * random.uniform(0.1, 0.8)) for _ in range(kills))
 
 

@@ -221,7 +221,7 @@ class Each:
         self.suffix = suffix
 
     def __call__(self, df: Any, batch_id: int, txn: txnkv.Transaction) -> None:
-        """Of foreach_batch."""
+        """Copy and count a batch, as the function of foreach_batch."""
         df = df.persist()
         to = txnkv.spark.options(txn, topic=f"each{self.suffix}")
         df.select(*self.columns).write.format("txnkv").options(**to).mode("append").save()

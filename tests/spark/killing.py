@@ -61,12 +61,12 @@ def send(signal_: int, some: Sequence[Proc]) -> None:
 
 
 def is_java(each: Proc) -> bool:
-    """Whether it is a Spark's JVM."""
+    """Tell whether a process is a Spark's JVM."""
     return "java" in each.command.split()[0] and "SparkSubmit" in each.command
 
 
 def is_worker(each: Proc) -> bool:
-    """Whether it does Spark's work in Python: plans, runs a task, or commits."""
+    """Tell whether a process does Spark's work in Python: plans, runs a task, or commits."""
     return "pyspark" in each.command and not is_java(each)
 
 
@@ -115,7 +115,7 @@ class Program:
         self._said.put(None)
 
     def heard(self) -> list[Any]:
-        """What it has said since it was last asked."""
+        """Return what the program has said since it was last asked."""
         found = []
         while not self._said.empty():
             found.append(self._said.get())
@@ -146,7 +146,7 @@ class Program:
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Tell whether the program has not ended."""
         return self.popen.poll() is None
 
     def tree(self) -> list[Proc]:
@@ -161,7 +161,7 @@ class Program:
         self.await_end()
 
     def terminate(self) -> None:
-        """As one ends a program; it has to end by itself."""
+        """Send SIGTERM, as one ends a program; the program has to end by itself."""
         self.popen.terminate()
         self.await_end()
 

@@ -106,7 +106,7 @@ def _take(path: Path) -> bool:
 
 
 def _stop() -> None:
-    """As SIGSTOP, but never while a thread of this process holds what all others wait for."""
+    """Stop like SIGSTOP, but never while a thread of the process holds what all others wait for."""
     turns = [each.store.status._queue._lock for each in instance._instances.values()]
     held = [turn for turn in turns if turn.acquire(timeout=5)]
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

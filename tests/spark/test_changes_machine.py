@@ -118,7 +118,7 @@ class ChangesMachine(RuleBasedStateMachine):
         self.one_batch(in_other)
 
     def one_batch(self, in_other: bool) -> bool:
-        """Whether there was one."""
+        """Plan and read one batch; tell whether there was one."""
         fresh = self.query.reader is None
         try:
             tasks = self.query.plan()
@@ -173,7 +173,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
     @rule(in_other=st.booleans())
     def run_the_last_again(self, in_other: bool) -> None:
-        """As after a crash before Spark wrote that it was done: the same rows."""
+        """Read the last batch as after a crash before Spark noted it as done: the same rows."""
         log = self.query.checkpoint
         if not self.ran or log.done != len(log.offsets):
             return

@@ -35,7 +35,7 @@ KILLS: Final = {"producer": 4, "query": 2}
 """The latter cost the start of a Spark each."""
 CYCLES: Final = int(50 * SCALE)
 SHARES: Final = {"worker": 26, "between": 10, "all": 6, "jvm": 4, "driver": 4}
-"""How often something is killed in 50 cycles; see `WAYS`."""
+"""The number of kills of each way in 50 cycles; see `WAYS`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def buffers(self) -> tuple[str, str]:
-        """Of source and copies: each sink gets both, in either order."""
+        """The buffers of source and copies: each sink gets both, in either order."""
         marker = self.by_key == (self.kind == "topic")
         return ("marker", "sidecar") if marker else ("sidecar", "marker")
 
@@ -165,7 +165,7 @@ class Copying:
             self.spark.end_cleanly()
 
     def problems(self) -> list[str]:
-        """What is not as it must be."""
+        """Return what is not as it must be, one line each."""
         case, total = self.case, self.total
         source = checks.standing(self.client.topic("in"))
         copy = checks.standing(self.client.topic(case.target))
@@ -297,7 +297,7 @@ def test_tables_are_those_of_an_undisturbed_run(
 
 
 def problems_of_cycles(client: txnkv.Client, total: int) -> list[str]:
-    """What differs from the undisturbed run, and from what it should be."""
+    """Return what differs from the undisturbed run, and from what the copies should be."""
     found = []
     for suffix in ("_2", ""):
         for name in ("out", "each"):

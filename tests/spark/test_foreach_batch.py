@@ -18,7 +18,7 @@ SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
 class Frame:
-    """What Spark hands over, of a query in this thread; it can be computed for nobody."""
+    """A frame as Spark hands it over, of a query in this thread; it can be computed for nobody."""
 
     def __init__(self, query: str | None = "q1") -> None:
         context = SimpleNamespace(getLocalProperty=lambda name: query)
@@ -227,7 +227,7 @@ def test_nothing_is_open_between_batches(store_path: Path) -> None:
 
 
 def test_it_is_picklable(store_path: Path, client: txnkv.Client) -> None:
-    """As Spark Connect wants it; there it is not told which query calls."""
+    """Spark Connect wants to pickle the function; there it is not told which query calls."""
     topic = client.create_topic("events")
     with topic.subscribe("s") as subscription:
         do = foreach_batch(store_path, print, "daily", subscription)
@@ -276,7 +276,7 @@ class Stream:
         foreach_batch(self.path, fn, "daily", subscription)(frame(), batch_id)
 
     def left(self) -> list[int]:
-        """What the subscription would deliver."""
+        """Return the messages that the subscription would deliver."""
         with self.topic.subscribe("s") as subscription:
             return [int(m.value or b"") for m in subscription.receive_many(1000, timeout=0)]
 

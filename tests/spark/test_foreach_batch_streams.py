@@ -68,7 +68,7 @@ class Pipeline:
             query.stop()
 
     def check(self) -> None:
-        """What is acknowledged is seen and passed on, each message once, and nothing else."""
+        """Check that acknowledged messages are seen and passed on, each once, and nothing else."""
         done = self.acknowledged()
         rows = {row["message"]: row["key"] for row in self.client.table("seen").scan()}
         assert rows == {f"m{n}": f"k{n % KEYS}" for n in done}

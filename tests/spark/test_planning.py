@@ -1,4 +1,4 @@
-"""What is wrong is refused while Spark plans, with a message that says what to do."""
+"""Mistakes are refused while Spark plans, with a message that says what to do."""
 
 from __future__ import annotations
 

@@ -495,7 +495,7 @@ def test_each_batch_replaces_the_rows_in_output_mode_complete(
 def test_rows_that_say_what_is_done_with_them(
     client: txnkv.Client, query: Callable[..., Query], nothing_is_left: Callable[[], None]
 ) -> None:
-    """As from a stream of changes; compared with a dict."""
+    """Rows as from a stream of changes, compared with a dict."""
     chance = random.Random(7)
     model: dict[int, str] = {}
     one = query(operationColumn="_op")

@@ -404,7 +404,7 @@ def test_lag(client: txnkv.Client) -> None:
 
 
 def cut(client: txnkv.Client, offset: int, number: int = 0) -> None:
-    """As retention takes the beginning of a partition."""
+    """Take the beginning of a partition, as retention does."""
     partition = client.instance.topics.partitions(client.topic("events").info)[number]
     client.instance.topics.complete(partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, offset))

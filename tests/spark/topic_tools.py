@@ -16,7 +16,7 @@ from txnkv.spark.columns import arrow_schema
 from txnkv.spark.source import TxnkvDataSource
 
 Rows = list[list[dict[str, Any]]]
-"""What the tasks of a batch gave."""
+"""Rows that the tasks of a batch gave, task by task."""
 
 
 @dataclass
@@ -64,12 +64,12 @@ class Query:
         return self.planned(at, self.offsets[batch])
 
     def same_again(self) -> bool:
-        """Whether a new process gives what each batch gave; how it is cut into tasks may differ."""
+        """Tell whether a new process gives what each batch gave; the cut into tasks may differ."""
         again = self.restarted()
         return all(flat(again.replay(i)) == flat(batch) for i, batch in enumerate(self.batches))
 
     def planned(self, at: str, end: str) -> Rows:
-        """What lies between two points of a checkpoint."""
+        """Return the rows between two points of a checkpoint, task by task."""
         reader = self.start()
         tasks = reader.partitions(json.loads(at), json.loads(end))
         worker = pickle.loads(pickle.dumps(reader))
@@ -97,7 +97,7 @@ def rows_of(reader: Any, task: Any) -> list[dict[str, Any]]:
 
 
 def batch_read(options: Mapping[str, str]) -> Rows:
-    """What the tasks of a batch read give."""
+    """Return the rows that the tasks of a batch read give."""
     source = TxnkvDataSource(dict(options))
     reader = source.reader(source.schema())
     return [rows_of(reader, pickle.loads(pickle.dumps(task))) for task in reader.partitions()]
@@ -109,7 +109,7 @@ def flat(batch: Rows) -> list[dict[str, Any]]:
 
 
 def close_clients() -> None:
-    """Of the readers of this process; Spark's processes never close theirs."""
+    """Close the clients of this process's readers; Spark's processes never close theirs."""
     while joining._clients:
         joining._clients.popitem()[1][1].close()
 

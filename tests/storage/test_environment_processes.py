@@ -89,7 +89,7 @@ def test_who_waited_while_a_file_shrank_finds_all_of_it(
 
 
 def waits_for_a_lock(pid: int) -> bool:
-    """Whether the system says that a process waits for a file's lock; True where it can't say."""
+    """Tell whether a process waits for a file's lock; True where the system can't say."""
     locks = Path("/proc/locks")
     if not locks.exists():
         time.sleep(0.5)

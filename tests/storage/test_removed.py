@@ -140,7 +140,7 @@ def test_another_store_in_its_place_is_left_alone(path: Path, process: Any) -> N
 
 
 def test_all_who_have_it_open_find_out(path: Path, process: Any) -> None:
-    """Who is refused holds no lock that the next one would wait for."""
+    """A process that is refused holds no lock that the next one would wait for."""
     client = txnkv.connect(path)
     client.create_table("t", ID)
     other = process(

@@ -107,7 +107,7 @@ def test_settings_of_the_connections(db: StatusDatabase) -> None:
 
 @pytest.fixture
 def syncs(db: StatusDatabase, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synced, and whether another could have had the write lock meanwhile."""
+    """Collect the syncs of the log: whether another could have had the write lock meanwhile."""
     found: list[str] = []
     real = db._wal.sync
 

@@ -1,4 +1,4 @@
-"""What others changed since a snapshot, wherever it lies: in memory, in row sets, in their
+"""Changes by others since a snapshot, wherever they lie: in memory, in row sets, in their
 deletes, in commits that are being finalized.
 
 Keys 0 to 99 are there, in several row sets. One transaction changes some; `changed` must answer
@@ -131,7 +131,7 @@ def test_ranges_of_changes(client: txnkv.Client, tablet: Tablet, put: Any, op: s
 def test_the_first_of_several_places(
     client: txnkv.Client, table: txnkv.Table, tablet: Tablet
 ) -> None:
-    """Of keys changed in row sets, deletes and memory the lowest is answered."""
+    """The lowest of the keys changed in row sets, deletes and memory is answered."""
     before = client.instance.coordinator.latest()
     for op, ids, bulk in [("update", [70], True), ("delete", [60], True), ("update", [80], False)]:
         _write(client, table, op, ids, bulk=bulk)

@@ -1,5 +1,5 @@
-"""What changed between two snapshots: each operation, net, over flush and compaction, and how
-far back.
+"""Changes between two snapshots: of each operation, net, over flush and compaction, and how far
+back.
 """
 
 from __future__ import annotations

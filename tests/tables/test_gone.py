@@ -1,4 +1,4 @@
-"""What a process gives up that others replaced or removed: memory, descriptors, disk space."""
+"""Things a process gives up once others replace or remove them: memory, descriptors, disk space."""
 
 from __future__ import annotations
 

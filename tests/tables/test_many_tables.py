@@ -22,7 +22,7 @@ MANY = 40
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often environments are opened and committed to, and folders synced."""
+    """Count how often environments are opened and committed to, and folders synced."""
     asked: Counter[str] = Counter()
     lock = threading.Lock()
 

@@ -131,7 +131,7 @@ def test_small_blocks_are_asked_for_each_time(client: txnkv.Client, table: txnkv
 
 
 def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.Table) -> None:
-    """As after a column was added: its default, or null."""
+    """The case after a column was added: reads give its default, or null."""
     put(client, 1, range(ROWS))
     (tablet,) = client.instance.engine.tablets(table.info)
     ids = table.info.schema.ids

@@ -1,4 +1,4 @@
-"""What a serializable transaction has read: keys and ranges, each once, in order."""
+"""The reads of a serializable transaction: keys and ranges, each once, in order."""
 
 from __future__ import annotations
 

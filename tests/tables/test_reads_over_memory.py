@@ -91,7 +91,7 @@ def look(client: txnkv.Client, table: txnkv.Table) -> Callable[[Rows], None]:
 
 @contextmanager
 def undone(point: str) -> Iterator[None]:
-    """What happens inside stops at a fault point, as if the process had died there."""
+    """Stop the block at a fault point, as if the process had died there."""
     arm(point, "error")
     try:
         with pytest.raises((InjectedFault, txnkv.TxnkvError)):

@@ -162,7 +162,7 @@ class Log:
             offset = spans.next_offset
 
     def problems(self) -> list[str]:
-        """What a check of the log finds."""
+        """Return the problems that a check of the log finds."""
         with self.environment.read() as txn:
             return list(problems(self.log, txn))
 
@@ -200,7 +200,7 @@ class Item:
 
 
 class ModelLog:
-    """What a log is: a list of batches. Everything else is looked for, from the beginning on."""
+    """A log as a list of batches. Everything else is looked for, from the beginning on."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -221,7 +221,7 @@ class ModelLog:
 
 
 class Told:
-    """What becomes of each batch, by a plain walk: no index, nothing kept from before."""
+    """The outcome of each batch, by a plain walk: no index, nothing kept from before."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.open: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What tests of readers share: logs put down batch by batch, and what consumers were given."""
+"""Tools of the tests of readers: logs put down batch by batch, and what consumers were given."""
 
 from __future__ import annotations
 

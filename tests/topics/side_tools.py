@@ -88,7 +88,7 @@ class SideLog(Log):
             return getattr(self.side, name)(txn, *args)
 
     def raw(self, offset: int | None = None, max_bytes: int = 1 << 40) -> bytes:
-        """What a reader gets."""
+        """Return the bytes that a reader gets."""
         at = self.start if offset is None else offset
         return bytes(self.ask("read", at, max_bytes))
 

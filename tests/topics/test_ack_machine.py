@@ -36,7 +36,7 @@ NAMES = st.sampled_from("ABC")
 
 @dataclass
 class Held:
-    """What a transaction has acknowledged."""
+    """The acknowledgements of a transaction."""
 
     ones: set[MessageId] = field(default_factory=set)
     positions: dict[int, int] = field(default_factory=dict)

@@ -76,12 +76,12 @@ class Acks:
         assert txn.state is txnkv.TxnState.ABORTED
 
     def delivered(self) -> list[int]:
-        """What is delivered again without asking."""
+        """Return the messages that are delivered again without asking."""
         found = self.sub.receive_many(100, timeout=0)
         return sorted(int(m.value or b"") for m in found)
 
     def left(self) -> list[int]:
-        """What a new consumer gets: neither deleted nor pending."""
+        """Return the messages that a new consumer gets: neither deleted nor pending."""
         self.sub.close()
         self.sub = self.subscribe()
         return self.delivered()
@@ -523,7 +523,7 @@ def test_what_is_not_decided_is_not_acknowledged(acks: Acks) -> None:
 def test_a_cumulative_ack_of_what_was_not_delivered_is_of_all_before_it(
     acks: Acks, transactional: bool
 ) -> None:
-    """As Pulsar's: what was sent and committed may be acknowledged, delivered or not."""
+    """The rule of Pulsar: what was sent and committed may be acknowledged, delivered or not."""
     with acks.client.transaction() as txn:
         for number in range(6, 9):
             txn.send("events", str(number))
@@ -562,7 +562,7 @@ def collected() -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["refused first", "refused later"])
 def test_a_refused_ack_gives_nothing_of_its_transaction_back(acks: Acks, late: bool) -> None:
-    """What the refused ack left behind gave back, when it was collected, all acks of its
+    """The remains of the refused ack gave back, when they were collected, all acks of its
     transaction, which then committed: output there, input delivered again.
     """
     a = acks.begin("A")

@@ -203,7 +203,7 @@ def test_where_it_begins(client: txnkv.Client, topic: Any) -> None:
 
 
 def test_latest_waits_for_what_is_open(client: txnkv.Client, topic: Any) -> None:
-    """What is not committed yet, will be; what was committed is passed."""
+    """Messages that are not committed yet will be given; those committed before are passed."""
     partition = partition_of(client, topic)
     small(client, [partition], [b"a"])
     row = begin(client)

@@ -25,7 +25,7 @@ def topic(client: txnkv.Client) -> Any:
 
 
 def counts(topic: Any) -> tuple[int, int]:
-    """How many messages a committed and an uncommitted consumer are given."""
+    """Return how many messages a committed and an uncommitted consumer are given."""
     committed, uncommitted = (len(offsets(topic.consumer(isolation=level))) for level in LEVELS)
     return committed, uncommitted
 

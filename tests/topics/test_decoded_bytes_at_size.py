@@ -1,4 +1,4 @@
-"""What compresses well, in amounts that do not fit into memory: every reader holds little of it."""
+"""Compressible data, in amounts that do not fit into memory: every reader holds little of it."""
 
 from __future__ import annotations
 

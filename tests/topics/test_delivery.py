@@ -43,7 +43,7 @@ class Failing:
 
 
 def tolerant(sub: txnkv.Subscription, rounds: int = 20) -> list[str]:
-    """What a consumer is given in some rounds, whatever is raised in between."""
+    """Return what a consumer is given in some rounds, whatever is raised in between."""
     found: list[str] = []
     for _ in range(rounds):
         try:

@@ -248,7 +248,7 @@ def test_commits_of_another_process(
 
 
 def test_a_long_tail_is_walked_once(client: txnkv.Client, topic: Any, monkeypatch: Any) -> None:
-    """What was reached without a gap is not looked at again, until a flush takes it away."""
+    """Entries reached without a gap are not looked at again, until a flush takes them away."""
     partition = partition_of(client, topic)
     engine = client.instance.topics
     for i in range(50):
@@ -302,7 +302,7 @@ def test_read_only(client: txnkv.Client, topic: Any, process: Any) -> None:
 
 
 def test_a_fetch_keeps_nothing_of_the_log(client: txnkv.Client, topic: Any) -> None:
-    """What it gave stays as it was when the log is given up from its start and written on."""
+    """The bytes that a fetch gave stay, when the log is given up from its start and written on."""
     put(client, topic, *[data(n=100, size=100) for _ in range(20)])
     kept = topic.fetch(0, 0, max_bytes=1 << 30).records
     copy = bytes(bytearray(kept))

@@ -19,7 +19,7 @@ MANY = 60
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often partitions are looked at, and environments opened."""
+    """Count how often partitions are looked at, and environments opened."""
     looked: Counter[str] = Counter()
 
     def count(name: str, module: Any, attribute: str) -> None:

@@ -44,7 +44,7 @@ def snapshots(log: Log) -> list[int]:
 def test_snapshots_out_of_range_are_removed(
     tmp_path: Path, operation: str, offset: int, left: list[int]
 ) -> None:
-    """As testTruncateAndReloadRemovesOutOfRangeSnapshots, testProducerIdMapTruncateTo."""
+    """Peers: testTruncateAndReloadRemovesOutOfRangeSnapshots, testProducerIdMapTruncateTo."""
     with Log(tmp_path, EVERY_CHANGE) as log:
         log.append(*script("P1 P2 P3 P4 P5"))
         assert snapshots(log) == [0, 1, 2, 3, 4, 5]
@@ -53,7 +53,7 @@ def test_snapshots_out_of_range_are_removed(
 
 
 def test_snapshots_below_the_start_are_removed(tmp_path: Path) -> None:
-    """As testDeleteSnapshotsBefore, testLogStartOffsetMovementDeletesSnapshots."""
+    """Peers: testDeleteSnapshotsBefore, testLogStartOffsetMovementDeletesSnapshots."""
     with Log(tmp_path, EVERY_CHANGE) as log:
         for _ in range(2):
             log.append(*script("P1 C1"))
@@ -98,7 +98,7 @@ def test_recover_from_snapshot(tmp_path: Path, words: str, opened: dict[int, int
 def test_since_when_a_transaction_is_open(
     tmp_path: Path, step: tuple[Any, ...], left: list[int]
 ) -> None:
-    """As testHasLateTransaction and its variants: how long the oldest has been open."""
+    """Peers: testHasLateTransaction and its variants; how long the oldest has been open."""
     with Log(tmp_path) as log:
         log.append(data(39, time=100_000), data(57, time=600_000))
         if step == ("reopen",):
@@ -110,7 +110,7 @@ def test_since_when_a_transaction_is_open(
 
 
 def test_a_new_name_raises_the_epoch_by_one(client: txnkv.Client) -> None:
-    """As testFailureToFenceEpoch."""
+    """Peer: testFailureToFenceEpoch."""
     topic = client.create_topic("events")
     for _ in range(3):
         with topic.producer("billing") as producer:
@@ -197,7 +197,7 @@ def test_committed_by_another_client(
 
 
 def test_one_committed_one_aborted_one_open(client: txnkv.Client) -> None:
-    """As testTopicTransactionMetrics."""
+    """Peer: testTopicTransactionMetrics."""
     (partition,) = create(client)
     rows = [begin(client) for _ in range(3)]
     for row in rows:
@@ -209,15 +209,15 @@ def test_one_committed_one_aborted_one_open(client: txnkv.Client) -> None:
 
 
 def test_plain_messages_take_no_snapshots(tmp_path: Path) -> None:
-    """As testNotChangeMaxReadPositionCountWhenCheckIfNoSnapshot: no transaction, no costs."""
+    """Peer: testNotChangeMaxReadPositionCountWhenCheckIfNoSnapshot; no transaction, no costs."""
     with Log(tmp_path, replace(EVERY_CHANGE, snapshot_seconds=0)) as log:
         log.append(*script("N " * 20 + "D5 " * 20))
         assert snapshots(log) == [0]  # that of the first segment
 
 
 def test_nothing_to_be_had_is_not_waited_for(client: txnkv.Client, connect: Any) -> None:
-    """As testPersistentTopicGetLastDispatchablePositionWithTxn and testNoEntryCanBeReadWhenRecovery
-    have it.
+    """Peers: testPersistentTopicGetLastDispatchablePositionWithTxn,
+    testNoEntryCanBeReadWhenRecovery.
     """
     (partition,) = create(client)
     small(client, [partition], [b"normal"])
@@ -234,7 +234,7 @@ def test_nothing_to_be_had_is_not_waited_for(client: txnkv.Client, connect: Any)
 
 
 def test_ten_rounds_with_a_restart(connect: Callable[..., txnkv.Client]) -> None:
-    """As testSnapshotSegment: what is below an open one is read, what was aborted never."""
+    """Peer: testSnapshotSegment; what is below an open one is read, what was aborted never."""
     expected: list[bytes] = []
     for number in range(10):
         client = connect()
@@ -258,7 +258,7 @@ def test_ten_rounds_with_a_restart(connect: Callable[..., txnkv.Client]) -> None
 
 
 def test_internal_things_are_in_no_list(client: txnkv.Client, size: str) -> None:
-    """As testGetSubPatternTopicFilterTxnInternalTopic."""
+    """Peer: testGetSubPatternTopicFilterTxnInternalTopic."""
     topic = client.create_topic("events", buffer="sidecar")
     subscription = topic.subscribe("s")
     with client.transaction() as txn:

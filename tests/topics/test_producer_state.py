@@ -51,7 +51,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class Is:
-    """What the state is then."""
+    """The state that is expected after the steps before."""
 
     epoch: int
     first_sequence: int

@@ -86,7 +86,7 @@ def sequences(by: Sender) -> dict[int, int]:
 
 
 def back_to(by: Sender, numbers: dict[int, int]) -> None:
-    """As if the answer of what was sent since had been lost."""
+    """Set sequence numbers back, as if the answer of what was sent since had been lost."""
     by._next = dict(numbers)
 
 

@@ -46,7 +46,7 @@ def copy(source: Writer, dest: txnkv.Client, **options: Any) -> Replicated:
 
 
 def state(client: txnkv.Client, number: int = 0) -> dict[str, Any]:
-    """What a log says of itself, after it was brought up to date."""
+    """Return what a log says of itself, after it was brought up to date."""
     client.instance.topics.complete(partitions(client, TOPIC)[number])
     partition = partitions(client, TOPIC)[number]
     log = partition.log
@@ -286,7 +286,7 @@ def test_a_side_log_topic_is_copied_in_commit_order(
 def test_a_side_log_topic_is_truncated_with_the_source(
     dest: txnkv.Client, client: txnkv.Client
 ) -> None:
-    """What the source has at the same offsets since is another commit."""
+    """The source has another commit at the same offsets since."""
     source = Writer(client, TOPIC, buffer="sidecar")
     for i in range(6):
         source.small(f"old {i}")

@@ -403,7 +403,7 @@ def test_a_huge_transaction_is_adopted_and_dropped_whole(
 def test_retention_by_size(
     client: txnkv.Client, large: None, by_hand: Callable[[txnkv.Client], None], now: Any
 ) -> None:
-    """What segments count is what their markers stand for."""
+    """Segments count the bytes that their markers stand for."""
     options = TopicOptions(segment_bytes=2000, retention_bytes=4000)
     client.instance.topics.create(NAME, 1, "sidecar", options)
     topic = client.topic(NAME)

@@ -325,7 +325,7 @@ say([m.value for m in found])
 def test_a_consumer_in_another_process_keeps_seeks_away(
     client: txnkv.Client, topic: txnkv.Topic, process: Any
 ) -> None:
-    """What it has acknowledged in small transactions is known there alone."""
+    """Acks of that consumer in small transactions are known in its process alone."""
     child = process('sub = client.topic("events").subscribe("s"); say(1); wait()')
     assert child.hear() == 1
     with pytest.raises(txnkv.UnavailableError):

@@ -1,4 +1,4 @@
-"""Where messages of a time begin: in the log, in memory, for writers and for readers."""
+"""The offset where messages of a time begin: in the log, in memory, for writers and readers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def spread(client: txnkv.Client, topic: txnkv.Topic, name: str, *numbers: int) -
 def test_a_part_that_retention_took_is_an_error(
     client: txnkv.Client, options: dict[str, Any]
 ) -> None:
-    """What was left of the transaction was given, as if that had been all of it."""
+    """The rest of the transaction was given, as if that had been all of it."""
     topic = client.create_topic("events")
     torn = spread(client, topic, "first", 0)
     whole = spread(client, topic, "whole", 0)
