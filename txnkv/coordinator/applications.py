@@ -66,7 +66,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a transaction is: a version of an application."""
+    """The version of an application that a transaction is."""
 
     app_id: str
     version: int
@@ -116,7 +116,7 @@ def forget(cur: apsw.Cursor, app_id: str) -> bool:
 
 
 def is_applied(cur: apsw.Cursor, mark: Mark) -> bool:
-    """Whether this version or a later one is committed.
+    """Tell whether this version or a later one is committed.
 
     Raises:
         ValueError: the application is driven by another source.

@@ -62,7 +62,7 @@ _PATIENCE: Final = 10_000
 
 
 class LogMember(Protocol):
-    """Who holds in memory what small commits change; one for each kind of section."""
+    """The memory of what small commits change; one member for each kind of section."""
 
     def apply(self, id: int, data: bytes, stamp: int) -> None:
         """Take one section in. The same section may come twice, with the same stamp."""
@@ -84,7 +84,7 @@ class LogMember(Protocol):
         """
 
     def flushed(self, upto: Timestamp, held: Collection[int]) -> None:
-        """What has a stamp at or below `upto` is found outside of the log from now on, but for
+        """Hear that commits at or below `upto` are found outside of the log from now on, but for
         parts that are held.
         """
 
@@ -196,7 +196,7 @@ class CommitLog:
             return self._visible
 
     def _known_at(self, number: int | None) -> tuple[int, Timestamp] | None:
-        """What `latest` may go on answering while this process has the write lock."""
+        """Return what `latest` may go on answering while this process has the write lock."""
         if number is None or (self._known is not None and self._known[0] == number):
             return self._known if number is not None else None
         if self._runtime.durable_upto(self._applied) < self._applied:
@@ -329,7 +329,7 @@ class CommitLog:
         return stamp
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
-        """As `commit`, on the library's thread: any number may be on their way at once."""
+        """Commit as `commit` does, on the library's thread: any number may be under way at once."""
         return self._queue.submit(commit)
 
     def _commit_group(self, group: list[Waiting], wait: bool) -> None:
@@ -462,7 +462,7 @@ def _logged(cur: apsw.Cursor, after: int, upto: int) -> Iterable[tuple[int, byte
 
 
 def find(cur: apsw.Cursor, txn_id: int) -> Timestamp | None:
-    """When a small transaction committed; None when the log does not have it (any more)."""
+    """Return when a small transaction committed; None when the log does not have it (any more)."""
     found = cur.execute("SELECT commit_ts FROM commit_log WHERE txn_id = ?", (txn_id,)).fetchone()
     return None if found is None else Timestamp(found[0])
 

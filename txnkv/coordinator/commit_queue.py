@@ -1,4 +1,4 @@
-"""Who waits to commit, and who does it for all.
+"""The queue of small commits, of which one thread commits a group for all.
 
 The first to come leads: it commits one group, all who wait when it has the write lock, then
 passes the lead on to the first of those who came meanwhile. Each thread sleeps on a lock of its
@@ -40,7 +40,7 @@ GROUP_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class SmallCommit:
-    """What is to be committed in one row of the log.
+    """A small transaction that is to be committed in one row of the log.
 
     Attributes:
         txn_id: local id of the transaction.
@@ -123,7 +123,7 @@ class CommitQueue:
         return waiting.stamp
 
     def submit(self, commit: SmallCommit) -> Future[Timestamp]:
-        """As `run`, without waiting. The future cannot be cancelled."""
+        """Commit as `run` does, without waiting. The future cannot be cancelled."""
         future: Future[Timestamp] = Future()
         future.set_running_or_notify_cancel()
         if self._join(Waiting(commit, future)):

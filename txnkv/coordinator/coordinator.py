@@ -310,7 +310,7 @@ class Coordinator:
 
     @shielded
     def snapshot_of(self, row: TxnRow) -> Timestamp:
-        """What a transaction whose row is stored would read now."""
+        """Return the snapshot that a transaction whose row is stored would read now."""
         with self.store.status.read() as cur:
             return locks.snapshot_of(cur, row)
 

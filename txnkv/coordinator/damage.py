@@ -32,7 +32,7 @@ _log = logging.getLogger("txnkv")
 Kinds: TypeAlias = tuple[type[Exception], ...]
 
 DAMAGE: Final = (CorruptionError, CoreError, IndexError, struct.error)
-"""What comes of bytes that are not those that were written."""
+"""Errors that come of bytes which are not those that were written."""
 EVERY: Final = (TxnkvError, *DAMAGE)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
@@ -57,7 +57,7 @@ P = TypeVar("P", bound=_Part)
 
 
 class Damage:
-    """What fails in this process, by part and by what is done there. Shared by threads.
+    """The failures of this process, by part and by what is done there. Shared by threads.
 
     Args:
         gauge: of parts that fail.
@@ -78,7 +78,7 @@ class Damage:
         return Guard(self, part, work, only)
 
     def error(self, part: str, work: str | None = None) -> Exception | None:
-        """Why a part fails; None when it does not."""
+        """Return why a part fails; None when it does not."""
         found = list(self._errors.items())
         return next((e for at, e in found if at[0] == part and work in (None, at[1])), None)
 

@@ -1,4 +1,4 @@
-"""What a flush could not write, for a tablet or a partition is damaged: kept until it can.
+"""Small commits that no flush could write, for their tablet or partition is damaged: kept here.
 
 A flush goes on for all others, and the commit log is trimmed behind it. So what it had for the
 damaged part is copied out of the log first, in the SQLite transaction that publishes the flush:
@@ -101,7 +101,7 @@ def refuse(held: Mapping[int, str], ids: Iterable[int]) -> None:
 
 
 def sections(cur: apsw.Cursor, after: Timestamp) -> Iterator[tuple[Section, int]]:
-    """What is held of commits above `after`, by commit, and their timestamps."""
+    """Yield the held sections of commits above `after`, by commit, and their timestamps."""
     for stamp, *section in cur.execute(
         "SELECT commit_ts, kind, id, data, first, offsets, crc FROM held_sections "
         "WHERE commit_ts > ? ORDER BY commit_ts",

@@ -26,7 +26,7 @@ RANGE: Final = 1024
 
 
 class Held(Pin):
-    """What a transaction has that is not stored: its id, and the pin of its snapshot.
+    """The id of a transaction that is not stored, and the pin of its snapshot.
 
     Attributes:
         txn_id: live until it is given back; None for none.

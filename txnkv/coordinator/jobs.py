@@ -51,7 +51,7 @@ def require_running(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
 
 
 def may_end(cur: apsw.Cursor, txn_id: int, job_id: str, outcome: str) -> bool:
-    """Whether a job is RUNNING; False when it has this outcome.
+    """Tell whether a job is RUNNING; False when it has this outcome.
 
     Raises:
         InvalidTxnStateError: it is ENDING, ended with the other outcome, or is unknown.

@@ -72,7 +72,7 @@ def free_slot(cur: apsw.Cursor, store: Store) -> int:
 
 
 def expired(row: TxnRow, store: Store) -> str | None:
-    """Why an OPEN transaction must be aborted, or None."""
+    """Return why an OPEN transaction must be aborted, or None."""
     now = clock.monotonic_micros()
     if past_timeout(row):
         return f"passed its timeout of {(row.timeout or 0) / 1e6:g} s"
@@ -132,7 +132,7 @@ def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> lis
 
 
 class Beating(Protocol):
-    """What the heartbeater keeps alive."""
+    """A transaction that the heartbeater keeps alive."""
 
     txn_id: int
     heartbeat_slot: int | None

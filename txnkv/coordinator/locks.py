@@ -65,7 +65,9 @@ def holder_of(cur: apsw.Cursor, kind: str, id: int) -> int | None:
 
 
 def judge(cur: apsw.Cursor, row: TxnRow | None, holder: int) -> LockAnswer:
-    """What a writer does that met a lock of `holder`; None is a non-transactional write."""
+    """Decide what a writer does that met a lock of `holder`; a `row` of None writes outside of
+    transactions.
+    """
     if row is None or row.age() > status_table.get(cur, holder).age():
         return LockAnswer(Verdict.DIE, holder)
     return LockAnswer(Verdict.WAIT, holder)
@@ -87,7 +89,7 @@ def request(cur: apsw.Cursor, row: TxnRow, kind: str, ids: Iterable[int]) -> Loc
 
 
 def meet(cur: apsw.Cursor, row: TxnRow | None, kind: str, ids: Iterable[int]) -> LockAnswer:
-    """What an optimistic or non-transactional writer does before it writes to `ids`."""
+    """Decide what an optimistic or non-transactional writer does before it writes to `ids`."""
     for id in ids:
         holder = holder_of(cur, kind, id)
         if holder is not None and (row is None or holder != row.txn_id):
@@ -96,7 +98,7 @@ def meet(cur: apsw.Cursor, row: TxnRow | None, kind: str, ids: Iterable[int]) ->
 
 
 def snapshot_of(cur: apsw.Cursor, row: TxnRow) -> Timestamp:
-    """What the transaction would read now: as of its begin, or of its latest lock."""
+    """Return the snapshot that a transaction reads now: that of its begin or latest lock."""
     if row.locking != "partition":
         return row.snapshot_ts
     fixed = granted_at(cur, row.txn_id, _SNAPSHOT, row.txn_id)

@@ -1,4 +1,4 @@
-"""What is given up of a damaged part."""
+"""The data of a damaged part that is given up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _key(values: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is given up, or would be.
+    """The data that is given up, or would be.
 
     Attributes:
         part: whose.

@@ -48,7 +48,7 @@ Sweep = Callable[[Lease], None]
 
 
 class _Led(Enum):
-    """What came of a leader's round."""
+    """The outcome of a leader's round."""
 
     BY_ANOTHER = "another process leads"
     IDLE = "there is nothing to do"
@@ -194,7 +194,7 @@ class Maintenance:
         return led is not _Led.BY_ANOTHER
 
     def _lead(self, whatever: bool = False) -> _Led:
-        """What a leader does in status.db alone; all of it, also for a store that is idle."""
+        """Do a leader's work in status.db; `whatever`: all of it, also for a store that is idle."""
         self._store.require_there()
         self._store.extents.record_rest()
         if self._nothing_to_do() and not whatever and self.lease.beat():

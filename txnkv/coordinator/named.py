@@ -28,7 +28,7 @@ class NamedRow(NamedTuple):
 
 
 def find(cur: apsw.Cursor, name: str) -> NamedRow | None:
-    """What is under a name; None when nothing is."""
+    """Return the transaction and job under a name; None when there is none."""
     found = cur.execute(
         "SELECT txn_id, job_id FROM named_transactions WHERE name = ?", (name,)
     ).fetchone()

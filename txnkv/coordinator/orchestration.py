@@ -179,7 +179,7 @@ class Orchestrator:
             return self._committed_after(row, error)
 
     def _committed_after(self, row: TxnRow, error: TxnkvError) -> bool:
-        """Whether a commit that broke off is done; raises the error when it is not."""
+        """Return True when a commit that broke off is done; raise the error when it is not."""
         try:
             with self._store.status.write() as cur:
                 # A write after the failed one decides: what did not come to light never does.

@@ -31,7 +31,7 @@ class TxnState(IntEnum):
 
     @property
     def outcome(self) -> TxnState:
-        """As it ends, of one that is decided."""
+        """The state in which a transaction ends that is decided; else the state itself."""
         ends = {
             TxnState.FINALIZE_IN_PROGRESS: TxnState.COMMITTED,
             TxnState.ABORT_IN_PROGRESS: TxnState.ABORTED,

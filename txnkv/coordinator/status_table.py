@@ -101,7 +101,7 @@ def insert(cur: apsw.Cursor, row: TxnRow) -> None:
 
 
 def small(txn_id: int, commit_ts: Timestamp) -> TxnRow:
-    """What the row of a small transaction would be, of which the commit log alone knows."""
+    """Return the row that a small transaction would have, of which the commit log alone knows."""
     return TxnRow(
         txn_id=txn_id,
         state=TxnState.COMMITTED,
@@ -227,7 +227,7 @@ def register_participant(cur: apsw.Cursor, txn_id: int, kind: str, ids: Iterable
 
 
 def takes_part(cur: apsw.Cursor, txn_id: int, kind: str, id: int) -> bool:
-    """Whether a participant is recorded."""
+    """Tell whether a participant is recorded."""
     found = cur.execute(
         "SELECT 1 FROM participants WHERE txn_id = ? AND kind = ? AND id = ?", (txn_id, kind, id)
     ).fetchone()
