@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -422,16 +424,26 @@ def test_loss_is_accepted(made: Path, path: Path, part: str, lose: Loss) -> None
 
 @pytest.mark.parametrize("part", ["tablet", "log"])
 @pytest.mark.parametrize(
-    "point", ["status.before_commit", "status.after_commit", "status.unsynced"]
+    ("point", "hits"),
+    [
+        ("status.before_commit", (2, 3, 4)),
+        ("status.after_commit", (2, 3, 4)),
+        ("status.unsynced", (2, 3, 4)),
+        ("mending.written", (1, 1)),
+        ("mending.named", (1, 1)),
+    ],
 )
 def test_killed_while_it_accepts(
-    made: Path, path: Path, children: Children, part: str, point: str
+    made: Path, path: Path, children: Children, part: str, point: str, hits: tuple[int, ...]
 ) -> None:
     """Wherever it dies, it is begun again, and loses no more."""
     replace(path / FOLDERS[part], made / "older" / FOLDERS[part])
     program = "txnkv.connect(args[0]).accept_loss(args[1])"
-    for hit in (2, 3, 4):
+    deaths = [
         children.start(program, path, PARTS[part], fault=f"{point}=kill@{hit}").popen.wait(120)
+        for hit in hits
+    ]
+    assert deaths == [-signal.SIGKILL] * len(hits)
     with txnkv.connect(path) as client:
         client.accept_loss(PARTS[part])
         assert client.check().problems == []
@@ -502,3 +514,47 @@ def test_ended_before_the_mended_file_is_in_its_place(made: Path, path: Path, pa
 
 def fail(*_: object) -> None:
     raise RuntimeError("broken off")
+
+
+def begin_and_die(path: Path, commit: bool) -> None:
+    """For a child: a transaction of all parts, left as it is, or killed in its commit."""
+    client = txnkv.connect(path)
+    with large():
+        txn = client.new_transaction(timeout=None)
+        for name in ("hurt", "sound"):
+            txn.write(name, rows(5000, 10))
+        for name in ("hurt", "sound", "aside"):
+            txn.send(name, b"of the transaction", partition=0)
+        txn.flush()
+        print(int(txn.id), flush=True)
+        if commit:
+            txn.commit()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", ["", "commit.started=kill", "commit.decided=kill"])
+@pytest.mark.parametrize("part", FOLDERS)
+def test_loss_beside_a_transaction(path: Path, children: Children, part: str, fault: str) -> None:
+    """One that is decided stays what it is in all other parts, any other one is aborted."""
+    program = "from tests.crash.test_extents import *\nbegin_and_die(Path(args[0]), bool(args[1]))"
+    child = children.start(program, path, fault and "commit", fault=fault)
+    txn_id = int(child.line())
+    assert child.popen.wait(120) == -signal.SIGKILL
+    spoil(path / FOLDERS[part], path)
+    with txnkv.connect(path) as client:
+        loss = client.accept_loss(PARTS[part])
+        assert loss
+        state = client.transaction_state(txn_id)
+        decided = state is txnkv.TxnState.COMMITTED
+        assert decided or state is txnkv.TxnState.ABORTED
+        # One that was committing may have been decided when the store was opened.
+        assert "started" in fault or decided == bool(fault)
+        assert client.table("sound").count() == 200 + 10 * decided
+        with client.topic("sound").consumer() as consumer:
+            found = [message.value for message in consumer.poll(max_messages=100, timeout=0.0)]
+        assert (b"of the transaction" in found) == decided
+        write(client, part)
+        assert client.check().problems == []
+    with txnkv.connect(path) as client:
+        assert client.table("sound").count() == 200 + 10 * decided
+        assert client.check().problems == []

@@ -28,8 +28,12 @@ from txnkv.storage.directory import make_private_directory, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
+from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.shrink import alone, copy, sync_file
 from txnkv.storage.status_db import StatusDatabase
+
+declare_fault_point("mending.written", "a file that takes a damaged one's place is durable, aside")
+declare_fault_point("mending.named", "status.db names it, it is not in its place")
 
 _ASIDE: Final = "mended"
 
@@ -74,9 +78,11 @@ class Mending:
         finally:
             env.close()
         sync_file(file)
+        fault_point("mending.written")
         with status.write() as cur:
             extents.replace(cur, self._name, extent)
             also(cur)
+        fault_point("mending.named")
         os.chmod(file, 0o600)
         os.replace(file, self._path / "data.mdb")
         sync_directory(self._path)
