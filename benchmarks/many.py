@@ -80,14 +80,18 @@ def _measured(kind: str, size: int, base: Path | None) -> Iterator[Line]:
         maintenance.round()
         yield line("round", min(_timed(maintenance.round) for _ in range(_POINTS)))
         if kind == "partitions":
-            consumer = client.topic("many").consumer()
+            consumers = [client.topic(name).consumer() for name in client.topics()]
             given = 0
-            while messages := consumer.poll(max_messages=10_000, timeout=0):
-                given += len(messages)
+            for consumer in consumers:
+                while messages := consumer.poll(max_messages=10_000, timeout=0):
+                    given += len(messages)
             assert given == size, f"{given} of {size} messages were given"
-            yield line(
-                "poll", min(_timed(lambda: consumer.poll(timeout=0)) for _ in range(_POINTS))
-            )
+
+            def poll() -> None:
+                for consumer in consumers:
+                    consumer.poll(timeout=0)
+
+            yield line("poll", min(_timed(poll) for _ in range(_POINTS)))
         client.close()
         began = time.perf_counter()
         client = txnkv.connect(folder / "store")
@@ -109,10 +113,11 @@ def _fill_tables(client: txnkv.Client, size: int) -> None:
 
 
 def _fill_partitions(client: txnkv.Client, size: int) -> None:
-    topic = client.create_topic("many", partitions=size)
-    for first in range(0, size, _AT_ONCE):
+    for first in range(0, size, _AT_ONCE):  # a topic has at most 1,024
+        partitions = min(_AT_ONCE, size - first)
+        topic = client.create_topic(f"many {first}", partitions=partitions)
         with client.transaction() as txn:
-            for number in range(first, min(first + _AT_ONCE, size)):
+            for number in range(partitions):
                 txn.send(topic, b"value", partition=number)
 
 

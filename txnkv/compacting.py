@@ -73,7 +73,7 @@ def compact_store(
 
 def _cut(instance: Instance, tablet: Tablet) -> bool:
     """Make a tablet's file as short as what is in it; False when it is open elsewhere."""
-    if not instance.store.environments.was_made(f"tablets/{tablet.id}", tablet.label):
+    if not instance.store.environments.was_made(f"tablets/{tablet.id}", tablet.label, tablet.part):
         return True
     with instance.store.status.read() as cur:
         (needed,) = one(

@@ -504,8 +504,10 @@ def test_ended_before_the_mended_file_is_in_its_place(made: Path, path: Path, pa
             patch.setattr("txnkv.storage.mending.os.replace", fail)
             with pytest.raises(RuntimeError, match="broken off"):
                 client.accept_loss(PARTS[part])
-        with pytest.raises(txnkv.CorruptionError, match="is not the file that was there"):
+        with pytest.raises(txnkv.CorruptionError, match="is not the file that was there") as caught:
             write(client, part)
+        assert "--accept-loss " in str(caught.value)
+        assert str(caught.value).endswith(PARTS[part])
     with txnkv.connect(path) as client:
         client.accept_loss(PARTS[part])
         write(client, part)

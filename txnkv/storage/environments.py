@@ -191,7 +191,12 @@ class Environments:
         self._closed = False
 
     def get(
-        self, name: str, create: bool = True, label: str = "", databases: Sequence[bytes] = ()
+        self,
+        name: str,
+        create: bool = True,
+        label: str = "",
+        part: str = "",
+        databases: Sequence[bytes] = (),
     ) -> Environment:
         """The environment of this name, below the store's folder; the same object every time.
 
@@ -199,6 +204,7 @@ class Environments:
             name: of the folder.
             create: make it when it is missing.
             label: as messages to people name it.
+            part: as people name it to `txnkv repair`.
             databases: that a new one has from the beginning.
 
         Raises:
@@ -211,7 +217,7 @@ class Environments:
                 found = self._known(name)
             if found is None:
                 # Not under the lock: many are made side by side, and each waits for the disk.
-                tracked = self._tracked(name, label)
+                tracked = self._tracked(name, label, part)
                 path = self._made(name, create, tracked, databases)
                 options = EnvironmentOptions(self.map_size, read_only=self._directory.read_only)
                 with self._lock:
@@ -228,22 +234,22 @@ class Environments:
             raise ClosedError(f"store {self._directory.path} is closed; open it again")
         return None
 
-    def was_made(self, name: str, label: str = "") -> bool:
+    def was_made(self, name: str, label: str, part: str) -> bool:
         """Whether there is one of this name.
 
         Raises:
             CorruptionError: it was there, and is gone.
         """
-        return self._is_there(self._directory.path / name, self._tracked(name, label))
+        return self._is_there(self._directory.path / name, self._tracked(name, label, part))
 
-    def known(self, name: str, label: str) -> Environment:
+    def known(self, name: str, label: str, part: str) -> Environment:
         """The environment of this name, whether it is there or not: for whoever mends it."""
         with GATE.use(), self._lock:
             held = self._held.get(name)
             if held is None or held.is_retired:
                 path = Path(os.path.realpath(self._directory.path / name))
                 options = EnvironmentOptions(self.map_size)
-                held = _TABLE.acquire(path, options, self._tracked(name, label))
+                held = _TABLE.acquire(path, options, self._tracked(name, label, part))
                 self._held[name] = held
             return held
 
@@ -255,11 +261,11 @@ class Environments:
             raise tracked.gone(path)
         return (path / "data.mdb").exists()
 
-    def _tracked(self, name: str, label: str) -> Tracked | None:
+    def _tracked(self, name: str, label: str, part: str) -> Tracked | None:
         # Side logs of their own are accounted for in that of their partition.
         if self._extents is None or name.count("/") != 1:
             return None
-        return Tracked(self._extents, name, label)
+        return Tracked(self._extents, name, label, part)
 
     def _made(
         self, name: str, create: bool, tracked: Tracked | None, databases: Sequence[bytes]

@@ -174,12 +174,17 @@ class Tracked:
         extents: of the store.
         name: in status.db.
         label: as messages to people name it.
+        part: as people name it to `txnkv repair`.
     """
 
-    def __init__(self, extents: Extents, name: str, label: str) -> None:
+    def __init__(self, extents: Extents, name: str, label: str, part: str) -> None:
         self._extents = extents
         self._name = name
         self.label = label or name
+        self._advice = (
+            ". What it held was committed, and is not made up for. Restore the file as it was "
+            f"last, or give up what is lost: txnkv repair STORE --accept-loss {part or 'PART'}"
+        )
 
     def required(self) -> Extent | None:
         """As `Extents.required`."""
@@ -191,7 +196,7 @@ class Tracked:
 
     def gone(self, path: Path) -> CorruptionError:
         """The error for a file that is not there, or is empty."""
-        return CorruptionError(f"{self.label}: {path / 'data.mdb'} is gone or empty{_ADVICE}")
+        return CorruptionError(f"{self.label}: {path / 'data.mdb'} is gone or empty{self._advice}")
 
     def refuse(self, path: Path, found: Extent, required: Extent) -> None:
         """Refuse a file that lacks what was written.
@@ -201,18 +206,14 @@ class Tracked:
         """
         file = path / "data.mdb"
         if found.identity != required.identity:
-            raise CorruptionError(f"{self.label}: {file} is not the file that was there{_ADVICE}")
+            raise CorruptionError(
+                f"{self.label}: {file} is not the file that was there{self._advice}"
+            )
         if found.written < required.written:
             raise CorruptionError(
                 f"{self.label}: {file} is of an earlier time, it ends with write {found.written} "
-                f"and status.db knows of {required.written}{_ADVICE}"
+                f"and status.db knows of {required.written}{self._advice}"
             )
-
-
-_ADVICE: Final = (
-    ". What it held was committed, and is not made up for. Restore the file as it was last, or "
-    "give up what is lost: txnkv repair STORE --accept-loss PART"
-)
 
 
 def forget(cur: apsw.Cursor, names: Iterable[str]) -> None:

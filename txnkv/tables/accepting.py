@@ -51,7 +51,7 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
     store, name = engine.store, f"tablets/{tablet.id}"
     key = (payload.TABLET, tablet.id)
     with store.compaction(), store.maintenance():
-        environment = store.environments.known(name, tablet.label)
+        environment = store.environments.known(name, tablet.label, tablet.part)
         with mending(environment, name, store.environments.map_size) as it:
             aside = _Aside(engine, tablet, it.environment)
             with store.status.read() as cur:

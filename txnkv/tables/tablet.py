@@ -174,6 +174,11 @@ class Tablet:
     def label(self) -> str:
         return f"table {self.table.name!r}, tablet {self.id}"
 
+    @property
+    def part(self) -> str:
+        """The tablet as `txnkv repair` takes it."""
+        return f"table:{self.table.name}/{self.number}"
+
     def section_name(self, section: int) -> str:
         if section >= COLUMNS:
             for name, id in self.schema.ids.items():
@@ -189,7 +194,10 @@ class Tablet:
         to write at once, where it is not open to read.
         """
         return self._store.environments.get(
-            f"tablets/{self.id}", label=self.label, databases=(BLOCKS_DB, FENCE_DB)
+            f"tablets/{self.id}",
+            label=self.label,
+            part=self.part,
+            databases=(BLOCKS_DB, FENCE_DB),
         )
 
     def environment(self) -> Environment:
@@ -198,7 +206,7 @@ class Tablet:
         Opened outside of a transaction: one that began before could not use them.
         """
         environment = self._store.environments.get(
-            f"tablets/{self.id}", create=False, label=self.label
+            f"tablets/{self.id}", create=False, label=self.label, part=self.part
         )
         environment.db(BLOCKS_DB)
         environment.db(FENCE_DB)

@@ -54,7 +54,7 @@ def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> L
     """
     store, name = engine.store, f"logs/{partition.id}"
     with store.maintenance():
-        environment = store.environments.known(name, partition.label)
+        environment = store.environments.known(name, partition.label, partition.part)
         with mending(environment, name, store.environments.map_size) as it:
             end = _end(engine, partition, it.environment) if it.is_copy else None
             with store.status.read() as cur:

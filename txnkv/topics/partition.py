@@ -42,13 +42,18 @@ class Partition:
         return f"topic {self.topic.name!r}, partition {self.number}"
 
     @property
+    def part(self) -> str:
+        """The partition as `txnkv repair` takes it."""
+        return f"topic:{self.topic.name}/{self.number}"
+
+    @property
     def exists(self) -> bool:
         """Whether its environment was made; only a store open to write makes it.
 
         Raises:
             CorruptionError: it was made, and is gone.
         """
-        return self._store.environments.was_made(f"logs/{self.id}", self.label)
+        return self._store.environments.was_made(f"logs/{self.id}", self.label, self.part)
 
     @property
     def is_made(self) -> bool:
@@ -83,7 +88,7 @@ class Partition:
     def _open(self) -> Opened:
         options = self.topic.options
         environment = self._store.environments.get(
-            f"logs/{self.id}", label=self.label, databases=DATABASES
+            f"logs/{self.id}", label=self.label, part=self.part, databases=DATABASES
         )
         limits = LogOptions(
             segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
