@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -25,7 +26,7 @@ from txnkv.metrics import Gauge
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_errors import descriptor_limit
 from txnkv.storage.locks import new_lock
-from txnkv.storage.write_queue import patience, waiting_for
+from txnkv.storage.write_queue import BusyError, patience, waiting_for
 
 _log = logging.getLogger("txnkv")
 
@@ -37,6 +38,9 @@ EVERY: Final = (TxnkvError, *DAMAGE)
 
 _OF_THE_STORE: Final = (ClosedError, StoreNotFoundError)
 """Nothing goes on after these."""
+
+BUSY_SECONDS: Final = 60.0
+"""So long a flush or compaction of another one may last before it is told as a failure."""
 
 SIDE_BY_SIDE: Final = 8
 """Parts on which `Damage.each` works at once, at most: some wait for the disk, others go on."""
@@ -65,6 +69,7 @@ class Damage:
 
     def __init__(self, gauge: Gauge | None = None) -> None:
         self._errors: dict[tuple[str, str], Exception] = {}
+        self._busy_since: dict[tuple[str, str], float] = {}
         self._gauge = gauge
 
     def guard(self, part: str, work: str, only: Kinds = EVERY) -> Guard:
@@ -87,7 +92,11 @@ class Damage:
         return {part: str(error) for (part, _), error in list(self._errors.items())}
 
     def note(self, part: str, work: str, error: Exception) -> None:
-        """A part fails."""
+        """A part fails; while another one works there, only if that lasts."""
+        if isinstance(error, BusyError):
+            began = self._busy_since.setdefault((part, work), time.monotonic())
+            if time.monotonic() - began < BUSY_SECONDS:
+                return
         if (part, work) not in self._errors:
             _log.warning(
                 "%s is left alone, all else goes on; `txnkv check` says more: %s: %s",
@@ -150,6 +159,9 @@ class Damage:
 
     def clear(self, part: str, work: str | None = None) -> None:
         """A part is well, or gone."""
+        for at in list(self._busy_since):
+            if at[0] == part and work in (None, at[1]):
+                self._busy_since.pop(at, None)
         if self._errors:
             for at in list(self._errors):
                 if at[0] == part and work in (None, at[1]):
