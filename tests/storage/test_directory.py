@@ -9,6 +9,7 @@ import pytest
 
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
 from txnkv.storage import StoreDirectory, arm
+from txnkv.storage.directory import FORMAT_VERSION
 from txnkv.storage.seam import InjectedFault
 
 
@@ -27,7 +28,7 @@ def test_new_store_has_its_layout_and_an_id(tmp_path: Path) -> None:
     content = json.loads((store.path / "FORMAT").read_text())
     assert content == {
         "format": "txnkv",
-        "version": 6,
+        "version": FORMAT_VERSION,
         "features": [],
         "store_id": store.store_id,
     }
@@ -118,14 +119,19 @@ def write_format(path: Path, **changes: object) -> None:
 
 
 def test_unknown_version_is_refused_by_name(directory: StoreDirectory) -> None:
-    write_format(directory.path, version=7, features="anything", store_id=None)
-    with pytest.raises(IncompatibleStoreError, match=r"version 7; this is version 6"):
+    newer = FORMAT_VERSION + 1
+    write_format(directory.path, version=newer, features="anything", store_id=None)
+    with pytest.raises(
+        IncompatibleStoreError, match=f"version {newer}; this is version {FORMAT_VERSION}"
+    ):
         StoreDirectory.open(directory.path)
 
 
 def test_unknown_feature_is_refused_with_the_version(directory: StoreDirectory) -> None:
     write_format(directory.path, features=["zeta", "alpha"])
-    with pytest.raises(IncompatibleStoreError, match=r"version 6\) uses .* alpha, zeta"):
+    with pytest.raises(
+        IncompatibleStoreError, match=rf"version {FORMAT_VERSION}\) uses .* alpha, zeta"
+    ):
         StoreDirectory.open(directory.path)
 
 
