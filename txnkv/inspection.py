@@ -163,7 +163,7 @@ def _check(
     engine, store = instance.engine, instance.store
     with store.status.read() as cur:
         _check_status(cur, report)
-        _check_log(cur, report)
+        _check_log(instance, cur, report)
         _check_held(cur, report)
         # The files of a dropped table go before its rows do.
         ids = [
@@ -214,7 +214,7 @@ def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
     try:
         settled = tablet.state(instance.coordinator.latest()).settled
     except TxnkvError as error:
-        yield f"{tablet.label}: {error}"
+        yield str(error)
         return
     yield from check_together(tablet, settled)
 
@@ -292,7 +292,7 @@ def _check_status(cur: Any, report: CheckReport) -> None:
             report.problems.append(f"status.db: {what}: {id}")
 
 
-def _check_log(cur: Any, report: CheckReport) -> None:
+def _check_log(instance: Instance, cur: Any, report: CheckReport) -> None:
     for stamp, data in cur.execute("SELECT commit_ts, payload FROM commit_log"):
         report.commits += 1
         where = f"status.db, commit log, commit {stamp}"
@@ -304,11 +304,16 @@ def _check_log(cur: Any, report: CheckReport) -> None:
             report.problems.append(f"{where}: {error}")
             continue
         for section in lost:
-            report.problems.append(f"{where}: what it changed in {_part(section)} is damaged")
+            part = _part(instance, section)
+            report.problems.append(f"{where}: what it changed in {part} is damaged")
 
 
-def _part(section: payload.Section) -> str:
-    return f"{'tablet' if section.kind == payload.TABLET else 'partition'} {section.id}"
+def _part(instance: Instance, section: payload.Section) -> str:
+    if section.kind == payload.TABLET:
+        tablet = instance.engine.tablet(section.id)
+        return f"tablet {section.id}" if tablet is None else tablet.label
+    partition = instance.topics.partition(section.id)
+    return f"partition {section.id}" if partition is None else partition.label
 
 
 def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:

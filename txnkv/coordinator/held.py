@@ -100,6 +100,18 @@ def refuse(held: Mapping[int, str], ids: Iterable[int]) -> None:
             )
 
 
+def accept_loss(part: str) -> str:
+    """Return the end of a message about a damaged commit: what to do.
+
+    Args:
+        part: as people name it to `txnkv repair`.
+    """
+    return (
+        ". Restore the store from a backup, or give up what is lost: txnkv repair STORE "
+        f"--accept-loss {part}"
+    )
+
+
 def sections(cur: apsw.Cursor, after: Timestamp) -> Iterator[tuple[Section, int]]:
     """Yield the held sections of commits above `after`, by commit, and their timestamps."""
     for stamp, *section in cur.execute(

@@ -40,7 +40,6 @@ from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import history, manifest, replacing, resolve
 from txnkv.tables.deltas import put_deletes, stored_counts
 from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, delete_row_set
 from txnkv.tables.tablet import Tablet, TabletState
 
@@ -121,7 +120,7 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
         def load(tablet: Tablet) -> None:
             if not settled:
                 resolve.require_settled(engine, tablet, target)
-            found = _load(engine.memory, tablet, target, floor)
+            found = _load(tablet, target, floor)
             if found is not None:
                 loads[tablet.id] = found
 
@@ -195,13 +194,11 @@ def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
 # -- what is to be written -------------------------------------------------------------
 
 
-def _load(
-    memory: CommittedMemory, tablet: Tablet, upto: Timestamp, floor: Timestamp
-) -> _Load | None:
+def _load(tablet: Tablet, upto: Timestamp, floor: Timestamp) -> _Load | None:
     # What was finalized just now must be committed in the state: the row that an entry replaces
     # may be among it, and its delete is noted with the row sets of the state.
     state = tablet.reload()
-    memory.require_whole(tablet.id, tablet.label, upto)
+    tablet.require_whole(upto)
     entries = state.memory.select(None, None, state.flushed, upto, versions=True)
     if entries.n == 0:
         return None

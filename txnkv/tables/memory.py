@@ -13,7 +13,6 @@ from txnkv import core
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp
 from txnkv.coordinator.payload import Section
-from txnkv.errors import CorruptionError
 
 
 class CommittedMemory:
@@ -73,20 +72,12 @@ class CommittedMemory:
         self._dropped.pop(tablet_id, None)
         self.damaged.pop(tablet_id, None)
 
-    def require_whole(self, tablet_id: int, label: str, upto: Timestamp) -> None:
-        """Refuse to read what lacks a commit.
-
-        Args:
-            tablet_id: a tablet.
-            label: names it.
-            upto: the snapshot that is read.
-
-        Raises:
-            CorruptionError: a commit at or below the snapshot is damaged in the commit log.
+    def damage(self, tablet_id: int, upto: Timestamp) -> str | None:
+        """Return what is damaged in the commit log of what commits at or below `upto` changed in a
+        tablet; None when nothing is.
         """
-        for stamp, error in self.damaged.get(tablet_id, {}).items():
-            if stamp <= upto:
-                raise CorruptionError(f"{label}: {error}")
+        found = self.damaged.get(tablet_id, {})
+        return next((error for stamp, error in found.items() if stamp <= upto), None)
 
     # -- as a member of the commit log -------------------------------------------------
 

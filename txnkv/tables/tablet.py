@@ -11,8 +11,10 @@ import lmdb
 import pyarrow as pa
 
 from txnkv import core
+from txnkv.coordinator import held
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import CorruptionError
 from txnkv.storage.environment import Environment
 from txnkv.storage.lmdb_open import Map
 from txnkv.storage.shield import shielded
@@ -265,7 +267,7 @@ class Tablet:
         """
         self._log.tail(snapshot)
         if self._memory.damaged:
-            self._memory.require_whole(self.id, self.label, snapshot)
+            self.require_whole(snapshot)
         state = self._state
         if (
             state is None
@@ -274,6 +276,16 @@ class Tablet:
         ):
             return self.reload()
         return state
+
+    def require_whole(self, upto: Timestamp) -> None:
+        """Refuse to read or flush a tablet that lacks a commit.
+
+        Raises:
+            CorruptionError: a small commit at or below `upto` is damaged in the commit log.
+        """
+        error = self._memory.damage(self.id, upto)
+        if error is not None:
+            raise CorruptionError(f"{self.label}: {error}{held.accept_loss(self.part)}")
 
     @shielded
     def reload(self) -> TabletState:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import apsw
 import lmdb
 
+from txnkv.coordinator import held
 from txnkv.coordinator.ids import EPOCH, Timestamp
 from txnkv.coordinator.query import one
 from txnkv.core import ControlType, encode_control, place
@@ -161,7 +162,8 @@ def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) 
     damaged = engine.tail.damaged(partition.id)
     for entry in entries if damaged else ():
         if entry.stamp in damaged:
-            raise CorruptionError(f"{partition.label}: {damaged[entry.stamp]}")
+            error = damaged[entry.stamp]
+            raise CorruptionError(f"{partition.label}: {error}{held.accept_loss(partition.part)}")
     return Waiting(upto, entries, markers(cur, partition.id, end, upto))
 
 
