@@ -134,7 +134,7 @@ class TransactionIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no entries."""
+        """Tell whether the index has no entries."""
         return not self.path.exists() or self.path.stat().st_size == 0
 
     def append(self, entry: AbortedEntry) -> None:
@@ -153,7 +153,7 @@ class TransactionIndex:
         self.last_offset = entry.last_offset
 
     def collect(self, offset: int, upto: int) -> tuple[list[AbortedEntry], bool]:
-        """As `collect`: of this segment alone."""
+        """Do what the function `collect` does, with the entries of this segment alone."""
         return collect(self.entries(), offset, upto)
 
     def truncate(self, offset: int) -> None:

@@ -76,7 +76,7 @@ def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> L
 
 
 def _end(engine: TopicEngine, partition: Partition, environment: Environment) -> int | None:
-    """Where what could be copied of a log ends; None where it is damaged."""
+    """Return the end of what could be copied of a log; None where that is damaged."""
     try:
         aside = _Aside(engine, partition, environment)
         with environment.read() as txn:

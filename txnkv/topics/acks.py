@@ -57,8 +57,8 @@ declare_fault_point("acks.registered", "acks of a transaction are pending in sta
 
 
 class PendingAcks:
-    """What one transaction acknowledges. For one thread at a time, beside that of the consumer,
-    which may close.
+    """The acknowledgements of one transaction. For one thread at a time, beside that of the
+    consumer, which may close.
 
     Args:
         engine: of the topics.
@@ -196,7 +196,7 @@ class PendingAcks:
         fault_point("acks.registered")
 
     def _count_rows(self, cur: apsw.Cursor) -> None:
-        """Whether a write that failed late has left its rows."""
+        """Count the rows of a write that failed late, if it has left them."""
         if self._unsure_rows:
             more, self._unsure_rows = self._unsure_rows, 0
             if pending_acks.count(cur, self._row.txn_id) == self._rows + more:
@@ -280,7 +280,7 @@ class PendingAcks:
             pending_acks.apply(cur, self._row.txn_id)
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
-        """What is pending stays so; the rest is deleted."""
+        """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info = acks.info
         marks = {
             id: cursors.mark_delete(cur, info.id, id) or 0 for id in {*acks.held, *acks.positions}
@@ -435,7 +435,7 @@ class PendingAcks:
 
 
 def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
-    """What a small transaction had that was dropped without an end."""
+    """Give back what a small transaction had that was dropped without an end."""
     for one in acks.values():
         if one.state is not None:
             with one.state.lock:

@@ -60,7 +60,7 @@ declare_fault_point("append.side", "the batches of an append are in a side log, 
 
 @dataclass
 class Attempt:
-    """Where batches that may be appended again were put last.
+    """The place where batches that may be appended again were put last.
 
     Attributes:
         at: their first offset, or in a side log their first index; None before the first try.
@@ -70,7 +70,7 @@ class Attempt:
 
 
 class _Admitted(NamedTuple):
-    """What status.db said to an append.
+    """The answer of status.db to an append.
 
     Attributes:
         commit_ts: of the batches; 0 while it is not known.
@@ -209,7 +209,7 @@ def append_alone(
 
 
 def is_appended(engine: TopicEngine, partition: Partition, attempt: Attempt) -> bool:
-    """Whether batches of `append_alone` are in the log, when it failed. Durably, if so.
+    """Tell whether batches of an `append_alone` that failed are in the log; durably, if so.
 
     Raises:
         StorageFullError, UnavailableError: the disk still fails; it is as unsure as before.
@@ -265,7 +265,7 @@ def _append(
 
 
 def _is_there(txn: lmdb.Transaction, partition: Partition, attempt: Attempt, txn_id: int) -> bool:
-    """Whether the batches of a try that failed are in the log; in a write transaction of it."""
+    """Tell whether the batches of a try that failed are in the log; inside a write to it."""
     log, at = partition.log, attempt.at
     if at is None or not log.start(txn) <= at < log.end(txn):
         return False

@@ -1,6 +1,6 @@
-"""Where the batches of transactions lie that stand mixed in a log, so that each is looked at once.
+"""Places of the batches of transactions that stand mixed in a log: each is looked at once.
 
-Who reads in the order of commits reads one transaction after the other, and each one's batches out
+A reader in the order of commits reads one transaction after the other, and the batches of each out
 of a range that all share. So what is looked through for the first is noted for the others:
 
     log      P1  P2  P3  P1  P2  P3  C1  C2  C3
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _MOST: Final = 1 << 18
 """Places, and ranges that were looked through, that are remembered."""
 _PLACE_BYTES: Final = 256 << 10
-"""Of a place, decoded, unless it is one batch."""
+"""Decoded bytes of a place, at most, unless it is one batch."""
 _SCAN_BYTES: Final = 64 << 20
-"""Of the log, looked through in one look."""
+"""Bytes of the log to be looked through in one look."""
 
 
 class _Place(NamedTuple):
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 class BatchPlaces:
-    """What one reader knows of a log. Not for two threads at a time."""
+    """The places that one reader knows of a log. Not for two threads at a time."""
 
     def __init__(self) -> None:
         self.clear()
@@ -103,7 +103,7 @@ class BatchPlaces:
         return found, reach
 
     def _part(self, view: LogView, txn_id: int, place: _Place) -> Any:
-        """What lies at a place; None when that is something else by now."""
+        """Return the batches at a place; None when something else is there by now."""
         view.require(place.base)
         chunk = view.chunk(place.key)
         if chunk is None or len(chunk) < place.at + place.length:

@@ -24,7 +24,7 @@ MAX_PARTITIONS: Final = 1024
 
 @dataclass(frozen=True)
 class TopicOptions:
-    """How a topic keeps what is sent to it.
+    """The options of a topic: how it keeps what is sent to it.
 
     Attributes:
         compression: "lz4", "zstd" or None.
@@ -72,7 +72,7 @@ class TopicOptions:
         return None if self.value_schema is None else value_codec(self.value_schema)
 
     def to_json(self) -> str:
-        """As the catalog keeps it."""
+        """Return the options as the catalog keeps them."""
         document: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.value_schema is None:
             del document["value_schema"]
@@ -294,7 +294,7 @@ def take_offsets(cur: apsw.Cursor, partition_id: int, count: int) -> int:
 
 
 def next_offset(cur: apsw.Cursor, partition_id: int) -> int:
-    """What the next one gets; 0 for a partition that is gone."""
+    """Return the offset that is given next; 0 for a partition that is gone."""
     found = cur.execute(
         "SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)
     ).fetchone()

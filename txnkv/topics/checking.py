@@ -1,4 +1,4 @@
-"""Whether the logs of topics are what status.db says, batch by batch and together."""
+"""Checks that the logs of topics are what status.db says, batch by batch and together."""
 
 from __future__ import annotations
 

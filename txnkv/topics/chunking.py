@@ -1,4 +1,4 @@
-"""How messages are cut into batches, and one that is too large for a batch into pieces.
+"""Cutting messages into batches, and one that is too large for a batch into pieces.
 
     rows     [a b c][d e][F: 3 MiB][g]
     batches  [a b c][d e] F0 F1 F2 [g]        F0..F2: CHUNK batches of one row each
@@ -47,7 +47,7 @@ def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, C
 
 
 def fit(size: int, rows: int, most: int) -> bool:
-    """Whether messages whose columns have so many bytes are one batch."""
+    """Tell whether so many messages, whose columns have so many bytes, are one batch."""
     return size + ROW_BYTES * rows <= most and rows <= MAX_ROWS
 
 

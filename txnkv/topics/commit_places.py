@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """How far a partition can be read at a timestamp.
+    """The part of a partition that can be read at a timestamp.
 
     Attributes:
         bounds: of the partition.
@@ -33,7 +33,7 @@ class Reach(NamedTuple):
 
 
 def reach_at(engine: TopicEngine, partition: Partition, timestamp: int, start: int = 0) -> Reach:
-    """How far a partition has what was committed at or below a timestamp.
+    """Find the place up to which a partition has what was committed at or below a timestamp.
 
     Args:
         engine: of the topics.
@@ -53,7 +53,7 @@ def reach_at(engine: TopicEngine, partition: Partition, timestamp: int, start: i
 
 
 def next_timestamp(engine: TopicEngine, partition: Partition, start: int) -> int | None:
-    """When the first commit at or behind an offset was; None when there is none.
+    """Return the timestamp of the first commit at or behind an offset; None when there is none.
 
     Raises:
         TopicNotFoundError: the topic was dropped.
@@ -69,7 +69,7 @@ def next_timestamp(engine: TopicEngine, partition: Partition, start: int) -> int
 def timestamp_before(
     engine: TopicEngine, partition: Partition, start: int, upto: int
 ) -> int | None:
-    """When the last commit in [start, upto) was; None when there is none.
+    """Return the timestamp of the last commit in [start, upto); None when there is none.
 
     Raises:
         TopicNotFoundError: the topic was dropped.

@@ -95,7 +95,7 @@ class _Run:
 
 
 class _Found(NamedTuple):
-    """What a look gave: the batches to be shown, the commits that they are of, where to go on."""
+    """The result of a look: the batches to be shown, their commits, where to go on."""
 
     records: bytes
     entries: list[CommitEntry]
@@ -339,7 +339,7 @@ class CommitReader:
 
     @property
     def head(self) -> tuple[int, int, bool]:
-        """Of the commit whose messages come next: timestamp, rows at hand, whether that is all.
+        """The commit whose messages come next: timestamp, rows at hand, whether that is all.
 
         Only after `load` said that there are any.
         """
@@ -350,7 +350,7 @@ class CommitReader:
         return commit.commit_ts, commit.row_end - run.given, whole
 
     def fitting(self, most: int, before: int | None = None) -> int:
-        """How many rows the whole commits have that come next, are earlier than a timestamp, and
+        """Count the rows of the whole commits that come next, are earlier than a timestamp, and
         together have `most` rows at most.
         """
         run = self._run
@@ -368,7 +368,7 @@ class CommitReader:
         return fit
 
     def within(self, room: int) -> int | None:
-        """How many of the rows that come next have so many bytes together at most, one at least;
+        """Count the rows that come next and have so many bytes together at most, one at least;
         None: all that are at hand.
         """
         assert self._run is not None, "nothing was loaded"
@@ -410,12 +410,12 @@ def _together(entries: list[CommitEntry]) -> list[CommitEntry]:
 
 
 def _is_marked(entry: CommitEntry) -> bool:
-    """Whether the messages stand before the place of the commit, among those of others."""
+    """Tell whether the messages of a commit stand before its place, among those of others."""
     return entry.first_offset < entry.marker_offset
 
 
 def _shown_to(entry: CommitEntry) -> int:
-    """Behind the last message of a commit."""
+    """Return the offset behind the last message of a commit."""
     return entry.marker_offset if _is_marked(entry) else _behind(entry)
 
 

@@ -44,7 +44,7 @@ _EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
 _MOST = (1 << 31) - 1
 """Offsets that one filler may take: what a batch can count."""
 _MOST_FILLERS = 1024
-"""In one hole: nobody reserves that much, so a longer one is damage."""
+"""Fillers in one hole, at most: nobody reserves that much, so a longer one is damage."""
 
 
 class EndMarker(NamedTuple):
@@ -96,7 +96,7 @@ def partitions_of(cur: apsw.Cursor, txn_id: int | None = None) -> list[int]:
 
 
 def is_noted(cur: apsw.Cursor, partition_id: int, txn_id: int) -> bool:
-    """Whether an end marker of a transaction waits to be written into a log."""
+    """Tell whether an end marker of a transaction waits to be written into a log."""
     found = cur.execute(
         "SELECT 1 FROM end_markers WHERE partition_id = ? AND txn_id = ?", (partition_id, txn_id)
     )
@@ -104,7 +104,7 @@ def is_noted(cur: apsw.Cursor, partition_id: int, txn_id: int) -> bool:
 
 
 def marker_end(cur: apsw.Cursor, partition_id: int) -> tuple[bool, int]:
-    """Whether a partition has end markers noted, and where the last one ends."""
+    """Tell whether a partition has end markers noted, and where the last one ends."""
     (end,) = one(
         cur,
         "SELECT max(first_offset + count) FROM end_markers WHERE partition_id = ?",
@@ -128,7 +128,7 @@ def forget_markers(store: Store, written: Sequence[tuple[int, int]]) -> None:
 
 
 class Waiting(NamedTuple):
-    """What a log lacks, as of one look at status.db under the log's write lock.
+    """Entries and markers that a log lacks, in one look at status.db under the log's write lock.
 
     Attributes:
         upto: the log ends there when all of it is written.
@@ -142,7 +142,7 @@ class Waiting(NamedTuple):
 
 
 def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) -> Waiting:
-    """What lies between `end`, where the log ends, and the next offset.
+    """Find what lies between `end`, where the log ends, and the next offset.
 
     Args:
         engine: of the topics.

@@ -36,7 +36,7 @@ class Cursor:
     deleted: Ranges = field(default_factory=Ranges)
 
     def __contains__(self, offset: int) -> bool:
-        """Whether it is deleted."""
+        """Tell whether an offset is deleted."""
         return offset < self.mark or offset in self.deleted
 
     def delete(self, first: int, last: int) -> None:
@@ -73,7 +73,7 @@ def load(cur: apsw.Cursor, subscription_id: int) -> dict[int, Cursor]:
 
 
 def mark_delete(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> int | None:
-    """Below what all is deleted; None when the subscription has no such cursor."""
+    """Return the offset below which all is deleted; None when there is no such cursor."""
     found: Any = cur.execute(
         "SELECT mark_delete FROM cursors WHERE subscription_id = ? AND partition_id = ?",
         (subscription_id, partition_id),
@@ -82,7 +82,7 @@ def mark_delete(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> in
 
 
 def least_mark(cur: apsw.Cursor, partition_id: int) -> int | None:
-    """Below what all subscriptions have deleted all; None when there are none."""
+    """Return the offset below which all subscriptions deleted all; None when there are none."""
     found: Any = cur.execute(
         "SELECT min(mark_delete) FROM cursors WHERE partition_id = ?", (partition_id,)
     ).fetchone()
@@ -92,7 +92,7 @@ def least_mark(cur: apsw.Cursor, partition_id: int) -> int | None:
 def deleted_in(
     cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
 ) -> Ranges:
-    """What of [first, last) is deleted."""
+    """Return the part of [first, last) that is deleted."""
     mark = mark_delete(cur, subscription_id, partition_id) or 0
     found = Ranges([(first, min(last, mark))])
     for low, high in cur.execute(
@@ -154,7 +154,7 @@ def advance(
 
 
 def is_unbroken(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> bool:
-    """Whether nothing is deleted beyond the mark."""
+    """Tell whether nothing is deleted beyond the mark."""
     found: Any = cur.execute(
         "SELECT 1 FROM acked_ranges WHERE subscription_id = ? AND partition_id = ? LIMIT 1",
         (subscription_id, partition_id),
@@ -163,7 +163,7 @@ def is_unbroken(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> bo
 
 
 def raise_marks(cur: apsw.Cursor, partition_id: int, start: int) -> int:
-    """What a log has lost to retention is deleted in all subscriptions.
+    """Delete in all subscriptions what a log has lost to retention.
 
     Returns:
         How many cursors it moved.
@@ -204,5 +204,5 @@ def seek(cur: apsw.Cursor, subscription_id: int, partition_id: int, offset: int)
 
 
 def bump(cur: apsw.Cursor, subscription_id: int) -> None:
-    """What an exclusive consumer remembers is to be read again."""
+    """Have an exclusive consumer read again what it remembers."""
     cur.execute("UPDATE subscriptions SET version = version + 1 WHERE id = ?", (subscription_id,))

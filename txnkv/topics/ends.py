@@ -1,4 +1,4 @@
-"""Where the partitions of a topic end, asked of status.db for all of them at once.
+"""The ends of a topic's partitions, asked of status.db for all of them at once.
 
 Whatever a reader may see next takes an offset first: a message, the end marker of a transaction,
 a filler. So a partition in which a look found nothing up to its end has nothing new while its next
@@ -34,7 +34,7 @@ class Ends:
 
     @shielded
     def look(self) -> None:
-        """As they are now; those of commits that are not durable yet are seen."""
+        """Read the next offsets as they are now; those of commits not durable yet are seen."""
         status = self._engine.store.status
         number = status.change_number()
         if number is not None and number == self._number:
@@ -47,11 +47,11 @@ class Ends:
         self._number = number
 
     def has_new(self, partition_id: int, reader: PartitionReader) -> bool:
-        """Whether there may be something that the last look of a reader did not find."""
+        """Tell whether there may be something that the last look of a reader did not find."""
         at = reader.empty_at
         return at is None or not self._says_all or self._offsets.get(partition_id) != at
 
     def is_ahead(self, partition_id: int, reader: PartitionReader) -> bool:
-        """Whether more was given than the last look of a reader found: it is on its way."""
+        """Tell whether more was given than a reader's last look found: it is on its way."""
         at = reader.empty_at
         return at is not None and self._offsets.get(partition_id, 0) > at

@@ -46,7 +46,7 @@ from txnkv.topics.waiting import Watch
 
 
 class Look(NamedTuple):
-    """What status.db has of a partition.
+    """The state of a partition in status.db.
 
     Attributes:
         next_offset: given to the next message; the log ends at or below it.
@@ -61,7 +61,7 @@ class Look(NamedTuple):
 
 @dataclass
 class _Catalog:
-    """What is remembered of one version of the catalog, or of a later one.
+    """The facts that are remembered of one version of the catalog, or of a later one.
 
     Attributes:
         live: ids of the topics that are not dropped.
@@ -160,7 +160,7 @@ class TopicEngine:
             raise catalog.dropped(topic)
 
     def is_live(self, topic: TopicInfo) -> bool:
-        """Whether a topic was not dropped. No I/O while the catalog does not change."""
+        """Tell whether a topic was not dropped. No I/O while the catalog does not change."""
         return topic.id in self._known().live
 
     def live_at(self, topic: TopicInfo) -> int:
@@ -313,7 +313,7 @@ class TopicEngine:
         return catalog.take_offsets(cur, partition_id, count)
 
     def look(self, partition_id: int) -> Look:
-        """What was given of a partition. No I/O while nothing is committed in the store."""
+        """Return what was given of a partition. No I/O while nothing is committed in the store."""
         number = self.store.status.change_number()
         known = self._looks.get(partition_id)
         if known is not None and known[0] == number:
@@ -329,7 +329,7 @@ class TopicEngine:
         return found
 
     def behind(self, partition_id: int, high_watermark: int) -> bool:
-        """Whether something that is decided lies at or above what a reader found: `complete`
+        """Tell whether something that is decided lies at or above what a reader found: `complete`
         brings it within reach.
         """
         if self.look(partition_id).marker_end > high_watermark:

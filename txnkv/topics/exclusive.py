@@ -52,7 +52,7 @@ _MANY = 100
 
 
 class _Found(NamedTuple):
-    """What status.db has of a subscription."""
+    """The state of a subscription, as status.db has it."""
 
     cursors: dict[int, Cursor]
     blocked: list[Blocked]
@@ -60,7 +60,7 @@ class _Found(NamedTuple):
 
 
 class Exclusive:
-    """What the consumer's process knows of an exclusive subscription. Shared by threads.
+    """The state of an exclusive subscription in its consumer's process. Shared by threads.
 
     Attributes:
         cursors: by partition id.
@@ -98,7 +98,7 @@ class Exclusive:
         """See what other processes wrote since the last look. No I/O when nothing changed.
 
         `lock` is not held while status.db is read: a fork may want the reader to wait, and the
-        writer to end, who wants `lock`.
+        writer to end, which wants `lock`.
         """
         number = self._number
         if number is not None and number == self._store.runtime.change_word():
@@ -172,16 +172,16 @@ class Exclusive:
     # -- delivering --------------------------------------------------------------------
 
     def deliverable(self, partition_id: int, offset: int) -> bool:
-        """Whether a message is PENDING: neither deleted nor acknowledged by a transaction."""
+        """Tell whether a message is PENDING: neither deleted nor acknowledged by a transaction."""
         with self.lock:
             return offset not in self.cursors[partition_id] and not self.held(partition_id, offset)
 
     def deleted(self, partition_id: int, offset: int) -> bool:
-        """Whether a message is DELETED."""
+        """Tell whether a message is DELETED."""
         return offset in self.cursors[partition_id]
 
     def held(self, partition_id: int, offset: int) -> bool:
-        """Whether an ack of a message is pending, or a run goes on whose attempt had one."""
+        """Tell whether an ack of a message is pending, or a run goes on whose attempt had one."""
         if offset in self.pending[partition_id] or offset < self._position(partition_id):
             return True
         foreign = self._foreign.get(partition_id)
@@ -221,13 +221,13 @@ class Exclusive:
             return None
 
     def something_back(self) -> bool:
-        """Whether `next_back` has something, now."""
+        """Tell whether `next_back` has something, now."""
         return any(self._back.values()) or bool(
             self._later and self._later[0][0] <= clock.monotonic_micros()
         )
 
     def put_back(self, partition_id: int, first: int, last: int) -> None:
-        """What is left of a range that `next_back` gave."""
+        """Put back what is left of a range that `next_back` gave."""
         with self.lock:
             self._back[partition_id].add(first, last)
 
@@ -257,7 +257,7 @@ class Exclusive:
                 pending.add(offset, offset + 1)
 
     def refuse(self, number: int, offsets: Sequence[int], *, cumulative: bool) -> None:
-        """For a stored transaction of this process, of which memory has nothing.
+        """Refuse acks of a stored transaction of this process, of which memory has nothing.
 
         Raises:
             AckConflictError: a small transaction was first.
@@ -271,7 +271,7 @@ class Exclusive:
                     raise conflict(self.info, number, offset, "is acknowledged by a transaction")
 
     def take_plain(self, wanted: Held) -> Held:
-        """What of these a plain ack gets. It is taken until the commit that is under way ends."""
+        """Take those of `wanted` that a plain ack gets, until the commit that is under way ends."""
         with self.lock:
             for partition_id, ranges in wanted.items():
                 pending = self.pending[partition_id]
@@ -325,7 +325,7 @@ class Exclusive:
             self.redelivered[partition_id] = {}
 
     def release(self, owner: object, held: Held, positions: dict[int, int]) -> None:
-        """What `take` and `take_position` took is not pending any more."""
+        """Release what `take` and `take_position` took: it is not pending any more."""
         with self.lock:
             for partition_id, ranges in held.items():
                 self.pending[partition_id].difference_update(ranges)
@@ -346,7 +346,7 @@ class Exclusive:
     # -- the end of a transaction ------------------------------------------------------
 
     def current(self, cur: apsw.Cursor) -> bool:
-        """Whether memory is the whole truth, inside a write to status.db."""
+        """Tell whether memory is the whole truth, inside a write to status.db."""
         if self._number is not None and self._number == self._store.status.change_number():
             return True
         (version,) = one(
@@ -356,7 +356,7 @@ class Exclusive:
         return bool(version == self.version)
 
     def applied(self, held: Held) -> Held:
-        """What is to be deleted, with the gaps beside it."""
+        """Return the ranges that acks delete: their own, with the gaps beside them."""
         with self.lock:
             found: Held = {}
             for partition_id, ranges in held.items():
@@ -374,7 +374,7 @@ class Exclusive:
             return found
 
     def delete(self, cur: apsw.Cursor, deleted: Held) -> None:
-        """In status.db, inside the write of a commit."""
+        """Delete ranges in status.db, inside the write of a commit."""
         for partition_id, ranges in deleted.items():
             for first, last in ranges:
                 if partition_id in self._unbroken:

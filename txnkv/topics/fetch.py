@@ -28,7 +28,7 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
 FETCH_BYTES: Final = 1 << 20
 HELD_BYTES: Final = 16 << 20
-"""Of messages that a consumer has read ahead, of all partitions together, and gives at once."""
+"""Bytes of messages that a consumer has read ahead, of all partitions, and gives at once."""
 
 
 class AbortedTxn(NamedTuple):
@@ -45,7 +45,7 @@ class AbortedTxn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What a fetch gives.
+    """The answer to a fetch.
 
     Attributes:
         records: whole batches one behind the other, in offset order, not filtered; the first
@@ -107,7 +107,7 @@ def fetch(
 
 
 def is_committed(isolation: str) -> bool:
-    """Whether an isolation level leaves out what is not committed.
+    """Tell whether an isolation level leaves out what is not committed.
 
     Raises:
         ValueError: a fetch knows no such level.

@@ -75,7 +75,7 @@ class Follower:
 
     @property
     def end(self) -> int:
-        """How far the copy is: its high watermark."""
+        """The end of the copy: its high watermark."""
         with self._copy.environment.read() as txn:
             return self._copy.log.end(txn)
 
@@ -112,7 +112,7 @@ class Follower:
     # -- what both have ----------------------------------------------------------------
 
     def _common_end(self, low: int, start: int, high: int, end: int) -> int:
-        """Behind the last batch of the copy that the source has, too.
+        """Return the offset behind the last batch of the copy that the source has, too.
 
         Args:
             low: start of the source.

@@ -1,4 +1,4 @@
-"""What one transaction acknowledges of one subscription, and what a call names."""
+"""Messages of one subscription that one transaction acknowledges, and those that a call names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from txnkv.topics.subscription_info import SubscriptionInfo
 
 @dataclass
 class HeldAcks:
-    """Of one subscription.
+    """The acknowledgements of one transaction in one subscription.
 
     Attributes:
-        info: which one.
+        info: the subscription.
         state: in whose memory they are; None: in status.db, or nowhere yet.
         version: of `state`, before the first of them was taken.
         held: individual ones, by partition id.

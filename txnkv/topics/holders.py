@@ -52,7 +52,7 @@ class HeldMessages:
 
 @dataclass(frozen=True)
 class Holders:
-    """Who has what of a subscription.
+    """The holders of a subscription's messages.
 
     Attributes:
         consumer_pid: the process of its one consumer; None: there is none, or it is shared.

@@ -1,4 +1,4 @@
-"""What attempts of one `client.run` have acknowledged, and failed with.
+"""Messages that attempts of one `client.run` have acknowledged, and failed with.
 
 attempt 1   ack(m) ... conflict: aborted      m is not delivered: attempt 2 works on it
 attempt 2   ack(m) ... committed              m is deleted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Where:
-    """Where acks of a run are kept."""
+    """The places where acks of a run are kept."""
 
     def __init__(self) -> None:
         self.in_memory = False

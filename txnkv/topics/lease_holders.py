@@ -1,4 +1,4 @@
-"""Who has leases and acks of a subscription, and whether they live.
+"""The holders of a subscription's leases and acks, and whether they live.
 
 What the dead had shows in no change number. So a consumer that waits looks now and then whether
 those whom it knows to have something still live, which costs no read; who they are it reads when
@@ -21,11 +21,11 @@ _APART: Final = 200_000
 
 
 class LeaseHolders:
-    """Of one subscription, for one of its consumers.
+    """The holders of leases and acks of one subscription, for one of its consumers.
 
     Args:
-        store: that it is in.
-        subscription_id: of which.
+        store: the store of the subscription.
+        subscription_id: its id.
     """
 
     def __init__(self, store: Store, subscription_id: int) -> None:
@@ -38,7 +38,7 @@ class LeaseHolders:
         self._expires = FOR_EVER
 
     def have_died(self) -> bool:
-        """Whether somebody died, or a deadline passed, whose leases or acks are not free yet.
+        """Tell whether a holder died, or a deadline passed, whose leases or acks are not free yet.
 
         Looks at most so often; what it saw stands until `freed`.
         """
@@ -56,7 +56,7 @@ class LeaseHolders:
         return self._dead
 
     def freed(self) -> None:
-        """What the dead had is free."""
+        """Note that what the dead had is free."""
         self._dead = False
 
     def _read(self, cur: apsw.Cursor) -> None:

@@ -129,7 +129,7 @@ class LeaseReader(DeliveryReader):
             raise self._failed
 
     def _look(self) -> bool:
-        """When leases are due; reads ahead. Whether a source has more to look at."""
+        """Find when leases are due, and read ahead; tell whether a source has more to look at."""
         number = self._store.status.change_number()
         if number is None or number != self._number:
             with self._store.status.read(durable=False) as cur:
@@ -155,7 +155,7 @@ class LeaseReader(DeliveryReader):
         return dict(found)
 
     def _due(self, cur: apsw.Cursor) -> int:
-        """When the first lease of these partitions that has a time can be claimed."""
+        """Return when the first lease of these partitions that has a time can be claimed."""
         found: Any = cur.execute(
             f"SELECT until FROM leases WHERE subscription_id = ? AND until >= 0 "
             f"AND {self._is_here} ORDER BY until LIMIT 1",
@@ -335,7 +335,7 @@ class LeaseReader(DeliveryReader):
             )
 
     def close(self) -> None:
-        """What this consumer has goes to others at once."""
+        """Let others have at once what this consumer has."""
         with self._store.status.write(sync=False) as cur:
             cur.execute(
                 "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "

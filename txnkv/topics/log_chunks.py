@@ -21,7 +21,7 @@ from txnkv.errors import CorruptionError
 from txnkv.topics.aborted_index import AbortedEntry
 
 CHUNK_BYTES: Final = (64 << 10) - 16
-"""What LMDB stores in 16 pages: a header of 16 bytes stands before the value."""
+"""Bytes that LMDB stores in 16 pages: a header of 16 bytes stands before the value."""
 
 KEY: Final = struct.Struct(">Q")
 _PLACE: Final = struct.Struct("<Q12xI4xI")  # base offset, length, count
@@ -46,7 +46,7 @@ def unlike(offset: int, index: str) -> CorruptionError:
 
 
 def position_of(chunk: Any, offset: int) -> int:
-    """Where in a chunk the batch begins that takes an offset; its length, when it is behind all.
+    """Find where in a chunk the batch of an offset begins; the chunk's length, if behind all.
 
     Raises:
         CorruptionError: there are no batches.
@@ -119,7 +119,7 @@ def whole(batches: Any) -> Any:
 
 
 def is_side_list(chunk: Any) -> bool:
-    """Whether a chunk is a SIDE_LIST marker."""
+    """Tell whether a chunk is a SIDE_LIST marker."""
     if len(chunk) < HEADER_BYTES + 4 or not _ATTRIBUTES.unpack_from(chunk, 26)[0] & 16:
         return False
     return _CONTROL.unpack_from(chunk, HEADER_BYTES) == (0, 3)

@@ -138,7 +138,7 @@ def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
 
 
 def _first_of(chunks: ChunkReader, entry: CommitEntry) -> int:
-    """Where a transaction begins whose marker says 0, which may be that nobody told it."""
+    """Find where a transaction begins whose marker says 0, perhaps because nobody told it."""
     found = chunks.at(0)
     begins = found is not None and found[0] == 0 and read_header(found[1]).txn_id == entry.txn_id
     if begins and not _ended(chunks, entry.txn_id, entry.first_offset):
@@ -148,7 +148,7 @@ def _first_of(chunks: ChunkReader, entry: CommitEntry) -> int:
 
 
 def _ended(chunks: ChunkReader, txn_id: int, offset: int) -> bool:
-    """Whether a transaction that begins a log ends before an offset, as one that begins again."""
+    """Tell whether a transaction at offset 0 ends before an offset, as one that begins again."""
     found = chunks.at(0) if offset else None
     while found is not None and found[0] < offset:
         for _, header in walk(found[1]):

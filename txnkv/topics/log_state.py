@@ -1,4 +1,4 @@
-"""Where a log's state lies in its LMDB environment, beside the log.
+"""The layout of a log's state in its LMDB environment, beside the log.
 
 Databases, each by offset (u64 big-endian) but for `state` and `open`:
 

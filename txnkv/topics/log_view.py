@@ -54,13 +54,13 @@ _TRIES: Final = 100
 _ALL: Final = (1 << 64) - 1
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _reached: WeakKeyDictionary[Any, TailEntry] = WeakKeyDictionary()
-"""Of partitions: the last entry of the tail that was found without a gap before it."""
+"""By partition: the last entry of the tail that was found without a gap before it."""
 _unmarked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Of partitions: a manifest version as of which no end markers were noted."""
+"""By partition: a manifest version as of which no end markers were noted."""
 
 
 class Bounds(NamedTuple):
-    """What a partition holds.
+    """The bounds of what a partition holds.
 
     Attributes:
         start: the least offset that is readable.
@@ -74,7 +74,7 @@ class Bounds(NamedTuple):
 
 
 class _MovedError(Exception):
-    """What the tail had when the look began is in a newer LMDB snapshot now."""
+    """Entries that the tail had when the look began are in a newer LMDB snapshot now."""
 
 
 class LogView:
@@ -133,7 +133,7 @@ class LogView:
 
     @property
     def bounds(self) -> Bounds:
-        """What the partition holds."""
+        """The bounds of what the partition holds."""
         return Bounds(self.start, self.high_watermark, self.last_stable_offset)
 
     def require(self, offset: int) -> None:
@@ -189,7 +189,7 @@ class LogView:
         return [(entry.txn_id, entry.first_offset) for entry in found]
 
     def commits(self, offset: int, limit: int) -> list[CommitEntry]:
-        """Where messages became visible, by position: at most so many, from an offset on."""
+        """List where messages became visible, by position: at most so many, from an offset on."""
         found: list[CommitEntry] = []
         if offset < self.end and self._txn is not None:
             found = self._partition.log.commits(self._txn, offset, limit)
@@ -215,7 +215,7 @@ class LogView:
         log.verify(self._txn, entry)
 
     def commit_before(self, offset: int) -> CommitEntry | None:
-        """Of `commits` the last one below an offset; None where there is none."""
+        """Return the last of `commits` below an offset; None where there is none."""
         if self.end < min(offset, self.high_watermark):
             entries = self._tail(self.end)
             behind = bisect_left(entries, min(offset, self.high_watermark), key=_base_offset)
@@ -236,7 +236,7 @@ class LogView:
         return found
 
     def log_parts(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
-        """As `read`, of the log in LMDB alone."""
+        """Read as `read` does, from the log in LMDB alone."""
         assert self._txn is not None, "there is no log"
         return self._partition.log.read(self._txn, offset, max_bytes, min(upto, self.end))
 
@@ -268,7 +268,7 @@ def look_at(
     *,
     whole: bool = False,
 ) -> T:
-    """What `see` makes of a view of a partition; called in an LMDB read transaction.
+    """Return what `see` makes of a view of a partition; it is called in an LMDB read transaction.
 
     Every commit that returned before, in any process, is in the view.
 
@@ -326,7 +326,7 @@ def look_at(
 
 
 def _marked(engine: TopicEngine, partition: Partition) -> int:
-    """Behind the last end marker that is noted; 0 when none is."""
+    """Return the offset behind the last end marker that is noted; 0 when none is."""
     # Every commit that leaves a marker moves the version; small ones, which are many, do not.
     version = engine.log.version
     if _unmarked.get(partition) == version:
@@ -357,7 +357,7 @@ def _remember(partition: Partition, fresh: Sequence[TailEntry], high: int) -> No
 
 
 def bounds(engine: TopicEngine, partition: Partition) -> Bounds:
-    """What a partition holds now.
+    """Return the bounds of what a partition holds now.
 
     Raises:
         TopicNotFoundError: the topic was dropped.

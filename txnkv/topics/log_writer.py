@@ -41,7 +41,7 @@ _SIDE_LIST: Final = 3
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How a log is cut and how often its state is kept.
+    """The options of a log: how it is cut and how often its state is kept.
 
     Attributes:
         segment_bytes: a batch that would make a segment longer begins the next one.

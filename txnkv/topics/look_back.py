@@ -101,7 +101,7 @@ class LookBack:
     def _pieces(
         self, view: LogView, message_id: int, low: int, before: int
     ) -> tuple[int, list[bytes]]:
-        """Where the log begins, and the pieces of a message in [low, before)."""
+        """Find where the log begins, and the pieces of a message in [low, before)."""
         at = max(low, view.start)
         found: list[bytes] = []
         while at < before:

@@ -1,4 +1,4 @@
-"""What the leader does for topics now and then: retention, idle producers."""
+"""The leader's work for topics, done now and then: retention, idle producers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LookingAfter:
         self._last: int | None = None
 
     def sweep(self, lease: Lease) -> None:
-        """Do it, unless it was done less than a minute ago."""
+        """Do the work, unless it was done less than a minute ago."""
         now = clock.monotonic_micros()
         if self._last is not None and now - self._last < EVERY:
             return

@@ -18,7 +18,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MessageId(NamedTuple):
-    """Where a message stands; what an acknowledgement names it by."""
+    """The place of a message, by which an acknowledgement names it."""
 
     partition: int
     offset: int
@@ -91,7 +91,7 @@ class Message:
 
     @property
     def timestamp(self) -> datetime:
-        """When it was sent, or what the sender said; UTC."""
+        """The time at which the message was sent, or that the sender gave; UTC."""
         return _EPOCH + timedelta(microseconds=self._micros)
 
     def _content(self) -> tuple[object, ...]:

@@ -48,7 +48,7 @@ class Single(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of its content, about."""
+        """The bytes of the content, about."""
         return 8 + len(self.value or b"") + len(self.key or b"")
 
     @property
@@ -60,7 +60,7 @@ class Single(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of `arrow`."""
+        """The schema of `arrow`."""
         return _VALUE if self.key is None else _VALUE_KEY
 
 
@@ -181,7 +181,7 @@ def _micros(given: object) -> int:
 
 
 def single(waiting: list[Pending]) -> Single | None:
-    """What waits, if it is one message that does not name its partition, headers or time."""
+    """Return what waits, if it is one message without partition, headers or time of its own."""
     if len(waiting) != 1:
         return None
     row = waiting[0]
@@ -194,7 +194,7 @@ def single(waiting: list[Pending]) -> Single | None:
 
 
 def outgoing(waiting: list[Pending]) -> Iterator[Outgoing]:
-    """What waits, in its order, as Arrow; several where it is much."""
+    """Yield what waits, in its order, as Arrow; several where it is much."""
     for at in range(0, len(waiting), _SLICE_ROWS):
         yield from _outgoing(waiting[at : at + _SLICE_ROWS])
 

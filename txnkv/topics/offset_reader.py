@@ -30,11 +30,11 @@ class PartitionReader(Protocol):
 
     @property
     def position(self) -> int:
-        """Where a new reader would go on after the messages that were given."""
+        """The offset at which a new reader would go on after the messages that were given."""
 
     @property
     def empty_at(self) -> int | None:
-        """Where the partition ended when the last look found nothing; else None."""
+        """The end of the partition when the last look found nothing; else None."""
 
     @property
     def pending(self) -> bool:
@@ -117,8 +117,8 @@ class OffsetReader:
 
     @property
     def position(self) -> int:
-        """Where a new reader would go on: behind the last message that was given, and before
-        those that are not, large ones that have begun included.
+        """The offset at which a new reader would go on: behind the last message that was given, and
+        before those that are not, large ones that have begun included.
         """
         return self._position
 

@@ -1,4 +1,4 @@
-"""What a small transaction sends and acknowledges: in memory until it commits.
+"""Messages and acknowledgements of a small transaction: in memory until it commits.
 
     add, acknowledge   kept as Arrow, by partition, and as acks by subscription
     commit             one section of batches a partition; offsets are taken, and acks applied,
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from txnkv.topics.subscription_info import SubscriptionInfo
 
 MAX_BYTES: Final = 1 << 20
-"""What is above this is no small transaction."""
+"""Bytes of a small transaction, at most."""
 
 _MESSAGE_BYTES: Final = 16
-"""What a message takes in a batch beside its content, about."""
+"""Bytes that a message takes in a batch beside its content, about."""
 
 _SMALL_BYTES: Final = 1 << 16
 """Messages of several flushes become one batch when they are less than that."""
 
 _COUNT: Final = struct.Struct("<I")
-"""Of a batch header, at byte 28: offsets taken. No call into C for it."""
+"""Offsets taken, at byte 28 of a batch header. No call into C for it."""
 
 _APPEND_BYTES: Final = 8 << 20
-"""So much is appended to a log at once."""
+"""Bytes that are appended to a log at once, about."""
 
 
 class _Lot(NamedTuple):
@@ -74,7 +74,7 @@ class _Portion(NamedTuple):
 
 
 class _Partition:
-    """What goes to one partition, in its order."""
+    """The messages that go to one partition, in their order."""
 
     __slots__ = ("lots", "portions", "topic")
 
@@ -85,7 +85,7 @@ class _Partition:
 
 
 class CommitParts(NamedTuple):
-    """What the commit log calls: both inside of its SQLite transaction."""
+    """The functions that the commit log calls: both inside of its SQLite transaction."""
 
     validate: Callable[[apsw.Cursor, Timestamp], None]
     write: Callable[[apsw.Cursor, Timestamp], Sequence[Section]]
@@ -93,7 +93,7 @@ class CommitParts(NamedTuple):
 
 
 class Outbox:
-    """What one transaction has sent and acknowledged. Not for two threads at a time.
+    """The messages and acknowledgements of one transaction. Not for two threads at a time.
 
     Args:
         engine: of the topics.
@@ -171,7 +171,7 @@ class Outbox:
     # -- small -------------------------------------------------------------------------
 
     def commit_parts(self) -> CommitParts:
-        """How the commit log commits it."""
+        """Return what the commit log needs to commit the outbox."""
         txn_id = self._row.txn_id if self._transactional else 0
         encoded = {
             id: _encoded(partition.topic, partition.lots, txn_id, decided=self._transactional)

@@ -75,7 +75,7 @@ class TopicOverview:
 
 
 class SentTo(NamedTuple):
-    """What an undecided transaction has in a partition.
+    """The messages that an undecided transaction has in a partition.
 
     Attributes:
         topic: name of the topic.
@@ -154,7 +154,7 @@ def _look_at(engine: TopicEngine, partition: Partition) -> PartitionOverview:
 
 
 def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
-    """What undecided transactions have in topics, by the transaction's local id.
+    """Return what undecided transactions have in topics, by the transaction's local id.
 
     What a small transaction has sent is in the memory of its process until it commits.
     """

@@ -38,7 +38,7 @@ class Partition:
 
     @property
     def label(self) -> str:
-        """As messages to people name it."""
+        """The partition, as messages to people name it."""
         return f"topic {self.topic.name!r}, partition {self.number}"
 
     @property
@@ -48,7 +48,7 @@ class Partition:
 
     @property
     def exists(self) -> bool:
-        """Whether its environment was made; only a store open to write makes it.
+        """Tell whether the environment was made; only a store open to write makes it.
 
         Raises:
             CorruptionError: it was made, and is gone.
@@ -57,12 +57,12 @@ class Partition:
 
     @property
     def is_made(self) -> bool:
-        """As `exists`; no I/O once it was opened."""
+        """The same as `exists`; no I/O once the partition was opened."""
         return self._opened is not None or self.exists
 
     @property
     def environment(self) -> Environment:
-        """Where its log lies.
+        """The LMDB environment in which the log lies.
 
         Raises:
             StoreNotFoundError: it was never written to, and the store is open to read only.
@@ -71,12 +71,12 @@ class Partition:
 
     @property
     def log(self) -> PartitionLog:
-        """What was written to it."""
+        """The log of what was written to the partition."""
         return self._parts().log
 
     @property
     def side(self) -> SideLogs | None:
-        """Where batches of open transactions wait; None where that is the log itself."""
+        """The side logs, with batches of open transactions; None where the log itself has them."""
         return self._parts().side
 
     def _parts(self) -> Opened:

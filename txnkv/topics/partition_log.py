@@ -314,7 +314,7 @@ class PartitionLog:
     def _side_batches(
         self, txn: lmdb.Transaction, marker: bytes, offset: int, max_bytes: int
     ) -> Iterator[tuple[memoryview, int]]:
-        """What stands for a marker from an offset on, and the offset of each."""
+        """Yield the batches that a marker stands for, from an offset on, and the offset of each."""
         assert self.expand is not None
         try:
             for batches in self.expand(txn, marker, offset, max_bytes):
@@ -342,7 +342,7 @@ class PartitionLog:
         return found
 
     def commits(self, txn: lmdb.Transaction, offset: int, limit: int) -> list[CommitEntry]:
-        """Where messages become visible, by position: at most so many, from an offset on.
+        """List where messages become visible, by position: at most so many, from an offset on.
 
         COMMIT markers, SIDE_LIST markers, batches that were decided when they were written, and
         batches outside of transactions (id 0); those that take an offset at or above `offset`.
@@ -374,7 +374,7 @@ class PartitionLog:
             compare(self.chunks(txn), entry, has_side=self.expand is not None)
 
     def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
-        """Of `commits` the last one below an offset; see `Commits.last_before`."""
+        """Return the last of `commits` below an offset; see `Commits.last_before`."""
         if self._record(txn) is _EMPTY:
             return None
         commits = Commits(txn, self._db(COMMITS))

@@ -149,7 +149,7 @@ class MemoryOpenTxns:
 
 
 class PartitionState:
-    """What the batches up to `end` say of the transactions; `apply` moves it on by one batch.
+    """The state that batches up to `end` leave of the transactions; `apply` adds one batch.
 
     Attributes:
         end: the offset behind the last batch.

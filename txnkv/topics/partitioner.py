@@ -1,4 +1,4 @@
-"""Which partition a message goes to.
+"""The choice of the partition that a message goes to.
 
     it names one      that one
     it has a key      by `hash64` of the key's bytes: equal keys meet in one partition, in order
@@ -76,7 +76,7 @@ def partition_of_one(message: Single, partitions: int, sticky: int) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Where one key goes: as `core.hash_partition` has it."""
+    """Return the number of the partition of one key: as `core.hash_partition` has it."""
     mixed = core.hash64(key) * _MIX & 0xFFFFFFFFFFFFFFFF
     return (mixed >> 32) * partitions >> 32
 

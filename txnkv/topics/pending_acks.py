@@ -36,7 +36,7 @@ CUMULATIVE = -1
 
 
 class Holder(NamedTuple):
-    """In whose name an ack is pending.
+    """The owner in whose name an ack is pending.
 
     Attributes:
         txn_id: the transaction.
@@ -109,7 +109,7 @@ def rows(
 
 
 class Blocked(NamedTuple):
-    """What is not to be delivered: [first, last).
+    """Messages that are not to be delivered: [first, last).
 
     Attributes:
         pending: a transaction holds it; else a run goes on whose attempt did.
@@ -124,7 +124,7 @@ class Blocked(NamedTuple):
 def blocked(
     cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int | None = None
 ) -> list[Blocked]:
-    """What is not to be delivered, of one partition or all. What the dead held is."""
+    """List what is not to be delivered, of one partition or all; what the dead held is left out."""
     found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
         "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2)",
@@ -261,7 +261,7 @@ def made_stored(cur: apsw.Cursor, txn_id: int) -> None:
 
 
 def count(cur: apsw.Cursor, txn_id: int) -> int:
-    """How many rows a transaction has."""
+    """Count the rows of a transaction."""
     (found,) = one(cur, "SELECT count(*) FROM pending_acks WHERE txn_id = ?", (txn_id,))
     return int(found)
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from txnkv.topics.partition import Partition
 
 READ_BYTES: Final = 2 << 20
-"""Of one look at the log, about."""
+"""Bytes of one look at the log, about."""
 
 
 class PinnedRange(NamedTuple):
-    """What is read of a partition. Picklable.
+    """The range of a partition that is to be read. Picklable.
 
     Attributes:
         start, end: offsets, at or above `begin` and at or below the last stable offset.
@@ -181,7 +181,7 @@ def _edge_of(view: LogView, end: int) -> int:
 
 
 def _below(rows: pa.RecordBatch, end: int) -> int:
-    """How many rows have an offset below `end`; they stand in order."""
+    """Count the rows with an offset below `end`; they stand in order."""
     offsets = rows.column("offset")
     low, high = 0, len(offsets)
     while low < high:

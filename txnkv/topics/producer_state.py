@@ -1,4 +1,4 @@
-"""What is remembered of a producer in one partition, and what it may append next.
+"""The state of a producer in one partition, and the rules for what it may append next.
 
 An idempotent producer numbers the messages it sends to a partition: a batch carries the
 producer's id, its epoch and the sequence number of its first message. Of each producer the
@@ -38,7 +38,7 @@ _BATCH = struct.Struct("<iiQQq")  # first and last sequence, first and last offs
 
 
 class Origin(Enum):
-    """Who appends, and so what is checked."""
+    """The sender of a batch, and so what is checked of it."""
 
     CLIENT = "client"
     """A producer: epoch and sequence."""
@@ -62,7 +62,7 @@ class SentBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What a partition remembers of one producer. Never changed: each append makes a new one.
+    """A partition's memory of one producer. Never changed: each append makes a new one.
 
     Attributes:
         epoch: the highest that was seen.
@@ -76,17 +76,17 @@ class ProducerState:
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest batch remembered; -1 when there is none."""
+        """The first sequence number of the oldest batch remembered; -1 when there is none."""
         return self.batches[0].first_sequence if self.batches else NO_SEQUENCE
 
     @property
     def last_sequence(self) -> int:
-        """Of the latest batch; -1 when there is none."""
+        """The last sequence number of the latest batch; -1 when there is none."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     @property
     def last_offset(self) -> int:
-        """Of the latest batch; -1 when there is none."""
+        """The last offset of the latest batch; -1 when there is none."""
         return self.batches[-1].last_offset if self.batches else -1
 
 
@@ -188,7 +188,7 @@ def truncated(state: ProducerState, offset: int, upto: int | None = None) -> Pro
 
 
 def expired(last_timestamp: int, now: int, idle_seconds: float = IDLE_SECONDS) -> bool:
-    """Whether a producer is to be forgotten; times in microseconds."""
+    """Tell whether a producer is to be forgotten; times in microseconds."""
     return now - last_timestamp > int(idle_seconds * 1e6)
 
 
@@ -216,10 +216,10 @@ def pack(state: ProducerState) -> bytes:
 
 
 def unpack(data: bytes) -> ProducerState:
-    """What `pack` made.
+    """Return the state that `pack` packed.
 
     Raises:
-        CorruptionError: it did not.
+        CorruptionError: `pack` did not make `data`.
     """
     if len(data) < _STATE.size:
         raise _damaged(data)

@@ -42,7 +42,7 @@ EPOCHS: Final = 1 << 16
 """The header of a batch has 16 bits for the epoch; after the last one the name gets a new id."""
 
 NAME_SECONDS: Final = 7 * 86_400.0
-"""How long a producer's name is kept after its last use."""
+"""Seconds for which a producer's name is kept after its last use."""
 
 _SWEEP_ROWS: Final = 10_000
 
@@ -214,7 +214,7 @@ def record(
 
 
 def find(cur: apsw.Cursor, producer_id: int, partition_id: int) -> ProducerState | None:
-    """What a partition remembers of a producer.
+    """Return what a partition remembers of a producer; None when that is nothing.
 
     Raises:
         CorruptionError: it cannot be read.
@@ -251,7 +251,7 @@ def _forget(cur: apsw.Cursor, producer_id: int) -> None:
 
 
 def anything_idle(cur: apsw.Cursor, now: int) -> bool:
-    """Whether `sweep` would find something."""
+    """Tell whether `sweep` would find something."""
     (found,) = one(
         cur,
         "SELECT EXISTS (SELECT 1 FROM producer_states WHERE last_timestamp < ?) "

@@ -1,4 +1,4 @@
-"""How a range of a partition is cut, so that several may read it side by side.
+"""Cutting a range of a partition, so that several may read it side by side.
 
 What a range weighs is guessed from its first batches, and a cut is moved to where a chunk of
 the log begins, if there is one between it and the cut before. So both cost a look or two at

@@ -82,7 +82,7 @@ class Ranges:
             self.remove(first, last)
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether something of [first, last) is in."""
+        """Tell whether something of [first, last) is in the set."""
         at = bisect_right(self._last, first)
         return at < len(self._first) and self._first[at] < last and first < last
 
@@ -107,19 +107,19 @@ class Ranges:
         return first, last
 
     def minus(self, other: Ranges) -> Ranges:
-        """What is in here and not in there."""
+        """Return what is in this set and not in the other."""
         left = Ranges(self)
         left.difference_update(other)
         return left
 
     @property
     def count(self) -> int:
-        """How many offsets are in."""
+        """The number of offsets in the set."""
         return sum(self._last) - sum(self._first)
 
     @property
     def end(self) -> int:
-        """Behind the highest offset; 0 when it is empty."""
+        """The offset behind the highest in the set; 0 when it is empty."""
         return self._last[-1] if self._last else 0
 
     def __contains__(self, offset: int) -> bool:

@@ -7,7 +7,7 @@
 The pieces of a message stand in one transaction, so a reader of committed messages finds all of
 them; others' batches may stand between. One who began in the middle looks back for the pieces
 before (`look_back`); a message of which retention took some is left out.
-Who reads what is not committed may wait for pieces of a transaction that ends without them: its
+A reader of what is not committed may wait for pieces of a transaction that ends without them: its
 end marker says so.
 """
 
@@ -56,7 +56,7 @@ class Reassembly:
         return message_id in self._partials
 
     def decode(self, buf: Any, spans: Spans, from_offset: int) -> pa.RecordBatch:
-        """As `core.decode`, with large messages whole.
+        """Decode as `core.decode` does, with large messages whole.
 
         Args:
             buf: what the spans were made of; `intact`.

@@ -1,4 +1,4 @@
-"""What an exclusive consumer is given: first what came back, then what it has not seen.
+"""Messages for an exclusive consumer: first what came back, then what it has not seen.
 
     came back    acks of aborted transactions, negative acks after their delay    (exclusive)
     not seen     each partition in the order of its offsets, from its cursor on
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from txnkv.topics.partition import Partition
 
 AHEAD: Final = 1000
-"""So many messages are made objects at a time."""
+"""Messages that are made objects at a time."""
 
 FOR_EVER: Final = 1 << 62
-"""Of monotonic microseconds."""
+"""A time that never comes, in monotonic microseconds."""
 
 _BACK_BYTES: Final = 64 << 10
-"""Is fetched at once where single messages are wanted again."""
+"""Bytes fetched at once where single messages are wanted again."""
 
 
 class Delivery(NamedTuple):
@@ -180,7 +180,7 @@ class Source:
         return self._ready
 
     def is_behind(self, offset: int) -> bool:
-        """Whether this began to read at or below an offset."""
+        """Tell whether this source began to read at or below an offset."""
         return self._begin <= offset
 
     def go_to(self, offset: int) -> None:
@@ -245,7 +245,7 @@ class DeliveryReader(ABC):
 
     @abstractmethod
     def _is_mine(self, delivery: Delivery) -> bool:
-        """Whether one that waits is this consumer's still."""
+        """Tell whether a delivery that waits is this consumer's still."""
 
 
 class ExclusiveReader(DeliveryReader):

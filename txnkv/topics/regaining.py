@@ -68,7 +68,7 @@ def _is_ahead(engine: TopicEngine, partition: Partition) -> bool:
             end = partition.log.end(txn)
         environment.close(timeout=0)  # there may be many, and few are used soon
     except TxnkvError as error:
-        # Who uses it is told; all others go on.
+        # Those who use the partition are told; all others go on.
         _LOG.warning("%s cannot be looked at: %s", partition.label, error)
         return False
     return end > given

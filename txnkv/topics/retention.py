@@ -48,7 +48,7 @@ declare_fault_point("retention.rolled", "the last segment of an idle log is clos
 
 
 class Surplus(NamedTuple):
-    """What a log may give up.
+    """The segments that a log may give up.
 
     Attributes:
         starts: new starts of the log, one for each segment that goes, ascending.
@@ -62,7 +62,7 @@ class Surplus(NamedTuple):
 def surplus(
     segments: Sequence[Segment], end: int, limit: int, now: int, options: TopicOptions
 ) -> Surplus:
-    """What may go.
+    """Find the segments that may go.
 
     Args:
         segments: of the log, oldest first.

@@ -1,4 +1,4 @@
-"""How an idempotent producer's messages get into a topic: once, whatever happens on the way.
+"""Sending the messages of an idempotent producer: each comes once, whatever happens on the way.
 
 All that is sent at one time is one small commit: batches of each partition, and the producer's
 new states, in one SQLite transaction (`producers`). A commit that breaks off is committed or not,
@@ -60,7 +60,7 @@ class Delivered:
     places: Sequence[int] | None
 
     def offset(self, index: int) -> int:
-        """Of a message, by its index."""
+        """Return the offset of a message, by its index."""
         return self.base + (index if self.places is None else self.places[index])
 
 

@@ -118,7 +118,7 @@ class SideChunks:
 
 
 def _position(chunk: memoryview, index: int) -> tuple[int, int]:
-    """Where the batch begins that holds the message of an index, and the index of its first."""
+    """Find where the batch begins that holds a message, by index, and the index of its first."""
     at = first = 0
     while True:
         header = read_header(chunk, at)

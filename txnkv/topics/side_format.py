@@ -1,4 +1,4 @@
-"""What a side log is made of: the list in a marker, keys, batches that count once they are seen.
+"""The parts of a side log: the list in a marker, keys, batches that count once they are seen.
 
 The list is the body of a SIDE_LIST control batch. It names side batches by runs, for those of
 one transaction stand one behind the other under its id:
@@ -108,7 +108,7 @@ def _runs(control: Control) -> tuple[SideRun, ...]:
 
 
 def side_bytes(marker: Any) -> int:
-    """How many bytes of batches a SIDE_LIST marker stands for.
+    """Count the bytes of the batches that a SIDE_LIST marker stands for.
 
     Raises:
         CorruptionError: it is none, or damaged.
@@ -120,7 +120,7 @@ def side_bytes(marker: Any) -> int:
 
 
 def key(txn_id: int, index: int) -> bytes:
-    """Where a chunk of side batches lies, by the index of its first message."""
+    """Return the key of a chunk of side batches, by the index of its first message."""
     return _KEY.pack(txn_id, index)
 
 

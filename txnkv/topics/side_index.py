@@ -1,4 +1,4 @@
-"""What is known of the transactions in a side log: the transaction index, and its reverse.
+"""The index of the transactions in a side log, and its reverse.
 
     side_transactions    transaction -> what it has here, its state, where its marker stands
     side_by_marker       first offset of a marker -> transaction: those committed, in commit order
@@ -33,7 +33,7 @@ _TXN: Final = struct.Struct("<IIQQQQQQQq")
 
 
 class SideState(IntEnum):
-    """Where a transaction in a side log stands."""
+    """The state of a transaction in a side log."""
 
     OPEN = 0
     COMMITTED = 1

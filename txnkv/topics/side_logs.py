@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from txnkv.topics.partition_log import PartitionLog
 
 MOST_MESSAGES = (1 << 31) - 1
-"""Of one transaction in one partition: what a control batch can count."""
+"""Messages of one transaction in one partition, at most: what a control batch can count."""
 
 
 @dataclass(frozen=True)
 class SideStats:
-    """What a partition's side logs hold.
+    """The numbers of what a partition's side logs hold.
 
     Attributes:
         open: transactions that are undecided.
@@ -145,7 +145,7 @@ class SideLogs:
     def holds(
         self, txn: lmdb.Transaction, txn_id: int, index: int, batches: Sequence[bytes]
     ) -> bool:
-        """Whether an append that failed is here all the same; writes, so that it is durable.
+        """Tell whether an append that failed is here all the same; write, so that it is durable.
 
         Another writer of the transaction may have come to the index instead. Its batches differ:
         they were made at another microsecond, or say something else.
@@ -260,7 +260,7 @@ class SideLogs:
     def expand(
         self, txn: lmdb.Transaction, marker: bytes, offset: int, max_bytes: int
     ) -> list[bytes]:
-        """What a marker stands for: the batches, placed at its offsets.
+        """Return the batches that a marker stands for, placed at its offsets.
 
         Args:
             txn: the transaction in which the marker was read.
@@ -318,7 +318,7 @@ class SideLogs:
     # -- the indexes -------------------------------------------------------------------
 
     def transaction(self, txn: lmdb.Transaction, txn_id: int) -> SideTxn | None:
-        """What is here of a transaction; None: nothing, or no more."""
+        """Return what is here of a transaction; None: nothing, or no more."""
         index = self._index(txn)
         return None if index is None else index.get(txn_id)
 
@@ -347,7 +347,7 @@ class SideLogs:
         return [bytes(chunk) for chunk in found]
 
     def stats(self, txn: lmdb.Transaction) -> SideStats:
-        """How much is here."""
+        """Count what is here."""
         index = self._index(txn)
         every = [] if index is None else [side for _, side in index.all()]
         waiting = [side for side in every if side.state is SideState.OPEN]

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COMPACT_BYTES = 4 << 20
-"""What compaction moves in a step."""
+"""Bytes that compaction moves in a step."""
 GARBAGE_BYTES = 16 << 20
-"""What is removed in a step."""
+"""Bytes that are removed in a step."""
 _RETIRED_A_STEP: Final = 1000
 
 declare_fault_point("side.retired", "retention gave side batches up, durable")
@@ -49,7 +49,7 @@ declare_fault_point("side.compacted", "a step of compaction is in the log, durab
 
 @dataclass
 class SideSwept:
-    """What a sweep did.
+    """The result of a sweep.
 
     Attributes:
         moved_bytes: put into the log by compaction.

@@ -77,7 +77,7 @@ class Snapshots:
         self._db = db
 
     def offsets(self) -> list[int]:
-        """Where there are snapshots, ascending; damaged ones too."""
+        """List the offsets of the snapshots, ascending; of damaged ones too."""
         with self._txn.cursor(db=self._db) as cursor:
             return [KEY.unpack(key)[0] for key in cursor.iternext(values=False)]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from txnkv.topics.engine import TopicEngine
 
 APPEND_BYTES: Final = 16 << 20
-"""So much is appended to a log at once."""
+"""Bytes that are appended to a log at once, about."""
 
 _THREADS: Final = 4
 
@@ -34,7 +34,7 @@ Wanted = list[tuple[StagedFile, list[Frame]]]
 
 
 class StagedLots:
-    """What is to be appended: frames by partition. It reads no batch before `append`.
+    """The frames to be appended, by partition. No batch is read before `append`.
 
     Args:
         engine: of the topics.

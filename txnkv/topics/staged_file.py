@@ -40,7 +40,7 @@ _REST: Final = struct.Struct("<IQQ")
 HEADER_BYTES: Final = len(MAGIC) + _CRC.size + _REST.size
 FRAME_BYTES: Final = _CRC.size + _REST.size
 _MOST_BUFFERS: Final = 512
-"""Of one call; systems admit 1,024."""
+"""Buffers of one call, at most; systems admit 1,024."""
 
 
 class Frame(NamedTuple):
@@ -58,7 +58,7 @@ class Frame(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """Where the frame itself begins."""
+        """The byte at which the frame itself begins."""
         return self.at - FRAME_BYTES
 
 
@@ -146,7 +146,7 @@ def _translated(error: OSError, path: Path) -> TxnkvError:
 
 
 def frames(path: Path, file: StagedFile) -> list[Frame]:
-    """What counts of a file, in its order. The batches themselves are looked at by `read`.
+    """List the frames of a file that count, in their order; `read` looks at the batches themselves.
 
     Raises:
         CorruptionError: the file is missing, is shorter than what counts, or is damaged.

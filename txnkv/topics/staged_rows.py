@@ -11,7 +11,7 @@ from txnkv.coordinator import jobs, status_table
 from txnkv.storage.seam import boot_id
 
 KIND: Final = "staged"
-"""Of the participant that has the files of a transaction removed when it aborts; its id is 0."""
+"""The kind of the participant that has a transaction's files removed at an abort; its id is 0."""
 
 _COLUMNS: Final = "id, txn_id, job_id, attempt, bytes, boot"
 
@@ -63,7 +63,7 @@ def count(cur: apsw.Cursor, file: StagedFile, upto: int) -> None:
 
 
 def require_running(cur: apsw.Cursor, txn_id: int, job_id: str) -> None:
-    """Refuse who comes too late.
+    """Refuse a session that comes too late.
 
     Raises:
         TxnNotFoundError, InvalidTxnStateError: the transaction is not OPEN, or its job ended.

@@ -64,7 +64,7 @@ class StagedSendsFolder:
         return self._engine.log.latest()
 
     def path(self, file: StagedFile) -> Path:
-        """Where a file is, or would be."""
+        """Return the path where a file is, or would be."""
         return self.folder / str(file.id)
 
     # -- removing ----------------------------------------------------------------------

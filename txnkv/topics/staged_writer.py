@@ -1,4 +1,4 @@
-"""What one session of a job's attempt sends: encoded at once, into a staged file of its own."""
+"""The sends of one session of a job's attempt: encoded at once, into a staged file of its own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class StagedSends:
             raise
 
     def take_back(self) -> None:
-        """What does not count yet never will."""
+        """Drop what does not count yet: it never will."""
         self._end = self._counted
 
     def settle(self) -> None:
@@ -129,7 +129,7 @@ class StagedSends:
             raise staged_file.missing(path, file) from None
 
     def _remove_late(self, file: StagedFile) -> None:
-        """Who is too late may have made the file anew after all of the job was removed."""
+        """Remove the file if a late writer has made it anew after all of the job was removed."""
         with suppress(TxnkvError):
             self._engine.staged.remove_unknown(file)
 

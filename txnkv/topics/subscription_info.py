@@ -1,4 +1,4 @@
-"""What a subscription is: its name, its kind and its options."""
+"""The description of a subscription: its name, its kind and its options."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class SubscriptionInfo:
 
     @property
     def leased(self) -> bool:
-        """Whether deliveries are rows in status.db: where several processes share them, or where
-        they are counted, also over the death of the consumer, or end.
+        """Tell whether deliveries are rows in status.db: where several processes share them, or
+        where they are counted, also over the death of the consumer, or end.
         """
         return self.type == SHARED or (self.max_deliveries, self.ack_timeout) != (None, None)
 

@@ -56,7 +56,7 @@ class SubscriptionParticipants:
     def write_commit(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
     ) -> None:
-        """What is pending is deleted."""
+        """Delete what is pending."""
         pending_acks.apply(cur, row.txn_id)
         fault_point("acks.applied")
 
@@ -64,7 +64,7 @@ class SubscriptionParticipants:
         """The commit point did it all."""
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """What is pending is delivered again."""
+        """Have what is pending delivered again."""
         with self._store.status.write() as cur:
             pending_acks.give_back(cur, self._store, row.txn_id)
         fault_point("acks.returned")

@@ -164,7 +164,7 @@ def dropped(info: SubscriptionInfo) -> TopicNotFoundError:
 def consumer_of(
     cur: apsw.Cursor, store: Store, info: SubscriptionInfo, live: set[int]
 ) -> str | None:
-    """In which process the one consumer of a subscription lives; None: the place is free.
+    """Return the process of the one consumer of a subscription; None: the place is free.
 
     Args:
         live: consumers of this process.

@@ -199,7 +199,7 @@ class Subscriptions:
         return there
 
     def committed(self, info: SubscriptionInfo) -> dict[int, int]:
-        """Below which offset all is deleted, by partition number."""
+        """Return the offset below which all is deleted, by partition number."""
         with self._store.status.read() as cur:
             found = cursors.load(cur, info.id)
         numbers = enumerate(info.topic.partitions)
@@ -330,7 +330,8 @@ class Subscriptions:
             subscription_rows.give_place(cur, info, place)
 
     def exclusive(self, id: int, acks: PendingAcks | None = None) -> Exclusive | None:
-        """What is in this process's memory of an exclusive subscription whose consumer is here.
+        """Return what this process remembers of an exclusive subscription; None if its consumer
+        is elsewhere.
 
         Args:
             id: of the subscription.
@@ -378,8 +379,8 @@ class Subscriptions:
         return named
 
     def _known_end(self, partition_id: int, offset: int) -> int:
-        """Below which all is decided, or at least behind `offset` if that is. 0 for a partition
-        that is gone.
+        """Return the offset below which all is decided, or an older one that is behind `offset`. 0
+        for a partition that is gone.
         """
         end = self._ends.get(partition_id, 0)
         if offset >= end:
@@ -398,7 +399,7 @@ class Subscriptions:
     # -- looking after -----------------------------------------------------------------
 
     def sweep(self, lease: Lease) -> None:
-        """As the leader: cursors follow logs that lost their beginning, and what the dead
+        """Do the leader's part: cursors follow logs that lost their beginning, and what the dead
         held is given back.
 
         Raises:

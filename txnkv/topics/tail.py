@@ -24,12 +24,13 @@ from txnkv.coordinator.payload import Section
 from txnkv.core import ControlType, encode_control, place, walk
 
 _EXTENT = struct.Struct("<Q12xI4xI")
-"""Of a batch header: base offset, length, offsets taken. One commit, one look: no call into C."""
+"""Base offset, length, offsets taken: of a batch header. One commit, one look: no call into C."""
 _CRC_AT: Final = 16
+"""The place of its checksum."""
 
 
 class TailEntry(NamedTuple):
-    """What one commit added to a partition.
+    """The batches that one commit added to a partition.
 
     Attributes:
         base_offset: of its first batch.

@@ -11,7 +11,7 @@ sound store:
     3. lower            status.db, under LMDB's lock, if nobody filled the hole: next offset,
                         producers
 
-Who dies between 2 and 3 leaves the hole: its offsets are filled and not given again. Truncating
+A death between 2 and 3 leaves the hole: its offsets are filled and not given again. Truncating
 once more does the rest.
 
 A partition with subscriptions is not lowered at all: a consumer may hold a message that is cut,
@@ -48,7 +48,7 @@ _READ_BYTES: Final = 4 << 20
 
 
 class _Cut(NamedTuple):
-    """What a cut left: the new end of the log, and the next offset as it was."""
+    """The result of a cut: the new end of the log, and the next offset as it was."""
 
     end: int
     next_offset: int
@@ -143,7 +143,7 @@ def _has_batches(
 
 
 def _lower(engine: TopicEngine, txn: lmdb.Transaction, partition: Partition, cut: _Cut) -> bool:
-    """Whether the next offset is that of the cut now."""
+    """Lower the next offset to the end after a cut; tell whether it is that now."""
     if partition.log.end(txn) != cut.end:
         return False
     with engine.store.status.write() as cur:

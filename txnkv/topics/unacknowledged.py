@@ -1,4 +1,4 @@
-"""What subscriptions have not acknowledged of a partition, and how much of that is gone.
+"""Messages of a partition that subscriptions have not acknowledged, and how many are gone.
 
 A count of lost messages lies in the partition's database `state`, under "lost" + the id of the
 subscription (u64 big-endian), as u64 little-endian. It changes in the LMDB transaction that takes
@@ -74,7 +74,7 @@ def add_lost(txn: lmdb.Transaction, partition: Partition, subscription_id: int, 
 
 
 def lost(partition: Partition, subscription_id: int) -> int:
-    """How many messages a subscription had not acknowledged when they were taken."""
+    """Count the messages that a subscription had not acknowledged when they were taken."""
     if not partition.exists:
         return 0
     with partition.environment.read() as txn:

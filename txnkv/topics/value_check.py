@@ -17,7 +17,7 @@ _ROWS: Final = 1 << 16
 
 
 def problems(engine: TopicEngine, partition: Partition) -> Iterator[str]:
-    """What is wrong with the values of a partition, one line each.
+    """Yield what is wrong with the values of a partition, one line each.
 
     It ends with the first batch that is damaged itself, which others report.
     """

@@ -25,7 +25,7 @@ from txnkv.core.column_types import cast, parse_type
 from txnkv.errors import CorruptionError, SchemaError
 
 RESERVED: Final = ("key", "headers", "timestamp", "partition", "offset", "txn_id")
-"""What a message has beside its value; no column of a value is called so, in any case."""
+"""Names of what a message has beside its value; no column of a value is called so, in any case."""
 
 _FIRST: Final = 1
 """The number of a topic's schema; there will be others when schemas can change."""
@@ -248,7 +248,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field, n: int) -> pa.Array:
 
 
 def _absent(arrays: Sequence[pa.Array]) -> pa.BooleanArray | None:
-    """Which rows are nulls alone; None when no row is."""
+    """Find the rows that are nulls alone; None when no row is."""
     if any(array.null_count == 0 for array in arrays):
         return None
     absent = pc.is_null(arrays[0])
@@ -276,7 +276,7 @@ def to_document(schema: pa.Schema) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any]) -> pa.Schema:
-    """What `to_document` wrote down."""
+    """Return the schema that `to_document` wrote down."""
     return pa.schema(
         [
             pa.field(each["name"], parse_type(each["type"]), each["nullable"])

@@ -32,14 +32,14 @@ _ROUND: Final = 100_000
 
 
 def deadline(timeout: float | None) -> int | None:
-    """When a wait that begins now is over, in monotonic microseconds; None for never."""
+    """Return when a wait that begins now is over, in monotonic microseconds; None for never."""
     return None if timeout is None else clock.monotonic_micros() + int(timeout * 1e6)
 
 
 class Watch:
     """All waits of one process for one store: one of them looks, for itself and the others.
 
-    Who leads sleeps in steps; the others sleep until it wakes them. When it has what it waited
+    The leader sleeps in steps; the others sleep until it wakes them. When it has what it waited
     for, another leads. So a hundred that wait cost what one does.
 
     Attributes:
@@ -114,7 +114,7 @@ class Waiting:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Tell whether the time is over."""
         return self._until is not None and clock.monotonic_micros() >= self._until
 
     def mark(self) -> None:
@@ -146,7 +146,7 @@ class Waiting:
             self._watch.leave(leads)
 
     def is_new(self) -> bool:
-        """Whether the store has changed since `mark`."""
+        """Tell whether the store has changed since `mark`."""
         now = self._now()
         return now != self._seen or now[0] & 1 == 1
 
