@@ -61,7 +61,7 @@ EITHER: Final = "either"
 
 @dataclass(frozen=True)
 class Plan:
-    """How a fault point is passed, and what is true after a death there.
+    """The way a fault point is passed, and what is true after a death there.
 
     Attributes:
         scenarios: those that pass it.
@@ -237,7 +237,7 @@ PATH_EXAMINERS: Final[dict[str, Callable[[Path, Sequence[str]], list[str]]]] = {
 
 @dataclass(frozen=True)
 class Death:
-    """How a child ended.
+    """The way a child ended.
 
     Attributes:
         code: of the process; minus the signal that killed it.
@@ -307,7 +307,7 @@ def settle(client: txnkv.Client) -> None:
 
 
 def leftovers(client: txnkv.Client) -> list[str]:
-    """What transactions that are over should not have left: one line each."""
+    """List what transactions that are over should not have left: one line each."""
     questions = {
         "row set {} is not committed": "SELECT id FROM row_sets WHERE state < 2 AND txn_id > 0",
         "a lock on tablet {} is held": "SELECT id FROM locks",
@@ -370,7 +370,7 @@ def _works(client: txnkv.Client) -> list[str]:
 
 
 def expected(scenario: str, plan: Plan, death: Death) -> str:
-    """What has to become of the transaction of this child."""
+    """Return what has to become of the transaction of this child."""
     if scenario.endswith("rollback"):
         return GONE
     return THERE if death.acknowledged else plan.outcome

@@ -68,7 +68,7 @@ def _work(txn: txnkv.Transaction, version: int, kind: str) -> None:
 
 
 def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is wrong after a death: now, and when somebody has gone on."""
+    """List what is wrong after a death: now, and when somebody has gone on."""
     if "made" not in said:
         return []
     found = client.applied(APP)
@@ -84,7 +84,7 @@ def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
 
 
 def _wrong(client: txnkv.Client, versions: int) -> list[str]:
-    """What is there beside so many versions, or is not."""
+    """List what is there beside so many versions, or is not."""
     wanted = [(version, KINDS[version % len(KINDS)]) for version in range(versions)]
     rows = [tuple(row.values()) for row in client.table(TABLE).scan(ordered=True)]
     problems = [] if rows == wanted else [f"of versions {wanted} there are rows {rows}"]

@@ -18,7 +18,7 @@ from txnkv.job import Job
 from txnkv.topics import staged_append, staged_writer
 
 MESSAGES: Final = 6
-"""Of an attempt, to each partition."""
+"""Messages of an attempt, to each partition."""
 
 Say = Callable[..., None]
 Write = Callable[[txnkv.Session, int], None]
@@ -79,7 +79,7 @@ def _message(attempt: str, i: int) -> bytes:
 
 
 def examine(there: bool, client: txnkv.Client) -> list[str]:
-    """What is wrong.
+    """List what is wrong.
 
     Args:
         there: the messages are to be there.

@@ -37,7 +37,7 @@ def change(path: str, say: Callable[..., None]) -> None:
 
 
 def examine(path: Path, said: Sequence[str]) -> list[str]:
-    """What is wrong with the log of a child that died in `change`."""
+    """List what is wrong with the log of a child that died in `change`."""
     done = int(said[-1].split()[1]) if said else 0
     expected = _seen_after_each()
     with _Bare(path) as bare:

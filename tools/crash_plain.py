@@ -51,7 +51,7 @@ def _append(client: txnkv.Client, say: Say) -> None:
 
 
 def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is wrong after a death in one of them."""
+    """List what is wrong after a death in one of the two scenarios."""
     problems = []
     everywhere = crash_topics.partitions(client)
     for number, partition in enumerate(everywhere):

@@ -97,7 +97,7 @@ def retain(say: Say, path: str) -> None:
 
 
 def examine_retain(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is left is the end of what was written, at its offsets."""
+    """Check that what is left is the end of what was written, at its offsets."""
     if client.instance.topics.find(TOPIC) is None:
         return []
     gone = max((int(line.split()[2]) for line in said if line.startswith("at least")), default=0)

@@ -1,4 +1,4 @@
-"""What the crash driver's children do until they are killed.
+"""Scenarios of the crash driver: what its children do until they are killed.
 
 A scenario is a function of the store's path (and a token, for one). It says on standard
 output, line by line, what it was told is done: what it said has to be there afterwards. Row
@@ -155,13 +155,13 @@ def replace(path: str) -> None:
 
 
 def replaced() -> pa.Table:
-    """What `replace` leaves in each of the tables: as many rows as `commit` does."""
+    """Return what `replace` leaves in each of the tables: as many rows as `commit` does."""
     new = rows(DELETED, BEFORE - DELETED + TWICE, "new")
     return pa.concat_tables([new, rows(BEFORE + TWICE, ROWS + DELETED - TWICE)])
 
 
 def maintain(path: str) -> None:
-    """What `replace` does, in two small transactions, each flushed; then all is compacted."""
+    """Do what `replace` does, in two small transactions, each flushed; then compact all."""
     row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
     row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
     merging.LOADED_ROWS = 128  # type: ignore[misc]

@@ -138,7 +138,7 @@ def _contents(client: txnkv.Client) -> dict[int, bytes]:
 
 
 def _told(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is not as the child was told, or not whole."""
+    """List what is not as the child was told, or not whole."""
     problems = []
     partition = _partition(client)
     with partition.environment.read() as txn:

@@ -100,7 +100,7 @@ def _text(message: txnkv.Message) -> str:
 
 
 def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is wrong, also after whoever goes on has passed on the rest."""
+    """List what is wrong, also after whoever goes on has passed on the rest."""
     if "sent" not in said:
         return []
     problems = _once(client, said)
@@ -131,7 +131,7 @@ def _subscriptions(client: txnkv.Client) -> list[Any]:
 
 
 def _counts(client: txnkv.Client) -> Counter[str]:
-    """How often each text is there, passed on or refused."""
+    """Count how often each text is there, passed on or refused."""
     found: Counter[str] = Counter()
     for name in (OUT, DEAD):
         if name in client.topics():
@@ -142,7 +142,7 @@ def _counts(client: txnkv.Client) -> Counter[str]:
 
 
 def _once(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is there twice, was never to be there, or was acknowledged and is not there."""
+    """List what is there twice, was never to be there, or was acknowledged and is not there."""
     found = _counts(client)
     problems = [f"{text!r} is there {count} times" for text, count in found.items() if count > 1]
     problems += ["a transaction that was rolled back has sent"] * found["never"]

@@ -19,7 +19,7 @@ from txnkv.topics.partition import Partition
 TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}
 PARTITIONS: Final = 2
 ACKNOWLEDGED: Final = "acknowledged"
-"""What a child says of the large transaction, as in the scenarios of tables."""
+"""A child's word that the large transaction is acknowledged, as in the scenarios of tables."""
 
 BATCHES: Final = 3
 """That the large transaction sends to each partition."""
@@ -89,7 +89,7 @@ def alone(path: str, say: Say) -> None:
 
 
 def examine_alone(client: txnkv.Client, said: Sequence[str]) -> list[str]:
-    """What is wrong after a death in `alone`."""
+    """List what is wrong after a death in `alone`."""
     problems = []
     for number, partition in enumerate(partitions(client)):
         wanted = [b"before", *(b"alone %d %d" % (number, i) for i in range(2))]
@@ -101,7 +101,7 @@ def examine_alone(client: txnkv.Client, said: Sequence[str]) -> list[str]:
 
 
 def examine(client: txnkv.Client, said: Sequence[str], rows: bool) -> list[str]:
-    """What is wrong in the topics; nobody's transaction is open any more.
+    """List what is wrong in the topics; nobody's transaction is open any more.
 
     Args:
         client: of the store.

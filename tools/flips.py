@@ -40,11 +40,11 @@ class Record(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the record in messages."""
         return f"{self.db.decode()} {self.key.hex()}"
 
     def batch_of(self, at: int) -> int:
-        """Of a chunk of batches, the offset of the batch that a byte is in."""
+        """Return the offset of the batch, in a chunk of batches, that a byte is in."""
         return max(header.base_offset for begin, header in walk(self.value) if begin <= at)
 
     @contextmanager
@@ -107,7 +107,7 @@ def _until_idle(take: Callable[[], Sequence[txnkv.Message]]) -> Iterator[Row]:
 
 
 def subscription(client: txnkv.Client, topic: str) -> Iterator[Row]:
-    """What a subscription delivers that never acknowledged anything."""
+    """Yield what a subscription delivers that never acknowledged anything."""
     with client.topic(topic).subscribe("flips") as found:
         yield from _until_idle(lambda: found.receive_many(max_messages=3, timeout=0.0))
 
@@ -186,11 +186,11 @@ BY_OFFSET: Final = (
     "read_uncommitted", "read_committed", "subscription", "shared", "pinned", "fetch uncommitted",
     "fetch",
 )  # fmt: skip
-"""Of the readers, those that begin at the beginning and go by offsets."""
+"""Names of the readers that begin at the beginning and go by offsets."""
 
 
 def outcome(reader: Reader, client: txnkv.Client, topic: str) -> tuple[list[Row], str | None]:
-    """What a reader gave, and the text of the CorruptionError that ended it."""
+    """Return what a reader gave, and the text of the CorruptionError that ended it."""
     rows: list[Row] = []
     try:
         for row in reader(client, topic):

@@ -46,7 +46,7 @@ _WEAK_SETS: Final = _weakrefset.__file__
 
 
 class Interrupted(BaseException):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 @cache

@@ -224,7 +224,7 @@ def _parts(body: bytes, flags: int, n: int) -> Iterator[list[int]]:
 def committed(
     buf: bytes, aborted: Sequence[tuple[int, int]], from_offset: int, upto: int
 ) -> list[Seen]:
-    """What a READ_COMMITTED reader is shown of one whole fetch, by Kafka's rule."""
+    """Return what a READ_COMMITTED reader is shown of one whole fetch, by Kafka's rule."""
     waiting = sorted((first, txn_id) for txn_id, first in aborted)
     inside: set[int] = set()
     seen: list[Seen] = []

@@ -37,7 +37,7 @@ COLUMNS = {
 }
 
 BUFFERS: tuple[Buffer, ...] = ("marker", "sidecar")
-"""Of topics, each with a topic of its name; from version 3 on."""
+"""Buffers of topics, each with a topic of its name; from version 3 on."""
 
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the logs of a topic hold, read without a consumer: for tests and for the crash driver."""
+"""The contents of a topic's logs, read without a consumer: for tests and for the crash driver."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which isolation transactions had: histories, a checker of them, and what makes some."""
+"""The isolation that transactions had: histories, a checker of them, and what makes some."""

@@ -1,4 +1,4 @@
-"""Which isolation a history of transactions had: a checker in the manner of Elle.
+"""The isolation that a history of transactions had: a checker in the manner of Elle.
 
     report = check(parse('''
         T1: x[] x+1
@@ -39,7 +39,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in a history."""
+    """The anomalies that were found in a history."""
 
     anomalies: tuple[Anomaly, ...]
 
@@ -95,7 +95,7 @@ def check(history: Sequence[Txn], order: str = "realtime") -> Report:
 
 
 def _counted(history: Sequence[Txn], keys: Mapping[str, Key]) -> list[bool]:
-    """Who committed: also those that nobody was answered of, but whose writes were read."""
+    """Tell which transactions committed: also those without an answer whose writes were read."""
     counted = [txn.outcome is Outcome.COMMITTED for txn in history]
     seen: dict[int, set[int]] = {}
     for key in keys.values():
@@ -112,7 +112,7 @@ def _counted(history: Sequence[Txn], keys: Mapping[str, Key]) -> list[bool]:
 
 
 def _read(key: Key) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """What each transaction read of others, in both kinds of key."""
+    """Yield what each transaction read of others, in both kinds of key."""
     if key.is_list:
         yield from key.lists.items()
     else:
@@ -144,7 +144,7 @@ def _read_what_is_not(
 
 
 def _lost_updates(key: Key, history: Sequence[Txn], counted: Sequence[bool]) -> Iterator[Anomaly]:
-    """Of those that read one version and wrote the key, all but one are lost."""
+    """Find lost updates: of those that read one version and wrote the key, all but one are lost."""
     first: dict[int | None, int] = {}
     for at, version in key.reads.items():
         if at in key.writes and counted[at]:

@@ -34,7 +34,7 @@ __all__ = ["CASTS", "LEVELS", "SCHEMA", "Actor", "Elsewhere", "Player", "play"]
 
 LEVELS: Final = ("snapshot", "serializable")
 CASTS: Final = ("small", "large", "small, large", "large, small", "on disk", "elsewhere")
-"""Who plays 1 and 2: transactions of a few rows or such as bulk loads are; small ones over rows
+"""Casts for 1 and 2: transactions of a few rows or such as bulk loads are; small ones over rows
 that are on disk; or 2 is in another process."""
 SCHEMA: Final = txnkv.Schema({"id": "int64", "value": "int64"}, primary_key=["id"])
 _ARROW: Final = pa.schema([("id", pa.int64()), ("value", pa.int64())])
@@ -152,14 +152,14 @@ class Player:
             getattr(self.txn, op)(self._table, row)
 
     def do_deletewhere(self, *words: str) -> str:
-        """As SQL's DELETE; the answer is whom it found."""
+        """Delete rows as SQL's DELETE does; the answer is the rows it found."""
         found = self._matching(words)
         for key in found["id"].to_pylist():
             self._write("delete", str(key))
         return _shown(found)
 
     def do_addwhere(self, number: str, *words: str) -> str:
-        """As SQL's UPDATE SET value = value + number."""
+        """Update rows as SQL's UPDATE SET value = value + number does."""
         found = self._matching(words)
         for row in found.to_pylist():
             self._write("update", str(row["id"]), str(row["value"] + int(number)))
@@ -224,7 +224,7 @@ class Actor:
         self._thread.start()
 
     def waits(self) -> bool:
-        """Whether it has no answer yet; it is given a moment."""
+        """Tell whether the line has no answer yet; it is given a moment."""
         assert self._thread is not None
         self._thread.join(_MOMENT)
         return self._thread.is_alive()

@@ -30,7 +30,7 @@ _OVERLAPPING = "both wrote {key}, and {later} (snapshot {snapshot}) did not see 
 
 @dataclass
 class _Commits:
-    """Who wrote a key, in the order of commit timestamps, and what it was then."""
+    """The writers of a key, in the order of commit timestamps, and the key's state after each."""
 
     stamps: list[int] = field(default_factory=list)
     txns: list[Txn] = field(default_factory=list)

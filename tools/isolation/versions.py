@@ -1,4 +1,4 @@
-"""Which version of each key came after which, as far as a history tells.
+"""The order of the versions of each key, as far as a history tells.
 
 Both kinds of history are brought to one form: a version is known by the value whose write made
 it (for a list, its last value), None is the version before any write.
@@ -30,7 +30,7 @@ Version = int | None
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What should not be.
+    """Something that should not be.
 
     Attributes:
         name: as Elle names it; `-session` or `-realtime` at its end when the cycle needs the
@@ -75,7 +75,7 @@ class Key:
 
 
 def keys_of(history: Sequence[Txn]) -> tuple[dict[str, Key], list[Anomaly]]:
-    """Who wrote and read what; and where a transaction disagrees with itself.
+    """Collect who wrote and read each key, and find where a transaction disagrees with itself.
 
     Raises:
         ValueError: a value is written to a key twice, or a key is both a list and a register.

@@ -56,7 +56,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True)
 class Load:
-    """What one session does.
+    """The work of one session.
 
     Attributes:
         session: its name, of all sessions alone.
@@ -228,7 +228,7 @@ def _read_at(snapshot: txnkv.Snapshot, keys: Iterable[int]) -> Iterator[Op]:
 
 
 def _reads(table: str, keys: Iterable[int], rows: Iterable[dict[str, Any]]) -> Iterator[Op]:
-    """What was found of each key, also where there was nothing."""
+    """Yield the read of each key, also where nothing was found."""
     found = {row["id"]: row for row in rows}
     for key in keys:
         row = found.get(key)

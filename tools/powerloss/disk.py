@@ -1,4 +1,4 @@
-"""What a disk may hold when the power goes: the model, computed from the log of a run.
+"""The states that a disk may be in when the power goes: the model, computed from the log of a run.
 
 Files and folders are followed by inode, so that renames carry content along. Of each edit of a
 file and each change of a folder is known when it began, when its call returned, and from when on
@@ -271,7 +271,7 @@ def _moment(op: Operation) -> int:
 
 
 class _FirstSync:
-    """Of several syncs: when the first one ended that began after some moment."""
+    """The earliest end among those of several syncs that began after some moment."""
 
     def __init__(self, syncs: list[tuple[int, int]]) -> None:
         ordered = sorted(syncs)
@@ -286,7 +286,7 @@ class _FirstSync:
 
 
 class _Journal:
-    """Which syncs commit the journal of a file system such as ext4.
+    """The syncs that commit the journal of a file system such as ext4.
 
     Attributes:
         commits: begin and end of each.

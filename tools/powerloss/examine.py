@@ -1,4 +1,4 @@
-"""What must be true of a store after a power loss, given what the run was told before."""
+"""Checks of a store after a power loss, given what the run was told before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txnkv.errors import TxnkvError
 
 @dataclass
 class Promised:
-    """What was acknowledged before the power went.
+    """All that was acknowledged before the power went.
 
     Attributes:
         words: all marks but those of transactions.
@@ -38,7 +38,7 @@ class Promised:
 
     @classmethod
     def by(cls, marks: list[tuple[int, str]], cut: int) -> Promised:
-        """What the marks before a cut say."""
+        """Return what the marks before a cut say."""
         promised = cls()
         for position, line in marks:
             if position >= cut:
@@ -54,10 +54,10 @@ class Promised:
 
 
 def is_volatile(path: str) -> bool:
-    """Whether a file, by its path below the recorded root, is void after a power loss.
+    """Tell whether a file, by its path below the recorded root, is void after a power loss.
 
     LMDB's lock file, SQLite's shared memory, the lock on which writers queue, and runtime/: all
-    of them are made anew by who opens the store first.
+    of them are made anew by whoever opens the store first.
     """
     parts = path.split("/")
     return "runtime" in parts or parts[-1] in _VOID

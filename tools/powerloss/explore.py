@@ -158,7 +158,7 @@ def _outcomes(pool: ProcessPoolExecutor, chosen: Iterator[Loss]) -> Iterator[Fin
 
 
 class _Setting:
-    """What all losses of a run have in common."""
+    """The setting that all losses of a run have in common."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Setting:
         self.promised = promised
 
     def examine(self, loss: Loss) -> Finding | None:
-        """One loss."""
+        """Examine one loss."""
         folder = self.folder / f"{loss.cut}-{loss.seed}-{loss.model}"
         self.states.write(folder, loss.cut, loss.seed, loss.model)
         promised = self.promised or Promised.by(self.marks, loss.cut)

@@ -19,7 +19,7 @@ NEVER: Final = 1 << 62
 
 
 class Kind(IntEnum):
-    """What a record tells of; the numbers are those of `record.c`."""
+    """The kind of event that a record tells of; the numbers are those of `record.c`."""
 
     END = 0
     WRITE = 1
@@ -75,7 +75,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Log:
-    """What happened in a run.
+    """The log of a run: all that happened in it.
 
     Attributes:
         operations: in the order of their begins; failed ones are left out.

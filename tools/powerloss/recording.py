@@ -24,7 +24,7 @@ class RunFailedError(Exception):
 
 
 def unavailable() -> str | None:
-    """Why nothing can be recorded here; None when it can."""
+    """Return why nothing can be recorded here; None when it can."""
     if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
         return "recording file operations needs Linux on 64 bits"
     if shutil.which("cc") is None:

@@ -166,7 +166,7 @@ def _batch(op: str, writes: list[Write]) -> pa.Table:
 
 
 def keep_up(client: txnkv.Client) -> None:
-    """What the leader does now and then: rounds, flush, checkpoints, compaction, collection."""
+    """Do the leader's upkeep: rounds, flush, checkpoints, compaction, collection."""
     instance = client.instance
     instance.coordinator.maintenance.round(resume_all=True)
     instance.engine.flush()
@@ -197,7 +197,7 @@ def _processes(store: Path, workload: Workload) -> None:
 
 
 def process(store: str, workload: str, writer: str) -> None:
-    """What a further process does; arguments as texts."""
+    """Run the work of a further process; arguments as texts."""
     _cut_small()
     does = from_text(workload)
     with txnkv.connect(store, create=False, history=does.history) as client:

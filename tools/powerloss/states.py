@@ -139,7 +139,7 @@ class _Chance:
         return most if self._random.random() < self._share else least
 
     def tear(self) -> bool:
-        """Whether a page is torn."""
+        """Draw whether a page is torn."""
         return self.tears and self._random.random() < 0.5
 
 
@@ -267,7 +267,7 @@ class _Contents:
         return pending, cuts[arrived - 1] + 1 if arrived else least
 
     def _arrived(self, edit: Edit) -> bool:
-        """Whether an edit is there, and so all before it on the same page."""
+        """Tell whether an edit is there, and so all before it on the same page."""
         return edit.durable < self._cut or id(edit) in self._cuts
 
     def _write_page(self, content: bytearray, at: int, edits: list[Edit], file: File) -> None:

@@ -52,7 +52,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Transaction:
-    """What a writer does in one transaction.
+    """The work of a writer in one transaction.
 
     Attributes:
         bulk: written by Arrow batch, one for each table and operation; else row by row.
@@ -67,7 +67,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run does.
+    """The parameters of a run.
 
     Attributes:
         writers: threads of one process, that write at the same time.
@@ -97,11 +97,11 @@ class Workload:
 
     @property
     def all_writers(self) -> int:
-        """How many there are; the processes are the last of them."""
+        """The number of writers; the processes are the last of them."""
         return self.threads + self.processes
 
     def pipelined(self, writer: int) -> bool:
-        """Whether a writer has several commits in flight."""
+        """Tell whether a writer has several commits in flight."""
         return self.writers <= writer < self.threads
 
 

@@ -129,7 +129,7 @@ def _take(client: txnkv.Client, chain: str, low: int) -> None:
 
 
 def _whereabouts(client: txnkv.Client, chain: str, number: int) -> str:
-    """Which tables have a number, and which transactions are open."""
+    """Say which tables have a number, and which transactions are open."""
     names = _stages(client.tables(), chain)
     there = ", ".join(name for name in names if client.table(name).get(number) is not None)
     opened = "; ".join(map(str, client.transactions())) or "no transaction is open"

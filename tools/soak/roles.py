@@ -1,4 +1,4 @@
-"""What the processes of the soak do, step by step, until they are told to stop or killed."""
+"""The work of the soak's processes, step by step, until they are told to stop or killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOLERATED: Final = (
     txnkv.HistoryExpiredError,
     txnkv.ProducerFencedError,
 )
-"""What kills, stops and full disks may lead to, and nothing else."""
+"""Errors that kills, stops and full disks may lead to, and nothing else."""
 _SEEN: Final = 300.0
 """Seconds that a commit of unknown outcome may take until its state is known."""
 

@@ -11,11 +11,11 @@ from typing import Final
 from benchmarks.svg import Series, chart
 
 _SLACK: Final = {"memory": 60.0, "descriptors": 40.0, "disk": 80.0, "wal": 80.0}
-"""What may come and go: MB, MB of disk, counts."""
+"""Slack for what may come and go: descriptors by count, the others in MB."""
 
 
 class Samples:
-    """What was measured: a quantity of somebody at some seconds."""
+    """The measured values: a quantity of somebody at some seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -45,7 +45,7 @@ class Samples:
         self._seen["wal", "status.db"].append((at, wal.stat().st_size / 1e6 if wal.exists() else 0))
 
     def growth(self) -> list[str]:
-        """What grew: its median in the last fifth beside that of the second."""
+        """List what grew: its median in the last fifth beside that of the second."""
         found = []
         for (what, name), seen in self._seen.items():
             fifth = len(seen) // 5

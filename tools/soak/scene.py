@@ -21,7 +21,7 @@ CHAINS: Final = ("marker", "sidecar")
 """Each by its transaction buffer."""
 STAGES: Final = ("sent", "billed", "mailed")
 STREAMED: Final = "streamed"
-"""What Spark makes of the receipts of the first chain."""
+"""The table that Spark makes of the receipts of the first chain."""
 ACCOUNTS: Final = 24
 START: Final = 1000
 GENERATION: Final = 20_000

@@ -1,4 +1,4 @@
-"""What befalls the processes of the soak: kills, stops, clocks that jump, a disk that is full."""
+"""Trouble for the processes of the soak: kills, stops, clocks that jump, a disk that is full."""
 
 from __future__ import annotations
 
