@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pyarrow as pa
 
 import txnkv
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 
 TASKS, ROWS = 4, 10_000
 

@@ -19,14 +19,7 @@ LAYERS = [
     {"coordinator"},
     {"tables", "topics"},
     {
-        "instance", "context", "context_parts", "closing", "client", "transaction", "session",
-        "row_operations", "scan", "table", "token", "job", "inspection", "compacting",
-        "write_result", "retrying", "small_commit", "large_commit", "own_transaction", "txn_info",
-        "topic", "message", "subscription", "producer", "replicating", "beginning", "heart",
-        "message_operations", "sending", "small_parts", "topic_writes", "consumer",
-        "catalog_operations", "own_session", "session_messages", "session_rows", "diff_token",
-        "session_background", "session_buffer", "marking", "typed_values", "local_state",
-        "aio", "api", "__init__",
+        "instance", "transaction", "client", "aio", "api", "__init__",
     },
     {"spark", "cli", "demo", "__main__"},
 ]  # fmt: skip

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 import txnkv
 from tools.crash_topics import ACKNOWLEDGED, TOPICS, committed, partitions
-from txnkv.job import Job
 from txnkv.topics import staged_append, staged_writer
+from txnkv.transaction.job import Job
 
 MESSAGES: Final = 6
 """Messages of an attempt, to each partition."""

@@ -18,8 +18,8 @@ from typing import Final
 import txnkv
 from tools.topic_contents import partitions, raw, values
 from tools.topic_writing import Writer
-from txnkv.producer import Producer
-from txnkv.replicating import replicate
+from txnkv.client.producer import Producer
+from txnkv.client.replica import replicate
 from txnkv.storage import clock
 from txnkv.topics import producers, retention
 from txnkv.topics.catalog import TopicOptions

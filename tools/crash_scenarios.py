@@ -28,7 +28,7 @@ from tools import (
     crash_subscriptions,
     crash_topics,
 )
-from txnkv import compacting
+from txnkv.client import compacting
 from txnkv.options import Locking
 from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
 

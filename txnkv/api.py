@@ -1,12 +1,19 @@
 """All that `txnkv` gives: see the package itself, which loads this when it is used."""
 
-from txnkv.client import Client, connect
-from txnkv.compacting import CompactReport
-from txnkv.consumer import Consumer
+from txnkv.client.client import Client, connect
+from txnkv.client.compacting import CompactReport
+from txnkv.client.consumer import Consumer
+from txnkv.client.diff_token import DiffToken
+from txnkv.client.inspection import CheckReport
+from txnkv.client.producer import Producer
+from txnkv.client.replica import replicate
+from txnkv.client.scan import Scan, ScanToken
+from txnkv.client.subscription import Subscription
+from txnkv.client.table import Snapshot, Table
+from txnkv.client.topic import Topic
 from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
-from txnkv.diff_token import DiffToken
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -40,22 +47,15 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.inspection import CheckReport
-from txnkv.producer import Producer
-from txnkv.replicating import replicate
-from txnkv.scan import Scan, ScanToken
-from txnkv.session import Session
-from txnkv.subscription import Subscription
-from txnkv.table import Snapshot, Table
 from txnkv.tables.partitioning import hash_partition, range_partition
 from txnkv.tables.schema import Column, Schema
-from txnkv.token import TxnToken
-from txnkv.topic import Topic
 from txnkv.topics.fetch import AbortedTxn, FetchResult
 from txnkv.topics.message import Message, MessageId
-from txnkv.transaction import Transaction
-from txnkv.txn_info import TxnInfo
-from txnkv.write_result import WriteResult
+from txnkv.transaction.info import TxnInfo
+from txnkv.transaction.session import Session
+from txnkv.transaction.token import TxnToken
+from txnkv.transaction.transaction import Transaction
+from txnkv.transaction.write_result import WriteResult
 
 __all__ = [
     "AbortedTxn",

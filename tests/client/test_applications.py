@@ -9,7 +9,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import named
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 
 ENDINGS: dict[str, dict[str, Any]] = {
     "small": {},

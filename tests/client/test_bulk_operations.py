@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.job import Job
 from txnkv.tables import ingest, row_set_writer
 from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.row_set import RowSet, RowSetRetired
 from txnkv.tables.tablet import Tablet, TabletState
+from txnkv.transaction.job import Job
 
 SCHEMA = txnkv.Schema(
     {"id": "int64", "s": "string?", "n": txnkv.Column("int32", default=7), "tags": "list<int64>?"},

@@ -14,10 +14,10 @@ import pytest
 
 import txnkv
 from txnkv import core
-from txnkv.job import Job
 from txnkv.storage.seam import arm, disarm
 from txnkv.topics import staged_append, staged_file, staged_rows, staged_writer
 from txnkv.topics.catalog import TopicOptions
+from txnkv.transaction.job import Job
 
 ByHand = Callable[[txnkv.Client], None]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_workers_in_other_processes(
     """One worker dies in the middle of its attempt and is run again; one copy of each row."""
     job = Job.start(txn)
     code = """
-        from txnkv.job import Job
+        from txnkv.transaction.job import Job
         with txnkv.Transaction.deserialize(client, token) as txn:
             with Job.join(txn, job).session(attempt) as session:
                 for id in ids:

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.local_state import MOVES, Local, LocalState
-from txnkv.session import Session
 from txnkv.storage.seam import arm, disarm
+from txnkv.transaction.local_state import MOVES, Local, LocalState
+from txnkv.transaction.session import Session
 
 OPEN, COMMITTING = txnkv.TxnState.OPEN, txnkv.TxnState.COMMIT_IN_PROGRESS
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv import token as tokens
 from txnkv.storage.seam import clock
-from txnkv.token import TokenContent
+from txnkv.transaction import token as tokens
+from txnkv.transaction.token import TokenContent
 
 deserialize = txnkv.Transaction.deserialize
 

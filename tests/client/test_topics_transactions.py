@@ -393,7 +393,7 @@ def test_refused_rows_of_a_plain_session_do_not_keep_messages_back(
 def test_an_attempt_of_a_job_does_not_acknowledge(
     client: txnkv.Client, topic: txnkv.Topic, values: Values
 ) -> None:
-    from txnkv.job import Job
+    from txnkv.transaction.job import Job
 
     with client.transaction() as txn:
         job = Job.start(txn)

@@ -18,7 +18,7 @@ import txnkv
 from tools.children import Children
 from tools.crash import leftovers, settle
 from tools.crash_scenarios import BEFORE, TABLES, prepare, rows
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 
 DISK_MIB = 24
 PAYLOAD = 1000

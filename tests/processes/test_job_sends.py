@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 
 WORKER = """
 import pyarrow as pa
-from txnkv.job import Job
+from txnkv.transaction.job import Job
 say("ready")
 while (line := wait()):
     token, job, task, attempt = line.split()

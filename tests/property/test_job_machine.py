@@ -24,9 +24,9 @@ import txnkv
 from tests.property.machine_tools import in_child
 from txnkv.coordinator import jobs
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.job import Job
 from txnkv.storage.seam import FAULT_POINTS
 from txnkv.topics import staged_append, staged_writer
+from txnkv.transaction.job import Job
 
 Place = tuple[str, int]
 PLACES: list[Place] = [("marker", 0), ("marker", 1), ("sidecar", 0), ("sidecar", 1)]

@@ -15,7 +15,7 @@ from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
-from txnkv.consumer import MESSAGE_COLUMNS
+from txnkv.client.consumer import MESSAGE_COLUMNS
 from txnkv.core import Chunk
 from txnkv.topics.log_state import LOG
 

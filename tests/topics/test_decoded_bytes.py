@@ -11,8 +11,8 @@ import txnkv
 from tests.topics.log_tools import data
 from tests.topics.reading_tools import partition_of, put
 from txnkv import core
-from txnkv.job import Job
 from txnkv.spark.reading.topic_planner import weight
+from txnkv.transaction.job import Job
 
 PIECE = 256 << 10
 COUNT = 40

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import txnkv
 from tools.forked import Popen
 from tools.topic_contents import stored, values
+from txnkv.client.producer import Producer
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -35,7 +36,6 @@ from txnkv.errors import (
     TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.producer import Producer
 from txnkv.storage import arm, disarm
 from txnkv.topics import looking_after, producers
 from txnkv.topics.catalog import TopicInfo, TopicOptions
@@ -420,7 +420,7 @@ def test_a_process_is_fenced_by_another(
     """A zombie that is stopped at any moment shows nothing after its successor was made."""
     zombie = process(
         """
-        from txnkv.producer import Producer
+        from txnkv.client.producer import Producer
         producer = Producer(client, client.instance.topics.get("events"), "billing")
         say(producer.send("first").result(60))
         for i in range(number - 1):
@@ -448,7 +448,7 @@ def test_a_stopped_process_goes_on_and_is_fenced(
     zombie = process(
         """
         import signal, threading
-        from txnkv.producer import Producer
+        from txnkv.client.producer import Producer
         producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
         commit = producer._sender._engine.log.commit
         def stopping(asked):
@@ -475,7 +475,7 @@ def test_a_stopped_process_goes_on_and_is_fenced(
 # -- kill -9 -----------------------------------------------------------------------------
 
 _KILLED = """
-from txnkv.producer import Producer
+from txnkv.client.producer import Producer
 producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
 for i in range(producer.sent, 10):
     say(i)
@@ -614,7 +614,7 @@ def test_what_waits_at_exit_is_sent(
 ) -> None:
     process(
         """
-        from txnkv.producer import Producer
+        from txnkv.client.producer import Producer
         producer = Producer(client, client.instance.topics.get("events"), "p", linger=60)
         producer.send("a"); producer.send("b")
         """
@@ -643,7 +643,7 @@ def test_a_producer_that_nobody_holds_sends_what_it_has(make: Make, client: txnk
 def test_a_forked_child_leaves_it_to_the_parent(tmp_path: Path) -> None:
     code = """
 import os, sys, txnkv
-from txnkv.producer import Producer
+from txnkv.client.producer import Producer
 from txnkv.topics.catalog import TopicOptions
 client = txnkv.connect(sys.argv[1])
 info = client.instance.topics.create("events", 1, "marker", TopicOptions())

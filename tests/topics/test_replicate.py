@@ -13,6 +13,8 @@ import pytest
 import txnkv
 from tools.topic_contents import partitions, raw, values
 from tools.topic_writing import Writer
+from txnkv.client.producer import Producer
+from txnkv.client.replica import Replicated, replicate
 from txnkv.errors import (
     NotSupportedError,
     OffsetOutOfRangeError,
@@ -20,8 +22,6 @@ from txnkv.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from txnkv.producer import Producer
-from txnkv.replicating import Replicated, replicate
 from txnkv.topics.aborted_index import unpack_entries
 from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.fetch import fetch
@@ -339,7 +339,7 @@ def test_killed_it_goes_on(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.replicating import replicate
+        from txnkv.client.replica import replicate
         with txnkv.connect(path) as follower:
             say()
             wait()
@@ -366,7 +366,7 @@ def test_killed_while_it_gives_up_what_the_source_has_not(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.replicating import replicate
+        from txnkv.client.replica import replicate
         with txnkv.connect(path) as follower:
             arm("follow.cut", "kill")
             replicate(client, follower, max_bytes=500)

@@ -203,7 +203,7 @@ def test_latest_is_one_moment(client: txnkv.Client, topic: Any, monkeypatch: Any
     """
     all_of_them = partitions(client, topic)
     small(client, all_of_them, [b"before"])
-    import txnkv.consumer as module
+    import txnkv.client.consumer as module
 
     real, calls = module.bounds, iter(range(100))
 

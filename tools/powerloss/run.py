@@ -32,7 +32,7 @@ from tools.powerloss.workload import (
     history,
     to_text,
 )
-from txnkv import compacting
+from txnkv.client import compacting
 from txnkv.options import Operation
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from txnkv.closing import Handle
 from txnkv.errors import ClosedError
 from txnkv.storage.locks import new_lock
+from txnkv.transaction.closeable import Handle
 
 T = TypeVar("T")
 

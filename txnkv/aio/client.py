@@ -8,27 +8,27 @@ from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from txnkv import client as blocking
 from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
 from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
-from txnkv.client import Client
+from txnkv.client import client as blocking
+from txnkv.client.client import Client
+from txnkv.client.inspection import CheckReport
 from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
-from txnkv.inspection import CheckReport
 from txnkv.metrics import MetricsSnapshot
 from txnkv.options import FlushMode
-from txnkv.retrying import DEADLINE, DEFAULTS, Retries
-from txnkv.session_buffer import BUFFER_BYTES
 from txnkv.tables.partitioning import PartitionBy
 from txnkv.tables.schema import Schema
-from txnkv.token import TxnToken
 from txnkv.topics.holding import Hold
-from txnkv.transaction import Transaction
-from txnkv.txn_info import TxnInfo
+from txnkv.transaction.info import TxnInfo
+from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
+from txnkv.transaction.session_buffer import BUFFER_BYTES
+from txnkv.transaction.token import TxnToken
+from txnkv.transaction.transaction import Transaction
 
 T = TypeVar("T")
 

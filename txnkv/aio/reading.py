@@ -9,10 +9,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, Wrapper
+from txnkv.client.diff_token import DiffToken
+from txnkv.client.scan import Scan, ScanToken
+from txnkv.client.table import Snapshot, Table
 from txnkv.coordinator.ids import Timestamp
-from txnkv.diff_token import DiffToken
-from txnkv.scan import Scan, ScanToken
-from txnkv.table import Snapshot, Table
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 

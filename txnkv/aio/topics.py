@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, InTurn, Wrapper
-from txnkv.message_operations import Acknowledged
+from txnkv.client.topic import Topic
 from txnkv.options import Start, SubscriptionType
-from txnkv.topic import Topic
 from txnkv.topics.fetch import FetchResult
 from txnkv.topics.message import Message, MessageId
+from txnkv.transaction.message_operations import Acknowledged
 
 if TYPE_CHECKING:
     from txnkv.aio.transaction import AsyncTransaction
-    from txnkv.consumer import Consumer
-    from txnkv.producer import Producer
-    from txnkv.subscription import Subscription
+    from txnkv.client.consumer import Consumer
+    from txnkv.client.producer import Producer
+    from txnkv.client.subscription import Subscription
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ from txnkv.aio.topics import AsyncSubscription, AsyncTopic, plain_subscription, 
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import RowError
-from txnkv.message_operations import Acknowledged
 from txnkv.options import FlushMode, Operation
-from txnkv.session import Session
-from txnkv.session_buffer import BUFFER_BYTES
-from txnkv.token import TxnToken
-from txnkv.transaction import Transaction
-from txnkv.write_result import WriteResult
+from txnkv.transaction.message_operations import Acknowledged
+from txnkv.transaction.session import Session
+from txnkv.transaction.session_buffer import BUFFER_BYTES
+from txnkv.transaction.token import TxnToken
+from txnkv.transaction.transaction import Transaction
+from txnkv.transaction.write_result import WriteResult
 
 
 class AsyncRows(Wrapper):

@@ -21,7 +21,7 @@ from txnkv.coordinator.ids import TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import TxnNotFoundError
 from txnkv.topics.overview import SentTo, sent_to
-from txnkv.txn_info import TxnInfo
+from txnkv.transaction.info import TxnInfo
 
 Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
 

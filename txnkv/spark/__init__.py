@@ -41,10 +41,10 @@ if sys.executable:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 if TYPE_CHECKING:
+    from txnkv.client.table import Table
+    from txnkv.client.topic import Topic
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.table import Table
-    from txnkv.topic import Topic
-    from txnkv.transaction import Transaction
+    from txnkv.transaction.transaction import Transaction
 
 __all__ = ["TxnkvDataSource", "foreach_batch", "lag", "options", "register", "require_java"]
 

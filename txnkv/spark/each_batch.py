@@ -19,20 +19,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txnkv.client import Client
+from txnkv.client.client import Client
+from txnkv.client.subscription import Subscription
 from txnkv.coordinator.applications import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
-from txnkv.local_state import Local
 from txnkv.spark import running
 from txnkv.spark.micro_batches import is_committed
 from txnkv.spark.settings import Place
-from txnkv.subscription import Subscription
 from txnkv.topics import cursors
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.message import MessageId
 from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
-from txnkv.transaction import Transaction
+from txnkv.transaction.local_state import Local
+from txnkv.transaction.transaction import Transaction
 
 BatchFunction = Callable[[Any, int, Transaction], object]
 

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from txnkv.client import Client, connect
+from txnkv.client.client import Client, connect
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
@@ -24,7 +24,7 @@ from txnkv.errors import (
     TxnNotFoundError,
 )
 from txnkv.spark import processes
-from txnkv.transaction import Transaction
+from txnkv.transaction.transaction import Transaction
 
 _POLL: Final = 0.5
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import TxnkvError
 from txnkv.spark import processes
-from txnkv.transaction import Transaction
+from txnkv.transaction.transaction import Transaction
 
 PATIENCE: Final = 10.0
 _POLL: Final = 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnkv.client import Client
+from txnkv.client.client import Client
 from txnkv.coordinator import applications
 from txnkv.coordinator.applications import Mark
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from txnkv.client import Client, connect
+from txnkv.client.client import Client, connect
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import Timestamp
 from txnkv.options import Operation

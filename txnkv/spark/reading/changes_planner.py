@@ -18,16 +18,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from txnkv.client import Client
+from txnkv.client.client import Client
+from txnkv.client.diff_token import DiffToken
+from txnkv.client.scan import ScanToken
+from txnkv.client.table import Snapshot
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
-from txnkv.diff_token import DiffToken
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
-from txnkv.scan import ScanToken
 from txnkv.spark.joining import client_of
 from txnkv.spark.reading.changes_offset import BEGINNING, ChangesOffset
 from txnkv.spark.settings_topics import ChangesRead
-from txnkv.table import Snapshot
 from txnkv.tables import history
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff_tokens import changed

@@ -22,9 +22,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from txnkv.diff_token import DiffToken
+from txnkv.client.diff_token import DiffToken
+from txnkv.client.scan import ScanToken
 from txnkv.errors import SchemaError
-from txnkv.scan import ScanToken
 from txnkv.spark.columns import ToSpark, spark_schema
 from txnkv.spark.joining import client_of
 from txnkv.spark.reading.changes_offset import ChangesOffset

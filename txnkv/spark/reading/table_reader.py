@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from txnkv.scan import Scan, ScanToken
+from txnkv.client.scan import Scan, ScanToken
 from txnkv.spark.columns import ToSpark
 from txnkv.spark.joining import client_of, join_open
 from txnkv.spark.reading import pushdown

@@ -21,10 +21,10 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from txnkv import core
+from txnkv.client.topic import Topic
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.spark.columns import spark_type
-from txnkv.topic import Topic
 from txnkv.topics.values import ValueCodec
 
 _HEADER: Final = spark.StructType(

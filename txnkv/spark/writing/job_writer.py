@@ -23,16 +23,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client import Client
+from txnkv.client.client import Client
 from txnkv.errors import TxnNotFoundError
-from txnkv.job import Job
 from txnkv.spark import keeping
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of, join_open
 from txnkv.spark.settings import Place
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.targets import Target
-from txnkv.transaction import Transaction
+from txnkv.transaction.job import Job
+from txnkv.transaction.transaction import Transaction
 
 
 class JobWriter(DataSourceArrowWriter):

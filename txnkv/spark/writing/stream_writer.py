@@ -39,11 +39,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client import Client
+from txnkv.client.client import Client
 from txnkv.coordinator import named
 from txnkv.coordinator.applications import Mark
 from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
-from txnkv.job import Job
 from txnkv.spark import keeping, processes
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of
@@ -52,7 +51,8 @@ from txnkv.spark.settings_sinks import StreamWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.changes import ChangesTarget
 from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
-from txnkv.transaction import Transaction
+from txnkv.transaction.job import Job
+from txnkv.transaction.transaction import Transaction
 
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("txnkv")

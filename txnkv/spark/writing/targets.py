@@ -8,14 +8,14 @@ from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 
-from txnkv.client import Client
-from txnkv.job import Job
+from txnkv.client.client import Client
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.spark.writing.attempts import Written, again
 from txnkv.topics import catalog, message_batches
 from txnkv.topics.catalog import TopicInfo
-from txnkv.transaction import Transaction
+from txnkv.transaction.job import Job
+from txnkv.transaction.transaction import Transaction
 
 _OVERWRITE: Final = "overwrite"
 """The attempt that deletes what is there."""

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from txnkv.beginning import begin
-from txnkv.context import TxnContext
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
@@ -25,10 +23,12 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.heart import Heart
 from txnkv.instance import Instance
-from txnkv.small_commit import commit_small, make_sure
 from txnkv.tables.incoming import Outcome
+from txnkv.transaction.begin import begin
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.heartbeats import Heart
+from txnkv.transaction.one_phase_commit import commit_small, make_sure
 
 _ATTEMPTS: Final = 20
 

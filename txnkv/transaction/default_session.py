@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from txnkv.message_operations import Acknowledged, AnySubscription, MessageOperations
 from txnkv.options import FlushMode, Operation
-from txnkv.row_operations import RowOperations
-from txnkv.write_result import WriteResult
+from txnkv.transaction.message_operations import Acknowledged, AnySubscription, MessageOperations
+from txnkv.transaction.row_operations import RowOperations
+from txnkv.transaction.write_result import WriteResult
 
 if TYPE_CHECKING:
     import threading
 
-    from txnkv.session import Session
-    from txnkv.table import Table
-    from txnkv.topic import Topic
+    from txnkv.client.table import Table
+    from txnkv.client.topic import Topic
+    from txnkv.transaction.session import Session
 
 
 class OwnSession(RowOperations, MessageOperations):

@@ -10,12 +10,11 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv import instance as instances
-from txnkv import large_commit, small_commit
-from txnkv.beginning import begin
-from txnkv.catalog_operations import CatalogOperations
-from txnkv.closing import Closing
-from txnkv.compacting import CompactReport, compact_store
-from txnkv.context import TxnContext
+from txnkv.client.catalog_operations import CatalogOperations
+from txnkv.client.compacting import CompactReport, compact_store
+from txnkv.client.inspection import CheckReport, check_store, store_stats
+from txnkv.client.producer import close_producers
+from txnkv.client.table import At, Snapshot
 from txnkv.coordinator import clock, status_table
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
@@ -29,20 +28,21 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.inspection import CheckReport, check_store, store_stats
 from txnkv.instance import Instance
-from txnkv.marking import ApplicationOperations
 from txnkv.metrics import MetricsSnapshot
 from txnkv.options import FlushMode, Isolation, Locking, one_of
-from txnkv.producer import close_producers
-from txnkv.retrying import DEADLINE, DEFAULTS, Retries
-from txnkv.session import Session
-from txnkv.session_buffer import BUFFER_BYTES
 from txnkv.storage.shield import shielded
-from txnkv.table import At, Snapshot
 from txnkv.topics.holding import Hold
-from txnkv.transaction import Transaction
-from txnkv.txn_info import TxnInfo
+from txnkv.transaction import one_phase_commit, two_phase_commit
+from txnkv.transaction.begin import begin
+from txnkv.transaction.closeable import Closing
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.info import TxnInfo
+from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
+from txnkv.transaction.session import Session
+from txnkv.transaction.session_buffer import BUFFER_BYTES
+from txnkv.transaction.transaction import Transaction
+from txnkv.transaction.versions import ApplicationOperations
 
 T = TypeVar("T")
 
@@ -252,7 +252,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         local = TxnId(txn_id).local
         context = self._unstored(local)
         if context is not None:
-            return small_commit.current(context).state
+            return one_phase_commit.current(context).state
         row = self.instance.coordinator.orchestrator.finish(local)
         return row.state
 
@@ -278,7 +278,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         local = self._local(id)
         context = self._unstored(local)
         if context is not None and context.has_written:
-            return small_commit.current(context).state
+            return one_phase_commit.current(context).state
         return self.instance.coordinator.get(local).state
 
     @shielded
@@ -317,8 +317,8 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         self.require_writable()
         local = self._local(id)
         context = self._unstored(local)
-        if context is None or not small_commit.abort_small(context, "aborted by hand"):
-            large_commit.abort_by_hand(self.instance, local)
+        if context is None or not one_phase_commit.abort_small(context, "aborted by hand"):
+            two_phase_commit.abort_by_hand(self.instance, local)
 
     @shielded
     def keep_transaction_alive(self, id: int) -> None:

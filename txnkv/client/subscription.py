@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from txnkv.closing import Closing
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
@@ -43,11 +42,12 @@ from txnkv.topics.subscriptions import (
 )
 from txnkv.topics.values import Encoded
 from txnkv.topics.waiting import Waiting, deadline
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
     from txnkv.topics.catalog import TopicInfo
-    from txnkv.transaction import Transaction
+    from txnkv.transaction.transaction import Transaction
 
 _log = logging.getLogger("txnkv")
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txnkv import large_commit, small_commit
-from txnkv import token as tokens
-from txnkv.closing import Closing
-from txnkv.context import TxnContext
+from txnkv.client.scan import Scan
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.metadata_store import late_by
 from txnkv.coordinator.orchestration import ending_error
@@ -29,23 +26,26 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.heart import Heart
-from txnkv.local_state import Local
-from txnkv.marking import Marking
 from txnkv.options import FlushMode
-from txnkv.own_session import OwnSession
-from txnkv.scan import Scan
-from txnkv.session import Session
-from txnkv.session_buffer import BUFFER_BYTES
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.shield import shielded
 from txnkv.tables import lookup
-from txnkv.token import TxnToken
+from txnkv.transaction import one_phase_commit, two_phase_commit
+from txnkv.transaction import token as tokens
+from txnkv.transaction.closeable import Closing
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.default_session import OwnSession
+from txnkv.transaction.heartbeats import Heart
+from txnkv.transaction.local_state import Local
+from txnkv.transaction.session import Session
+from txnkv.transaction.session_buffer import BUFFER_BYTES
+from txnkv.transaction.token import TxnToken
+from txnkv.transaction.versions import Marking
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
-    from txnkv.table import Table
+    from txnkv.client.client import Client
+    from txnkv.client.table import Table
 
 
 class Transaction(OwnSession, Marking, Closing):
@@ -100,7 +100,7 @@ class Transaction(OwnSession, Marking, Closing):
             CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
         self.client.require_open()
-        return small_commit.current(self.context).state
+        return one_phase_commit.current(self.context).state
 
     def __repr__(self) -> str:
         return f"<Transaction {self.id!r}>"
@@ -127,7 +127,7 @@ class Transaction(OwnSession, Marking, Closing):
             CommitOutcomeUnknownError: the disk failed at the commit point; ask for the state.
         """
         self._begin_ending(flush=True)
-        stamp = small_commit.commit_small(self.context)
+        stamp = one_phase_commit.commit_small(self.context)
         return self._commit_large() if stamp is None else stamp
 
     @shielded
@@ -144,8 +144,8 @@ class Transaction(OwnSession, Marking, Closing):
                 "flushed. Flush it first, or call commit()"
             )
         self._begin_ending(flush=False)
-        if small_commit.submit_small(self.context) is None:
-            large_commit.start(self.context)
+        if one_phase_commit.submit_small(self.context) is None:
+            two_phase_commit.start(self.context)
 
     @shielded
     def is_commit_complete(self) -> bool:
@@ -156,7 +156,7 @@ class Transaction(OwnSession, Marking, Closing):
                 that says why: TransactionConflictError and the like).
         """
         self.client.require_open()
-        row = small_commit.current(self.context)
+        row = one_phase_commit.current(self.context)
         if row.state is TxnState.OPEN:
             raise InvalidTxnStateError(
                 f"transaction {row.txn_id} is still open: start_commit() comes first"
@@ -179,7 +179,7 @@ class Transaction(OwnSession, Marking, Closing):
         """
         try:
             self._begin_ending(flush=True)
-            found = small_commit.submit_small(self.context)
+            found = one_phase_commit.submit_small(self.context)
             return found or self.context.instance.pool.submit(self._commit_large)
         except TxnkvError as error:
             future: Future[Timestamp] = Future()
@@ -372,14 +372,14 @@ class Transaction(OwnSession, Marking, Closing):
 
     def _abort(self, reason: str) -> None:
         context = self.context
-        if not small_commit.abort_small(context, reason):
+        if not one_phase_commit.abort_small(context, reason):
             context.instance.coordinator.abort(context.row.txn_id, reason)
         context.end(TxnState.ABORTED, reason)
         self.close()
 
     def _commit_large(self) -> Timestamp:
         try:
-            return large_commit.commit(self.context)
+            return two_phase_commit.commit(self.context)
         finally:
             if self.context.local.ended:
                 self.close()

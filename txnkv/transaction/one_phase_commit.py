@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from txnkv.context import TxnContext
 from txnkv.coordinator import commit_log, status_table
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
@@ -34,10 +33,11 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.local_state import Attempt, Local
 from txnkv.storage.seam import clock
 from txnkv.tables import history
 from txnkv.tables.validation import LockedByYoungerError
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.local_state import Attempt, Local
 
 _SHORTEST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05

@@ -23,7 +23,6 @@ from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import CorruptionError
-from txnkv.session import Session
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.shield import shielded
 from txnkv.storage.status_db import StatusDatabase
@@ -31,7 +30,8 @@ from txnkv.tables import manifest
 from txnkv.tables.manifest import Scope
 from txnkv.topics import staged_rows
 from txnkv.topics.staged_append import StagedLots
-from txnkv.transaction import Transaction
+from txnkv.transaction.session import Session
+from txnkv.transaction.transaction import Transaction
 
 declare_fault_point("job.ending", "a job is ENDING, none of its messages is in a log")
 declare_fault_point("job.appended", "all messages of a job are in their logs, it is ENDING")

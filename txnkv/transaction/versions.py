@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from txnkv.context_parts import ContextPart
 from txnkv.coordinator import applications
 from txnkv.coordinator.applications import Applied, Mark
 from txnkv.coordinator.states import TxnState
@@ -18,10 +17,11 @@ from txnkv.errors import AlreadyAppliedError
 from txnkv.instance import Instance
 from txnkv.storage.seam import fault_point
 from txnkv.storage.shield import shielded
+from txnkv.transaction.context_parts import ContextPart
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
-    from txnkv.context import TxnContext
+    from txnkv.client.client import Client
+    from txnkv.transaction.context import TxnContext
 
 
 class MarkWrites(ContextPart):

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Final, Protocol
 
 from txnkv.instance import Instance
-from txnkv.session_buffer import Room
+from txnkv.transaction.session_buffer import Room
 
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0

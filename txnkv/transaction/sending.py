@@ -24,8 +24,8 @@ from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
 from txnkv.topics.partitioner import Sticky, partition_of_one, spread
 
 if TYPE_CHECKING:
-    from txnkv.context import TxnContext
     from txnkv.topics.engine import TopicEngine
+    from txnkv.transaction.context import TxnContext
 
 
 _ALONE_BYTES: Final = 64 << 20

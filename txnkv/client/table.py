@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from txnkv.closing import Closing
+from txnkv.client.diff_token import DiffToken
+from txnkv.client.scan import Scan, unpin
 from txnkv.coordinator.ids import Timestamp
-from txnkv.diff_token import DiffToken
 from txnkv.errors import ClosedError, HistoryExpiredError
-from txnkv.scan import Scan, unpin
 from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.locks import new_lock
 from txnkv.storage.shield import shielded
@@ -22,9 +21,10 @@ from txnkv.tables.diff import DiffRequest
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 from txnkv.tables.view import ReadView
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
     from txnkv.tables.engine import TableEngine
 
 T = TypeVar("T")

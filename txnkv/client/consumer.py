@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
 
-from txnkv.closing import Closing
 from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.options import Order, ReadIsolation, Start
@@ -26,9 +25,10 @@ from txnkv.topics.offset_reader import OffsetReader, PartitionReader
 from txnkv.topics.values import ValueCodec
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.whole_order import WholeOrder
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
     from txnkv.topics.partition import Partition
 
 ISOLATIONS: Final = get_args(ReadIsolation)

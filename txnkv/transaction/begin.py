@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from txnkv.context import TxnContext
 from txnkv.coordinator.ids import Timestamp
-from txnkv.heart import Holding
 from txnkv.instance import Instance
 from txnkv.tables import history
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.heartbeats import Holding
 
 
 def begin(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from txnkv.client.table import Table
+from txnkv.client.topic import Topic
+from txnkv.client.typed_values import ValueSchema, declared
 from txnkv.coordinator.loss import Loss
 from txnkv.errors import (
     TableExistsError,
@@ -14,19 +17,16 @@ from txnkv.errors import (
 )
 from txnkv.options import Buffer, Compression
 from txnkv.storage.shield import shielded
-from txnkv.table import Table
 from txnkv.tables.accepting import accept_loss as accept_tablet
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.partitioning import PartitionBy, Partitioning
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema
-from txnkv.topic import Topic
 from txnkv.topics.accepting import accept_loss as accept_log
 from txnkv.topics.catalog import TopicInfo, TopicOptions
-from txnkv.typed_values import ValueSchema, declared
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
     from txnkv.instance import Instance
 
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from txnkv.closing import Closing
-from txnkv.context import TxnContext
 from txnkv.coordinator.ids import TxnId
 from txnkv.errors import (
     ClosedError,
@@ -20,24 +18,26 @@ from txnkv.errors import (
     TableNotFoundError,
 )
 from txnkv.options import FlushMode, Operation, one_of
-from txnkv.own_transaction import write_alone
-from txnkv.row_operations import RowOperations
-from txnkv.sending import Parcel, alone, send_alone
-from txnkv.session_background import Background
-from txnkv.session_buffer import Room
-from txnkv.session_messages import Acks, SessionMessages
-from txnkv.session_rows import Rows, Run, Unsure, write_all
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import require_operation
 from txnkv.tables.row_checker import Adder
-from txnkv.write_result import ErrorBuffer, WriteResult
+from txnkv.transaction.autocommit import write_alone
+from txnkv.transaction.closeable import Closing
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.row_operations import RowOperations
+from txnkv.transaction.sending import Parcel, alone, send_alone
+from txnkv.transaction.session_background import Background
+from txnkv.transaction.session_buffer import Room
+from txnkv.transaction.session_messages import Acks, SessionMessages
+from txnkv.transaction.session_rows import Rows, Run, Unsure, write_all
+from txnkv.transaction.write_result import ErrorBuffer, WriteResult
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
-    from txnkv.table import Table
+    from txnkv.client.client import Client
+    from txnkv.client.table import Table
 
 _TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from txnkv.closing import Closing
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
 from txnkv.storage.locks import new_lock
@@ -21,9 +20,10 @@ from txnkv.tables.reading import Request
 from txnkv.tables.scan import Plan
 from txnkv.tables.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.view import ReadView
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
 
 _THREADS: Final = 2
 

@@ -9,8 +9,8 @@ from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TxnkvError
 from txnkv.instance import Instance
-from txnkv.local_state import LocalState
-from txnkv.small_parts import SmallParts
+from txnkv.transaction.local_state import LocalState
+from txnkv.transaction.small_parts import SmallParts
 
 
 class ContextPart(ABC):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txnkv.table import Table
+    from txnkv.client.table import Table
 
 
 class RowOperations(ABC):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from txnkv.context_parts import ContextPart
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     AckConflictError,
@@ -16,12 +15,13 @@ from txnkv.errors import (
     StorageFullError,
     UnavailableError,
 )
-from txnkv.small_parts import Parts, SmallParts
 from txnkv.tables.manifest import Scope
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import as_arrow
 from txnkv.topics.staged_writer import StagedSends
+from txnkv.transaction.context_parts import ContextPart
+from txnkv.transaction.small_parts import Parts, SmallParts
 
 if TYPE_CHECKING:
     from txnkv.topics.subscription_info import SubscriptionInfo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from txnkv.context import TxnContext
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
@@ -15,8 +14,9 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
-from txnkv.local_state import Local
 from txnkv.topics.participant import abort_unknown
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.local_state import Local
 
 
 def commit(context: TxnContext) -> Timestamp:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from txnkv.context import TxnContext
-from txnkv.sending import Parcel
-from txnkv.session_buffer import Room, size_of
-from txnkv.session_messages import Acks
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import PARTIAL
 from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
 from txnkv.tables.row_writer import RowWriter
+from txnkv.transaction.context import TxnContext
+from txnkv.transaction.sending import Parcel
+from txnkv.transaction.session_buffer import Room, size_of
+from txnkv.transaction.session_messages import Acks
 
 
 class Run:

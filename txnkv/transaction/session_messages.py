@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from txnkv.client.typed_values import Encode, encoder_of
 from txnkv.errors import StorageFullError, UnavailableError
-from txnkv.message_operations import (
+from txnkv.options import FlushMode
+from txnkv.storage.shield import shielded
+from txnkv.tables import ingest
+from txnkv.tables.incoming import Outcome
+from txnkv.topics import catalog, message_batches, messages
+from txnkv.topics.message import MessageId
+from txnkv.transaction.autocommit import write_alone
+from txnkv.transaction.message_operations import (
     Acknowledged,
     AnySubscription,
     MessageOperations,
     ids_of,
     info_of,
 )
-from txnkv.options import FlushMode
-from txnkv.own_transaction import write_alone
-from txnkv.sending import Sending, alone, send_alone
-from txnkv.session_buffer import Room
-from txnkv.storage.shield import shielded
-from txnkv.tables import ingest
-from txnkv.tables.incoming import Outcome
-from txnkv.topics import catalog, message_batches, messages
-from txnkv.topics.message import MessageId
-from txnkv.typed_values import Encode, encoder_of
-from txnkv.write_result import WriteResult
+from txnkv.transaction.sending import Sending, alone, send_alone
+from txnkv.transaction.session_buffer import Room
+from txnkv.transaction.write_result import WriteResult
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
-    from txnkv.context import TxnContext
-    from txnkv.topic import Topic
+    from txnkv.client.client import Client
+    from txnkv.client.topic import Topic
     from txnkv.topics.subscription_info import SubscriptionInfo
+    from txnkv.transaction.context import TxnContext
 
 
 def _nothing(message: Any) -> None: ...

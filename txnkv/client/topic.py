@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from txnkv.closing import Closing
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
 from txnkv.storage.shield import shielded
@@ -15,12 +14,13 @@ from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.fetch import HELD_BYTES, FetchResult, fetch
 from txnkv.topics.log_view import Bounds, bounds
 from txnkv.topics.partition import Partition
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
-    from txnkv.consumer import Consumer
-    from txnkv.producer import Producer
-    from txnkv.subscription import Subscription
+    from txnkv.client.client import Client
+    from txnkv.client.consumer import Consumer
+    from txnkv.client.producer import Producer
+    from txnkv.client.subscription import Subscription
     from txnkv.topics.engine import TopicEngine
     from txnkv.topics.subscription_info import SubscriptionOptions
 
@@ -117,7 +117,7 @@ class Topic(Closing):
             partitions: their numbers; all by default.
             max_bytes: of messages in memory: read ahead from all partitions, and of one `poll`.
         """
-        from txnkv.consumer import Consumer
+        from txnkv.client.consumer import Consumer
 
         self._engine()
         return Consumer(
@@ -147,10 +147,10 @@ class Topic(Closing):
                 its place; "shared": messages are leased to many.
             start: where a new one begins: "earliest", "latest", or offsets by partition.
             partitions: their numbers; all by default.
-            **options: see `txnkv.subscription.subscribe`; those that are not named stay as they
-                are.
+            **options: see `txnkv.client.subscription.subscribe`; those that are not named stay as
+                they are.
         """
-        from txnkv.subscription import subscribe
+        from txnkv.client.subscription import subscribe
 
         self._client.require_writable()
         self._engine()
@@ -188,9 +188,9 @@ class Topic(Closing):
 
         Args:
             name: of the producer; without one it is nobody else's.
-            **options: see `txnkv.producer.Producer`.
+            **options: see `txnkv.Producer`.
         """
-        from txnkv.producer import Producer
+        from txnkv.client.producer import Producer
 
         self._client.require_writable()
         self._engine()

@@ -41,11 +41,7 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.heart import Beating, Flushable, Holding
 from txnkv.instance import Instance
-from txnkv.local_state import Attempt, Local, LocalState
-from txnkv.marking import MarkWrites
-from txnkv.small_parts import SmallParts
 from txnkv.tables import lookup, small, staging
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Outcome
@@ -56,7 +52,11 @@ from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.staging import WriteContext
 from txnkv.tables.validation import timed_out
 from txnkv.tables.view import ReadView
-from txnkv.topic_writes import TopicWrites
+from txnkv.transaction.heartbeats import Beating, Flushable, Holding
+from txnkv.transaction.local_state import Attempt, Local, LocalState
+from txnkv.transaction.small_parts import SmallParts
+from txnkv.transaction.topic_writes import TopicWrites
+from txnkv.transaction.versions import MarkWrites
 
 if TYPE_CHECKING:
     from txnkv.topics.holding import Hold

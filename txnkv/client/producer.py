@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from txnkv import instance as instances
-from txnkv.closing import Closing
+from txnkv.client.typed_values import encoder_of
 from txnkv.errors import (
     ClosedError,
     ProducerFencedError,
@@ -45,10 +45,10 @@ from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
 from txnkv.topics.partitioner import Sticky, spread
 from txnkv.topics.sending import PATIENCE, Delivered, Sender
-from txnkv.typed_values import encoder_of
+from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
 
 _log = logging.getLogger("txnkv")
 

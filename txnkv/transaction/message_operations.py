@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from txnkv.topics.message import Message, MessageId
 from txnkv.topics.subscription_info import SubscriptionInfo
-from txnkv.write_result import WriteResult
+from txnkv.transaction.write_result import WriteResult
 
 if TYPE_CHECKING:
-    from txnkv.subscription import Subscription
-    from txnkv.topic import Topic
+    from txnkv.client.subscription import Subscription
+    from txnkv.client.topic import Topic
 
 Acknowledged = Message | MessageId | Sequence[Message | MessageId]
 """A message, its id, or several."""

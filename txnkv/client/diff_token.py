@@ -12,7 +12,7 @@ from txnkv.tables import diff_tokens
 from txnkv.tables.diff_tokens import DiffParts
 
 if TYPE_CHECKING:
-    from txnkv.client import Client
+    from txnkv.client.client import Client
 
 
 @dataclass(frozen=True)

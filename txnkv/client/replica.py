@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from txnkv.client import Client, connect
+from txnkv.client.client import Client, connect
 from txnkv.coordinator.clock import raise_clock
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TopicExistsError

@@ -1,0 +1,1 @@
+"""The handles of a store: client, tables, scans, topics, consumers, producers, subscriptions."""
