@@ -33,7 +33,7 @@ class _Aside(Tablet):
         environment.db(FENCE_DB)
 
     def environment(self, *, create: bool = False) -> Environment:
-        """What is aside."""
+        """Return the environment that is aside."""
         return self._aside
 
 

@@ -1,4 +1,4 @@
-"""What others changed: the question that every commit asks before its commit point.
+"""Changes by others: the question that every commit asks before its commit point.
 
 First-committer-wins compares the keys that a transaction wrote (and, when it is serializable,
 read) with those that were inserted, updated or deleted since its snapshot. A change leaves its
@@ -107,7 +107,7 @@ def changed_row_sets(state: TabletState, after: int) -> list[RowSetInfo]:
 
 
 def changed_rows(info: RowSetInfo, after: int) -> int:
-    """How many rows a look for changes in a row set goes through, at most."""
+    """Return how many rows, at most, a look for changes in a row set goes through."""
     return info.rows if (info.stamp or 0) > after else min(info.deleted, info.rows)
 
 

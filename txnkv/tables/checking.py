@@ -1,4 +1,4 @@
-"""Whether the row sets of a tablet are what status.db says, block by block and together."""
+"""Checks of the row sets of a tablet: each against status.db, block by block, and all together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMED = 3
 
 @dataclass
 class Counted:
-    """What was looked at."""
+    """The numbers of row sets, blocks and rows that a check has looked at."""
 
     row_sets: int = 0
     blocks: int = 0

@@ -17,7 +17,7 @@ import pyarrow as pa
 from txnkv.errors import SchemaError
 
 _Complaint: TypeAlias = Callable[[Any], str | None]
-"""What is wrong with a value; None when nothing is known to be."""
+"""A function that says what is wrong with a value; None when nothing is known to be."""
 
 
 def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -39,7 +39,9 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
 
 
 def _complaint(kind: pa.DataType) -> _Complaint | None:
-    """What finds values that pyarrow would take for this type, and change without a word."""
+    """Return the function that finds values which pyarrow would take for this type, and change
+    without a word; None when there are none.
+    """
     if pa.types.is_integer(kind):
         return _of_type(lambda value: isinstance(value, bool) or not hasattr(value, "__index__"))
     if pa.types.is_string(kind):

@@ -66,7 +66,7 @@ class ReplacedError(Exception):
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction did.
+    """The outcome of a compaction, or the sum of several.
 
     Attributes:
         sources, results: how many row sets.
@@ -215,7 +215,9 @@ class _Compaction:
         fault_point("compact.swapped")
 
     def _wait_for_turn(self, alone: ExitStack, pace: Callable[[], None]) -> None:
-        """Who compacts in the background gives up what was merged only when it is told to end."""
+        """Take the maintenance lock. A compaction in the background tries again while that is busy:
+        it gives up what it has merged only when it is told to end.
+        """
         while True:
             try:
                 alone.enter_context(self._engine.maintenance())
@@ -224,7 +226,11 @@ class _Compaction:
                 pace()
 
     def _delta_numbers(self, cur: apsw.Cursor) -> list[int]:
-        """What changes with the deletes of each source."""
+        """Return the `delta_seq` of each source, which changes whenever its deletes do.
+
+        Raises:
+            ReplacedError: a source is not committed any more.
+        """
         numbers = []
         for info in self._infos:
             found = cur.execute(

@@ -1,4 +1,4 @@
-"""Who compacts: a thread of the leader, a little at a time; and anybody who asks for all of it."""
+"""The compactor: a thread of the leader, a little at a time; and all at once for any caller."""
 
 from __future__ import annotations
 
@@ -162,8 +162,9 @@ class Compactor:
         return None
 
     def _marks(self) -> dict[int, tuple[int, ...]]:
-        """What changes with the row sets of each tablet, and with their deletes. A tablet of one
-        row set without any has nothing to be done, and there may be thousands of those.
+        """Return by tablet id a mark that changes with the tablet's row sets, and with their
+        deletes. A tablet of one row set without deletes is left out: it has nothing to be done,
+        and there may be thousands of those.
         """
         with self._engine.store.status.read() as cur:
             live = flush.live_tablets(cur)

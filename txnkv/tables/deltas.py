@@ -72,7 +72,7 @@ def put_deletes(tablet: Tablet, deletes: Deletes, check: Check) -> Counts:
 
 
 def stored_counts(tablet: Tablet, row_set_ids: list[int]) -> Counts:
-    """What of some row sets is deleted, as it is stored: `status.db` may not know it yet."""
+    """Count the deletes of some row sets as they are stored: `status.db` may not know them yet."""
     with tablet.read() as pages:
         return {id: _counted(pages.txn, pages.blocks, id) for id in row_set_ids}
 

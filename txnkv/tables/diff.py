@@ -1,4 +1,4 @@
-"""What changed in a table between two snapshots: the net change of each key.
+"""The changes in a table between two snapshots: the net change of each key.
 
     key       at start   since                      at end    op
     ant       -          insert 12                  ant@12    insert
@@ -126,7 +126,8 @@ def diff(
 def sights_of(
     engine: TableEngine, asked: DiffRequest, tablet_ids: set[int]
 ) -> tuple[dict[int, tuple[Sight, Sight]], Pins]:
-    """What is seen of some tablets at the start and at the end, while the pins are held.
+    """Return the sights of some tablets at the start and at the end, by tablet id; and the pins
+    that keep them readable while they are held.
 
     Raises:
         As `diff`.

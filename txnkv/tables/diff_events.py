@@ -1,4 +1,4 @@
-"""What happened to which keys between two times, by the stamps alone.
+"""The events between two times: which keys something happened to, by the stamps alone.
 
     start < insert stamp <= end      the row came
     start < delete stamp <= end      it went
@@ -27,7 +27,7 @@ Events = tuple[core.Keys, pa.UInt64Array]
 
 
 def anything(after: Sight, start: int) -> bool:
-    """Whether anything happened since `start`. No I/O.
+    """Return True when anything happened since `start`. No I/O.
 
     True also where a row came and went, or a commit changed nothing in the end.
     """
@@ -169,7 +169,7 @@ def _of_block(
 def _how_many(
     row_set: RowSet, info: RowSetInfo, pages: Pages, number: int, start: int, end: int
 ) -> int:
-    """How many events `_of_block` has."""
+    """Count the events that `_of_block` yields."""
     count = 0
     if _may_insert(info, start, end):
         inserts = row_set.inserts(pages, number)

@@ -108,7 +108,7 @@ def reopen(engine: TableEngine, token: DiffParts) -> pa.RecordBatchReader:
 
 
 def changed(engine: TableEngine, table: TableInfo, start: Timestamp, end: Timestamp) -> bool:
-    """Whether anything happened to a table with start < commit timestamp <= end.
+    """Return True when anything happened to a table with start < commit timestamp <= end.
 
     No I/O, unless the process must hear of commits of others first. True also where it came to
     nothing in the end. The caller has pinned the history from `start` on; without that, what

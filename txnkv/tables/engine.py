@@ -35,7 +35,7 @@ from txnkv.tables.tablet import Tablet
 
 @dataclass
 class _Catalog:
-    """What is remembered of one version of the catalog, or of a later one.
+    """The remembered part of one version of the catalog, or of a later one.
 
     Attributes:
         live: ids of the tables that are not dropped.
@@ -200,7 +200,7 @@ class TableEngine:
             return found
 
     def row_writer(self, table: TableInfo) -> RowWriter:
-        """How single rows and keys of a table are checked, encoded and placed."""
+        """Return the writer of a table, which checks, encodes and places single rows and keys."""
         found = self._writers.get(table.id)
         if found is None:
             found = self._writers.setdefault(table.id, RowWriter(self, table))

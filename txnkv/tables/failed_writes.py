@@ -24,7 +24,7 @@ Undo: TypeAlias = Callable[[apsw.Cursor], None]
 
 
 class FailedWrites:
-    """What is to be taken back, by transaction. Shared by threads."""
+    """The writes that are to be taken back, by transaction. Shared by threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

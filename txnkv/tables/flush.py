@@ -62,7 +62,7 @@ ROW_SET_ROWS: Final = 1 << 21
 
 @dataclass(frozen=True)
 class _Load:
-    """What one tablet has to flush.
+    """The entries of one tablet that are to be flushed.
 
     Attributes:
         entries: all versions, by key and then newest first.

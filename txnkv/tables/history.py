@@ -1,4 +1,4 @@
-"""How far back a store can be read, and the collection of what nobody reads any more.
+"""The history of a store: its floor, and the collection of what nobody reads any more.
 
 The history floor stands in status.db and only rises: no snapshot below it can be read. It is
 `history` seconds behind the clock, but never above the latest commit, an open snapshot of any
@@ -125,7 +125,7 @@ def floor(engine: TableEngine) -> Timestamp:
 
 
 def compaction_floor(engine: TableEngine) -> Timestamp:
-    """As `floor`, and below every small commit that is in memory alone.
+    """Call `floor`, and lower what it returns below every small commit that is in memory alone.
 
     A compaction gives rows that are older than the floor one insert stamp. Were that above the
     stamp of an entry in memory that replaces the row, the flush would not know it for older.
@@ -217,7 +217,7 @@ def _trimmed_upto(cur: apsw.Cursor) -> Timestamp:
 
 
 def remembers(cur: apsw.Cursor, since: Timestamp) -> bool:
-    """Whether the commit log has all small commits that were made since then."""
+    """Return True when the commit log has all small commits that were made from `since` on."""
     return _trimmed_upto(cur) < since or bool(
         cur.execute("SELECT 1 FROM commit_log WHERE commit_ts <= ? LIMIT 1", (since,)).fetchone()
     )

@@ -51,7 +51,7 @@ _THERE: Final = "a row with this key is in the table"
 
 @dataclass
 class Outcome:
-    """What became of some rows.
+    """The outcome for some rows: counts, and the errors of those that were refused.
 
     Attributes:
         errors: the first `RowErrors.KEPT` of those that were refused.
@@ -89,7 +89,7 @@ class Incoming:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an operation changes in one tablet: rows to write, or keys to delete.
+    """The changes of an operation in one tablet: rows to write, or keys to delete.
 
     Attributes:
         rows: with all columns of the table; None for a delete.
@@ -117,7 +117,7 @@ def evaluate(
     op: str,
     outcome: Outcome,
 ) -> list[Evaluated]:
-    """What an operation on a batch changes, for who sees `view`.
+    """Return the changes of an operation on a batch, in each tablet, for a writer that sees `view`.
 
     Args:
         batch: as `ingest.chunks` makes them for `op`.
@@ -210,7 +210,7 @@ def decide(
     outcome: Outcome,
     reads: ReadSet | None = None,
 ) -> Evaluated | None:
-    """What is left of a part: rows or deletes; None when nothing is.
+    """Look for the keys of a part; return what is left of it, rows or deletes, or None for nothing.
 
     Args:
         layers: where its keys are looked for, as it is now.

@@ -205,10 +205,10 @@ def find_many(
 def search(
     sight: Sight, keys: core.Keys, names: Sequence[str], *, stamps: bool = False
 ) -> list[Found]:
-    """As `find_many`, by what a view was found to see.
+    """Return the rows of some keys, as `find_many` does, by a sight that was taken before.
 
     Raises:
-        RowSetRetired: that is too old; look again.
+        RowSetRetired: the sight is too old; take a new one.
     """
     return list(_Search(sight, keys, names, stamps).run()) if keys.n else []
 

@@ -256,7 +256,7 @@ def _require_open(cur: apsw.Cursor, scope: Scope) -> None:
 
 @dataclass(frozen=True)
 class Committed:
-    """What of one tablet is committed.
+    """The committed state of one tablet, as status.db has it.
 
     Attributes:
         version: of the manifest.
@@ -338,8 +338,8 @@ def known_ids(cur: apsw.Cursor, tablet_id: int) -> set[int]:
 
 
 def is_swept(cur: apsw.Cursor, row_set_id: int) -> bool:
-    """Whether the blocks of a row set are being removed or are gone: it is forgotten, or its
-    transaction is over for it.
+    """Return True when the blocks of a row set are being removed or are gone: it is forgotten, or
+    its transaction is over for it.
     """
     found = cur.execute(
         "SELECT r.counts, t.state FROM row_sets r LEFT JOIN transactions t USING (txn_id) "
@@ -355,7 +355,7 @@ def is_swept(cur: apsw.Cursor, row_set_id: int) -> bool:
 
 
 def is_retired(cur: apsw.Cursor, row_set_id: int) -> bool:
-    """Whether a row set was replaced: its blocks are gone or about to go."""
+    """Return True when a row set was replaced: its blocks are gone or about to go."""
     found = cur.execute("SELECT state FROM row_sets WHERE id = ?", (row_set_id,)).fetchone()
     return found is None or found[0] == RETIRED
 

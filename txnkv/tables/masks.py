@@ -165,6 +165,6 @@ def _common(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
 
 
 def _all_of(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
-    """As `_common`, where the same key may be there several times."""
+    """Return the positions in `keys` of those in `some`; `keys` may have one several times."""
     there = pc.greater_equal(core.find(some, keys), 0)
     return core.Bitmap.from_arrow(there).positions().to_arrow()

@@ -46,7 +46,7 @@ class CommittedMemory:
         return found
 
     def is_current(self, tablet_id: int, memory: core.MemRowSet) -> bool:
-        """Whether this is the tablet's MemRowSet still."""
+        """Return True when this is the tablet's MemRowSet still."""
         return self._sets.get(tablet_id) is memory
 
     @property

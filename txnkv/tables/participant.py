@@ -52,7 +52,7 @@ _INSIDE_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True)
 class _Written:
-    """What a transaction wrote in one tablet.
+    """The row sets that a transaction wrote in one tablet.
 
     Attributes:
         after: the snapshot it goes by; that of its partition lock when it has one.
@@ -141,7 +141,9 @@ class TabletParticipants:
     def validate(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
     ) -> bool:
-        """What came in since, and locks of others, inside the commit point's transaction."""
+        """Compare with what came in since, and refuse what others have locked, inside the commit
+        point's transaction. Return False when too much came in to be compared there.
+        """
         for id in ids:
             holder = locks.holder_of(cur, KIND, id)
             if holder is not None and holder != row.txn_id:
@@ -188,7 +190,7 @@ class TabletParticipants:
                 self._engine.flush_upto(part.after)
 
     def _changed_rows(self, written: Sequence[_Written], since: Timestamp, upto: Timestamp) -> int:
-        """How many rows of others there are to be compared."""
+        """Count the rows of others that are to be compared."""
         rows = 0
         for part in written:
             after = max(since, part.after)
@@ -238,8 +240,8 @@ class TabletParticipants:
     # -- the end -----------------------------------------------------------------------
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """What it replaced gets delete stamps, its rows plain ones; what does not count is
-        fenced off and removed.
+        """Give what the transaction replaced delete stamps, and its rows plain ones; fence off and
+        remove what does not count.
         """
         swept = self._sweep(row.txn_id, everything=False)
         raise_first(swept | Resolution(self._engine, row, ids).finalize())
@@ -305,7 +307,7 @@ def _operation(info: RowSetInfo) -> str:
 
 
 def _entries(part: _Written, state: TabletState, after: Timestamp, upto: Timestamp) -> core.Entries:
-    """What small commits changed in the key range of what was written."""
+    """Return the entries of small commits in the key range of what was written."""
     return state.memory.select(part.low, part.high + b"\0", after, upto)
 
 

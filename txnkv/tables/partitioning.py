@@ -1,4 +1,4 @@
-"""How the rows of a table spread over its tablets.
+"""The partitioning of a table: the tablet of each row.
 
 A table is cut by hash, by range, or by both. Tablets are numbered range first:
 
@@ -142,7 +142,7 @@ class Partitioning:
         return [] if bounds is None else [bounds.key(i) for i in range(bounds.n)]
 
     def same_as(self, other: Partitioning) -> bool:
-        """Whether equal keys are of the tablets of the same numbers."""
+        """Return True when both put equal keys in tablets of the same number."""
         cut = [part and part.columns for part in (self.ranges, other.ranges)]
         bounds = self.encoded_bounds(), other.encoded_bounds()
         return self.hashes == other.hashes and cut[0] == cut[1] and bounds[0] == bounds[1]

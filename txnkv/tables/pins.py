@@ -1,4 +1,4 @@
-"""What a running read keeps from being collected: its snapshot, and the row sets of its manifest.
+"""Pins of a running read: its snapshot and the row sets of its manifest are not collected.
 
 A pin is published in the runtime file before the list of row sets is read; who collects looks at
 the pins after it has published a newer list. So either the reader sees the newer list, or the

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 OnDisk = Callable[[Tablet, RowSet, Pages, bytes, int], T | None]
-"""What is made of the version that a snapshot sees in a row set; None when it sees none."""
+"""A function that looks up the version a snapshot sees in a row set; None when it sees none."""
 
 
 def _there(row: bytes) -> bool:
@@ -51,7 +51,7 @@ def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Val
 
 
 def present(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> bool:
-    """Whether there is a row with this key; raises as `find`."""
+    """Return True when there is a row with this key; raises as `find`."""
     look = _look if view.txn_id is None else _look_stored
     return look(engine, tablet, view, key, _there, point_blocks.has) is not None
 
@@ -125,7 +125,12 @@ def _staged(
     of_disk: OnDisk[T],
     pages: Pages,
 ) -> tuple[bool, T | None]:
-    """Whether the transaction's own row sets say what became of the key, and what."""
+    """Look for a key in the transaction's own row sets.
+
+    Returns:
+        True when they say what became of the key; and what `of_disk` gives for its row, None when
+        there is none.
+    """
     for info in staged:
         row_set = tablet.row_set(info)
         if info.kind == TOMBSTONES:
@@ -146,7 +151,7 @@ def _unresolved(
     of_disk: OnDisk[T],
     pages: Pages,
 ) -> T | None:
-    """What row sets have of a key while commits are being finalized.
+    """Look for a key in row sets while commits are being finalized.
 
     The latest unresolved one that has the key hides what is older, be its own row alive or not;
     a row that is newer counts before it.

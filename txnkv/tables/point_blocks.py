@@ -99,7 +99,7 @@ def at_hand(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> Point
 
 
 def _is_there(row_set: RowSet, pages: Pages) -> bool:
-    """Whether the row set has not been removed; not asked again while nothing is written."""
+    """Return True when the row set is not removed; LMDB is asked once while nothing is written."""
     txn = pages.txn.id()
     if row_set.there_at == txn:
         return True

@@ -115,7 +115,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class Filter:
-    """What a scan asks of a row.
+    """The conditions of a scan on a row.
 
     Attributes:
         predicates: ANDed.

@@ -50,7 +50,7 @@ class Hit:
 
 @dataclass
 class Presence:
-    """What is known of n keys, strictly ascending.
+    """The result of a look for n keys, strictly ascending: which are there, and where.
 
     Attributes:
         hits: where rows were found; no key is in two of them.
@@ -103,7 +103,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Layers:
-    """Where a transaction's keys are looked for, in one tablet.
+    """The layers in which a transaction's keys are looked for, in one tablet.
 
     Attributes:
         state: what is committed, for `snapshot`; None for a writer that sees nothing of it.

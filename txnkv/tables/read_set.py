@@ -1,4 +1,4 @@
-"""What a serializable transaction has read: keys and ranges of keys, by tablet.
+"""The read set of a serializable transaction: keys and ranges of keys, by tablet.
 
 At commit nothing of it may have been changed by others since the snapshot. Keys that were asked
 for and not found are in it too, and whole ranges: a row that appears where a scan saw none is a
@@ -88,7 +88,9 @@ class ReadSet:
 
 
 def _keys_of(keys: list[bytes], width: int | None) -> core.Keys:
-    """As fixed-width keys where those they are joined with are, or where they can be."""
+    """Return keys as the core takes them: of fixed width where those they are joined with are, or
+    where they can be.
+    """
     if width is None:
         width = len(keys[0]) if len({len(key) for key in keys}) == 1 else 0
     return core.Keys.fixed(b"".join(keys), width) if width else core.Keys.of(keys)

@@ -81,7 +81,9 @@ def require_settled(engine: TableEngine, tablet: Tablet, upto: Timestamp) -> Non
 def _decided(
     engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp
 ) -> list[tuple[Timestamp, int]]:
-    """What committed in these tablets and is not finalized in all of its own, by timestamp."""
+    """Return the commit timestamps, ascending, and ids of transactions that committed in these
+    tablets at or below `upto` and are not finalized in all of theirs.
+    """
     with engine.store.status.read() as cur:
         rows = [
             status_table.get(cur, txn_id)
@@ -99,7 +101,7 @@ def _decided(
 def supersede(
     tablet: Tablet, state: TabletState, keys: core.Keys, stamps: int | pa.UInt64Array
 ) -> Deletes:
-    """Where the rows are that newer versions of these keys replace.
+    """Find the rows that newer versions of these keys replace.
 
     Args:
         state: committed row sets; those that are visible just before a key's stamp are looked

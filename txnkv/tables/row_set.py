@@ -50,7 +50,7 @@ class RowSet(RowSetBlocks):
         return first, row
 
     def sees(self, pages: Pages, number: int, row: int, snapshot: int) -> bool:
-        """Whether a snapshot sees one row of a block."""
+        """Return True when a snapshot sees one row of a block."""
         info = self.info
         if info.stamp is None:
             return True
@@ -76,7 +76,7 @@ class RowSet(RowSetBlocks):
         return None
 
     def _runs(self, pages: Pages, key: bytes, first: int) -> Iterator[tuple[int, int, int]]:
-        """Where the versions of a key lie: block, and rows [lo, hi) in it."""
+        """Yield the places of the versions of a key: block, and rows [lo, hi) in it."""
         for number in range(first, bisect_right(self.firsts, key)):
             if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
                 continue
@@ -107,7 +107,7 @@ class RowSet(RowSetBlocks):
     def find_many(
         self, pages: Pages, probes: core.Keys, snapshot: int
     ) -> Iterator[tuple[int, int, pa.UInt32Array]]:
-        """Where those of `probes` (strictly ascending) lie that a snapshot sees here.
+        """Find those of `probes` (strictly ascending) that a snapshot sees here.
 
         Yields:
             Block number, position of the first probe, and for it and those behind it the
@@ -139,7 +139,7 @@ class RowSet(RowSetBlocks):
     def locate(
         self, pages: Pages, keys: core.Keys, snapshot: int | pa.UInt64Array
     ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
-        """Where those of `keys` (strictly ascending) lie that a snapshot sees here.
+        """Find those of `keys` (strictly ascending) that a snapshot sees here.
 
         Args:
             pages: a read.

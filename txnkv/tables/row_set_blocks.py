@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from txnkv.tables.tablet import Pages, Tablet
 
 _STAMPS_AT = 32
-"""Where the values of a block of stamps begin: behind its header."""
+"""The offset in bytes at which the values of a block of stamps begin: behind its header."""
 
 
 class RowSetRetired(Exception):
@@ -219,7 +219,9 @@ class RowSetBlocks:
         return None if delta is None else (delta.rows, delta.stamps)
 
     def delta(self, pages: Pages, number: int) -> core.Delta | None:
-        """As `deletes`. Deletes newer than those of `info` may be among them."""
+        """Return the deletes of a block; None for no row. Deletes newer than those of `info` may be
+        among them.
+        """
         if not self.info.deleted:
             return None
         deltas = self._deltas

@@ -96,7 +96,7 @@ class Header:
     blocks: tuple[BlockInfo, ...]
 
     def block_of(self, row: int) -> tuple[int, int, int]:
-        """Of the block that has a row of the row set: its number, first row and rows."""
+        """Find the block that has a row of the row set: its number, first row and count of rows."""
         number = bisect_right(self.blocks, row, key=lambda block: block.start) - 1
         block = self.blocks[number]
         return number, block.start, block.rows
@@ -225,7 +225,7 @@ def unpack_delta(data: bytes | memoryview, seed: int, rows: int) -> core.Delta:
 
 
 def delta_summary(data: bytes | memoryview) -> tuple[int, int]:
-    """Of the deletes of a block how many they are, and the highest stamp; not verified."""
+    """Return the number of the deletes of a block, and their highest stamp; not verified."""
     _, _, n, _, highest = _DELTA.unpack_from(data, 4)
     return n, highest
 

@@ -69,7 +69,7 @@ class SortedRows:
         return self.keys.key(self.keys.n - 1)
 
     def overlaps(self, keys: core.Keys) -> bool:
-        """Whether the key ranges meet."""
+        """Return True when the key ranges meet."""
         return self.low <= keys.key(keys.n - 1) and keys.key(0) <= self.high
 
 
@@ -342,7 +342,7 @@ def _size(value: Value) -> int:
 
 
 def _unchecked(_: lmdb.Transaction) -> None:
-    """Who writes under a lock of maintenance needs no fence."""
+    """Check nothing: a writer under a lock of maintenance needs no fence."""
 
 
 def _put(tablet: Tablet, values: list[Value], check: Check) -> Callable[[lmdb.Transaction], None]:

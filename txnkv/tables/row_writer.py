@@ -57,7 +57,7 @@ class RowWriter:
         return self.codec.encode_one(values)
 
     def tablet(self, values: Values, key: bytes) -> Tablet:
-        """Where the row with this key lives."""
+        """Return the tablet of the row with this key."""
         if self._place is None:
             return self.tablets[0]
         return self.tablets[self._place(values, key)]
@@ -97,7 +97,7 @@ def _tuple_getter(positions: Sequence[int]) -> Callable[[Values], Values]:
 
 
 def _placing(table: TableInfo) -> Place | None:
-    """How keys are placed; None where there is one tablet."""
+    """Return the function that places keys; None where there is one tablet."""
     partitioning, schema = table.partitioning, table.schema
     if partitioning.tablets == 1:
         return None

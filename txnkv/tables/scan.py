@@ -34,7 +34,7 @@ from txnkv.tables.view import EVERY_STAMP, Sight
 
 _AHEAD: Final = 4
 BATCH_BYTES: Final = 16 << 20
-"""Of what is merged at a time."""
+"""Bytes of a merged batch, about and at most; one row may have more."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Plan:
                     yield batch
 
     def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
-        """What is to be read of `parts`."""
+        """Yield the units that are to be read of `parts`."""
         for part in parts:
             yield from part.units(self.filter)
 
     def count(self) -> int:
-        """How many rows it has, without reading columns that no predicate asks for."""
+        """Count the rows. With an empty projection no column is read but those of predicates."""
         if self.filter.predicates or self.filter.expression is not None:
             return sum(batch.num_rows for batch in self.batches())
         total = 0
@@ -257,7 +257,7 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
 
 
 def plan_parts(sight: Sight, key_range: KeyRange) -> list[Source]:
-    """What of one tablet may hold keys of a range."""
+    """Return the sources of one tablet that may hold keys of a range."""
     if key_range.empty:
         return []
     low, high = key_range.low, key_range.high

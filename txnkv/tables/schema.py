@@ -117,7 +117,7 @@ class Schema:
         return position
 
     def differences(self, given: Schema) -> list[str]:
-        """How another schema differs from this one, for people; nothing when they are equal."""
+        """Return, for people, how this schema differs from another; nothing when they are equal."""
         found = [f"it has a column {name!r}" for name in self.names if name not in given.columns]
         found += [f"it has no column {name!r}" for name in given.names if name not in self.columns]
         for name in [name for name in self.names if name in given.columns]:

@@ -1,4 +1,4 @@
-"""What a small transaction writes: in memory until it commits, then in one row of the log.
+"""The writes of a small transaction: in memory until it commits, then in one row of the log.
 
     insert, upsert, ...    looked up at once, in the snapshot and in what it wrote before
                            -> the outcome as rows and tombstones, in its own MemRowSets
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
-"""What is above one of these is no small transaction."""
+"""The limits of a small transaction; more rows or more bytes make it a large one."""
 
 _ENTRY_BYTES: Final = 8
-"""What a row takes in a payload beside its key and values."""
+"""Bytes of a row in a payload beside its key and values."""
 
 FEW_ROWS: Final = 12
 """So many rows are looked up one by one; more go through arrays and C."""
@@ -258,7 +258,9 @@ class SmallWrites:
         return self._known(tablet, key, decode=decode)
 
     def _known(self, tablet: Tablet, key: bytes, *, decode: bool) -> Values | None:
-        """What the snapshot has of a key, which never changes; () when it is not wanted."""
+        """Return the values beside the key that the snapshot has, which never change; () when they
+        are not wanted, None when there is no row.
+        """
         at = (tablet.id, key)
         if at in self._found:
             return self._found[at]
@@ -319,7 +321,7 @@ class SmallWrites:
     # -- commit ------------------------------------------------------------------------
 
     def commit(self) -> SmallCommit:
-        """What the commit log is to commit."""
+        """Return the commit that the commit log is to make."""
         sections = [
             Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
         ]

@@ -1,4 +1,4 @@
-"""What a scan reads from: blocks of row sets, and entries of memory, as rows of sorted keys.
+"""Sources of a scan: blocks of row sets, and entries of memory, as rows of sorted keys.
 
 Both give `Selection`s: the keys of some rows that the view sees, strictly ascending, and their
 columns on demand. Rows that were deleted and rows that a mask hides are left out first, so that
@@ -49,7 +49,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is read at a time."""
+    """The part of a source that is read at a time."""
 
     tablet: Tablet
     source: _Block | _Piece
@@ -161,7 +161,7 @@ class _Block:
         )
 
     def count(self, pages: Pages) -> int:
-        """How many rows are seen."""
+        """Count the rows that are seen."""
         lo, n = self._range(pages)
         gone = self._gone(pages, lo, n) if n else None
         return n if gone is None else n - gone.n
@@ -254,7 +254,7 @@ class _Piece:
 
     @property
     def on_disk(self) -> bool:
-        """Whether masks are read from row sets."""
+        """True when masks are read from row sets."""
         return any(isinstance(mask, RowSetMask) for mask in self.part.masks)
 
     def select(self, pages: Pages) -> Selection | None:
@@ -270,7 +270,7 @@ class _Piece:
         return Selection(rows.n, read, lambda: entries.keys.gather(rows))
 
     def count(self, pages: Pages) -> int:
-        """How many rows are seen."""
+        """Count the rows that are seen."""
         return self._rows(pages).n
 
     def _rows(self, pages: Pages) -> core.Rows:

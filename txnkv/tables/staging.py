@@ -237,7 +237,12 @@ def _admit(engine: TableEngine, context: WriteContext, ids: Sequence[int]) -> No
 def _look_around(
     engine: TableEngine, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
 ) -> tuple[Callable[[Tablet], Layers], int]:
-    """Where the keys of a chunk are looked for, and what of its transaction that takes in."""
+    """Prepare the look for the keys of a chunk.
+
+    Returns:
+        A function that gives the layers of a tablet; and the sequence number up to which they
+        have what its transaction staged.
+    """
     row, scope = context.row, context.scope
     with engine.store.status.read() as cur:
         # The claim asks too, but there is none when nothing is left of the rows.

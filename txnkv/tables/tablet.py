@@ -260,7 +260,7 @@ class Tablet:
     # -- row sets ----------------------------------------------------------------------
 
     def state(self, snapshot: Timestamp) -> TabletState:
-        """What is committed, complete for `snapshot`. No I/O while the manifest does not change.
+        """Return the state, complete for `snapshot`. No I/O while the manifest does not change.
 
         Raises:
             CorruptionError: a small commit at or below `snapshot` is damaged in the commit log.
@@ -312,12 +312,12 @@ class Tablet:
         return found
 
     def is_swept(self, row_set_id: int) -> bool:
-        """Whether a row set that was staged is gone, or about to go, with its transaction."""
+        """Return True when a staged row set is gone, or about to go, with its transaction."""
         with self._store.status.read() as cur:
             return manifest.is_swept(cur, row_set_id)
 
     def is_retired(self, row_set_id: int) -> bool:
-        """Whether a row set that was committed was replaced, and its blocks may be gone."""
+        """Return True when a committed row set was replaced, and its blocks may be gone."""
         with self._store.status.read() as cur:
             return manifest.is_retired(cur, row_set_id)
 

@@ -38,7 +38,7 @@ def look_after(engine: TableEngine) -> None:
 
 
 def flush_due(engine: TableEngine) -> bool:
-    """Whether the commit log is long or old enough to be flushed."""
+    """Return True when the commit log is long or old enough to be flushed."""
     log = engine.log
     log.latest()
     lag = _lag(engine)

@@ -1,4 +1,4 @@
-"""What refuses the commit of a small transaction, inside the transaction of its commit point.
+"""Validation of a small transaction's commit, inside the transaction of its commit point.
 
 By then all that committed before is in memory, earlier members of its group included, so what is
 asked here is asked once. Whatever can be seen not to have changed since it began is not asked at

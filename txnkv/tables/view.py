@@ -1,4 +1,4 @@
-"""What a reader sees of a tablet: a snapshot, and inside a transaction also its own writes.
+"""The view of a reader on a tablet: a snapshot, and inside a transaction also its own writes.
 
 A key is looked for in sources one above the other; what is found in one hides the key in those
 below, be it a row or the mark that it was deleted:
@@ -37,7 +37,7 @@ EVERY_STAMP: Final = int(MAX_TIMESTAMP)
 
 
 class OwnWrites(Protocol):
-    """What a transaction has written and holds in memory."""
+    """The writes that a transaction holds in memory."""
 
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
@@ -60,7 +60,7 @@ class ReadView:
     reads: ReadSet | None = None
 
     def sight(self, engine: TableEngine, tablet: Tablet) -> Sight:
-        """What it sees of a tablet.
+        """Return the part of a tablet that this view sees.
 
         Raises:
             TxnNotFoundError, InvalidTxnStateError: the transaction is not OPEN.
@@ -78,8 +78,8 @@ class ReadView:
         return Sight.of(tablet, self.snapshot, state, memory, staged)
 
     def pinned(self, engine: TableEngine, tablets: Sequence[Tablet]) -> tuple[list[Sight], Pins]:
-        """What it sees of some tablets, by one manifest version, which stays readable while the
-        pins are held.
+        """Return the sights of some tablets, by one manifest version, and the pins that keep that
+        readable while they are held.
 
         Raises:
             As `sight`.
@@ -110,7 +110,7 @@ def require_history(engine: TableEngine, snapshot: Timestamp) -> None:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a view sees of one tablet.
+    """The part of one tablet that a view sees.
 
     Attributes:
         own: the transaction's memory, or None.
@@ -150,7 +150,7 @@ class Sight:
 
     @property
     def has_memory(self) -> bool:
-        """Whether committed memory may have something that is seen."""
+        """True when committed memory may have something that is seen."""
         return self.state.memory.n > 0 and self.state.flushed < self.snapshot
 
     @property
@@ -186,7 +186,7 @@ def rank(info: RowSetInfo) -> tuple[int, int, int]:
 
 
 def hides(info: RowSetInfo) -> bool:
-    """Whether a row set that is not resolved hides older rows by its keys."""
+    """Return True when a row set that is not resolved hides older rows by its keys."""
     return info.supersedes or info.kind == TOMBSTONES
 
 
