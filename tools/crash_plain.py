@@ -15,6 +15,7 @@ from typing import Final
 import txnkv
 from tools import crash_topics
 from tools.topic_writers import batch, small
+from txnkv.topics import append
 
 Say = Callable[..., None]
 _BATCHES: Final = 2
@@ -46,7 +47,7 @@ def _append(client: txnkv.Client, say: Say) -> None:
     for number, partition in enumerate(crash_topics.partitions(client)):
         for turn in range(_BATCHES):
             value = b"plain %d %d" % (number, turn)
-            client.instance.topics.append_alone(partition, [batch([value, value])])
+            append.append_alone(client.instance.topics, partition, [batch([value, value])])
             say(value.decode())
 
 

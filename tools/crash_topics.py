@@ -14,6 +14,7 @@ from typing import Final
 import txnkv
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
+from txnkv.topics import completing
 from txnkv.topics.partition import Partition
 
 TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}
@@ -140,7 +141,7 @@ def _wrong(values: Sequence[bytes], said: Sequence[str], rows: bool) -> list[str
 
 def committed(client: txnkv.Client, partition: Partition) -> list[bytes]:
     """The values that a reader of committed messages gets."""
-    client.instance.topics.complete(partition)
+    completing.complete(client.instance.topics, partition)
     log = partition.log
     with partition.environment.read() as txn:
         start, stable = log.start(txn), log.last_stable_offset(txn)

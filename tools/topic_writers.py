@@ -20,6 +20,8 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
+from txnkv.topics import catalog
+from txnkv.topics.append import append
 from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.partition import Partition
 
@@ -56,12 +58,12 @@ def small_commit(
     def write(cur: apsw.Cursor, stamp: Timestamp) -> list[Section]:
         sections = []
         for partition in partitions:
-            first = engine.take_offsets(cur, partition.id, len(values))
+            first = catalog.take_offsets(cur, partition.id, len(values))
             placed = core.place(data, first, stamp)
             sections.append(Section(payload.TOPIC, partition.id, placed, first, len(values)))
         return sections
 
-    versions = [engine.live_at(partition.topic) for partition in partitions]
+    versions = [engine.require_writable(partition.topic) for partition in partitions]
 
     def validate(cur: apsw.Cursor, _: Timestamp) -> None:
         engine.refuse_dropped(cur, min(versions), [partition.topic for partition in partitions])
@@ -85,7 +87,7 @@ def send(
     client: txnkv.Client, row: TxnRow, partition: Partition, values: Sequence[bytes]
 ) -> list[int]:
     """Send one batch of a large transaction."""
-    return client.instance.topics.append(row, partition, [batch(values, row.txn_id)])
+    return append(client.instance.topics, row, partition, [batch(values, row.txn_id)])
 
 
 def commit(client: txnkv.Client, row: TxnRow) -> TxnRow:

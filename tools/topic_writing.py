@@ -15,7 +15,8 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.topics import truncation
+from txnkv.topics import catalog, truncation
+from txnkv.topics.append import append
 from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.messages import now_micros
 
@@ -55,7 +56,7 @@ class Writer:
         batch = _batch(texts, txn_id, decided=True, timestamp=timestamp)
 
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
-            base = self.engine.take_offsets(cur, partition.id, len(texts))
+            base = catalog.take_offsets(cur, partition.id, len(texts))
             placed = core.place(batch, base, stamp)
             return [Section(payload.TOPIC, partition.id, placed, base, len(texts))]
 
@@ -76,7 +77,7 @@ class Writer:
     def append(self, row: TxnRow, *texts: str, number: int = 0) -> list[int]:
         """Messages of an open transaction."""
         batch = _batch(texts, row.txn_id, decided=False, timestamp=None)
-        return self.engine.append(row, self.partitions[number], [batch])
+        return append(self.engine, row, self.partitions[number], [batch])
 
     def commit(self, row: TxnRow) -> None:
         """Commit it, with its end markers."""

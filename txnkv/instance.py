@@ -21,8 +21,8 @@ from txnkv.storage.write_queue import not_waiting
 from txnkv.tables import catalog_schema
 from txnkv.tables.engine import TableEngine
 from txnkv.topics import schema as topics_schema
-from txnkv.topics.engine import TopicEngine
 from txnkv.topics.regaining import regain
+from txnkv.topics.topic_engine import TopicEngine
 
 _log = logging.getLogger("txnkv")
 

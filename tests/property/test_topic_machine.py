@@ -27,6 +27,7 @@ from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
+from txnkv.topics import append
 from txnkv.topics.truncation import truncate
 
 PARTITIONS = 2
@@ -173,7 +174,7 @@ class TopicMachine(RuleBasedStateMachine):
     def append_alone(self, count: int, where: int) -> None:
         values = self.values(count)
         engine = self.client.instance.topics
-        engine.append_alone(self.partition(where), [batch([value]) for value in values])
+        append.append_alone(engine, self.partition(where), [batch([value]) for value in values])
         self.model.committed(Sent(None, {where: values}), appended=False)
 
     @precondition(lambda self: len(self.model.open) < 4)

@@ -796,11 +796,10 @@ def test_who_holds_which_message(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(1, a)
     acks.sub.nack(acks.messages[4])
-    subscriptions = acks.client.instance.topics.subscriptions
     found = holders.look(acks.client.instance.topics, acks.sub.info)
     states = {each.first: (each.state, each.pid) for each in found.held}
     pending = ("pending", None if "A" in acks._stored else os.getpid())
-    if subscriptions.exclusive(acks.sub.info.id) is None:  # counted, or shared
+    if acks.client.instance.topics.local.exclusive(acks.sub.info.id) is None:  # counted, or shared
         leased = ("leased", os.getpid())
         free = ("free", None)
         assert states == {0: leased, 1: pending, 2: leased, 3: leased, 4: free, 5: leased}

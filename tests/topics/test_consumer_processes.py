@@ -25,7 +25,7 @@ for i in range(count):
         small(client, chosen, [value] * chance.randint(1, 3))
         done.append((value, {p.number for p in chosen}))
     elif what == 3:
-        engine.append_alone(chosen[0], [batch([value])])
+        append.append_alone(engine, chosen[0], [batch([value])])
         done.append((value, {chosen[0].number}))
     else:
         row = begin(client)

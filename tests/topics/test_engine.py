@@ -24,6 +24,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import arm, disarm
+from txnkv.topics import append, completing
 from txnkv.topics.catalog import TopicOptions
 
 
@@ -108,7 +109,7 @@ def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
     with pytest.raises(TopicNotFoundError):
         send(client, late, partition, [b"b"])
     with pytest.raises(TopicNotFoundError):
-        engine.append_alone(partition, [])
+        append.append_alone(engine, partition, [])
     with pytest.raises(TopicNotFoundError):
         small(client, [partition], [b"c"])
 
@@ -117,7 +118,7 @@ def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client
     engine, directory = client.instance.topics, client.instance.store.directory
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    engine.complete(partition)
+    completing.complete(engine, partition)
     with client.snapshot():
         engine.drop("events")
         assert directory.log_dir(partition.id).exists()
@@ -143,7 +144,10 @@ def test_a_copy_of_a_topic_takes_no_messages(client: txnkv.Client) -> None:
     topic = engine.create("copy", 1, "marker", TopicOptions(replica_of="elsewhere"))
     (partition,) = engine.partitions(topic)
     row = begin(client)
-    for buffered in (lambda: send(client, row, partition, [b"a"]), lambda: engine.live_at(topic)):
+    for buffered in (
+        lambda: send(client, row, partition, [b"a"]),
+        lambda: engine.require_writable(topic),
+    ):
         with pytest.raises(NotSupportedError, match="copy of a topic of store elsewhere"):
             buffered()
 
@@ -379,7 +383,7 @@ def test_a_reader_helps_a_commit_that_is_decided(client: txnkv.Client) -> None:
     small(client, [partition], [b"b"])
     assert engine.look(partition.id) == (3, True, 2)
     assert engine.behind(partition.id, 1)
-    assert engine.complete(partition) == 3
+    assert completing.complete(engine, partition) == 3
     assert not engine.behind(partition.id, 3)
     assert controls(client) == [(1, "COMMIT", row.txn_id)]
     orchestrator.finish(row.txn_id)
@@ -403,7 +407,9 @@ def test_an_append_under_way_is_not_waited_for(client: txnkv.Client) -> None:
 def test_plain_batches_are_appended_without_a_transaction(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    found = client.instance.topics.append_alone(partition, [batch([b"b", b"c"]), batch([b"d"])])
+    found = append.append_alone(
+        client.instance.topics, partition, [batch([b"b", b"c"]), batch([b"d"])]
+    )
     assert found == [1, 3]
     assert values(client, "events") == [b"a", b"b", b"c", b"d"]
     assert client.transactions() == []
@@ -459,7 +465,7 @@ def test_a_short_commit_that_breaks_off_before_its_marker_is_one(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None], buffer: str
 ) -> None:
     (partition,) = create(client, buffer=buffer)
-    client.instance.topics.complete(partition)
+    completing.complete(client.instance.topics, partition)
     row = begin(client)
     send(client, row, partition, [b"a"])
     arm("lmdb.before_commit", _no_room)
@@ -560,7 +566,7 @@ def test_a_read_only_client_reads_what_is_in_the_log(
 def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    client.instance.topics.complete(partition)
+    completing.complete(client.instance.topics, partition)
     row = begin(client)
     arm("lmdb.before_commit", _no_room)
     with pytest.raises((UnavailableError, txnkv.StorageFullError)):
@@ -587,7 +593,7 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
 
     small(client, [partition], [b"a"])
     skip(hole)
-    client.instance.topics.complete(partition)
+    completing.complete(client.instance.topics, partition)
     small(client, [partition], [b"b"])
     for make in (
         topic.consumer,
@@ -600,5 +606,5 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
     assert topic.end_offsets()[0] == hole + 2
     skip(1 << 45)
     with pytest.raises(txnkv.CorruptionError, match="given to nobody"):
-        client.instance.topics.complete(partition)
+        completing.complete(client.instance.topics, partition)
     skip(-(1 << 45))

@@ -37,7 +37,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import looking_after, producers
+from txnkv.topics import producers
 from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.message import MessageId
 from txnkv.topics.sending import Delivered, Sender
@@ -704,7 +704,7 @@ def rows(client: txnkv.Client) -> tuple[int, int]:
 def sweep(client: txnkv.Client) -> int:
     lease = client.instance.coordinator.maintenance.lease
     assert lease.acquire()
-    return looking_after.forget_idle(client.instance.topics, lease)
+    return producers.forget_idle(client.instance.store, lease)
 
 
 def test_the_state_of_a_producer_does_not_grow(client: txnkv.Client, topic: TopicInfo) -> None:

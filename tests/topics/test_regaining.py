@@ -10,6 +10,7 @@ import pytest
 
 import txnkv
 from tools.topic_writers import batch, begin, send
+from txnkv.topics import append
 from txnkv.topics.partition import Partition
 
 
@@ -19,7 +20,7 @@ def _forget(path: Path, forget: Callable[[txnkv.Client, Partition], object]) -> 
         client.create_topic("t", partitions=2)
         engine = client.instance.topics
         partition = engine.partitions(engine.get("t"))[0]
-        engine.append_alone(partition, [batch([b"told"])])
+        append.append_alone(engine, partition, [batch([b"told"])])
         status = client.instance.store.status
         with status.read() as cur:
             before = cur.execute("SELECT last_timestamp, last_commit FROM clock").fetchone()
@@ -50,8 +51,8 @@ def test_messages_that_outlived_their_offsets_stay(tmp_path: Path, isolation: st
     path = tmp_path / "store"
     end, stamp = _forget(
         path,
-        lambda client, partition: client.instance.topics.append_alone(
-            partition, [batch([b"a", b"b"]), batch([b"c"])]
+        lambda client, partition: append.append_alone(
+            client.instance.topics, partition, [batch([b"a", b"b"]), batch([b"c"])]
         ),
     )
     assert end == 4

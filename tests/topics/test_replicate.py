@@ -22,6 +22,7 @@ from txnkv.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
+from txnkv.topics import completing
 from txnkv.topics.aborted_index import unpack_entries
 from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.fetch import fetch
@@ -178,7 +179,7 @@ def test_it_begins_anew_where_it_fell_behind_retention(source: Writer, dest: txn
     copy(source, dest)
     mixed(source)
     origin = partitions(source.client, TOPIC)[0]
-    source.engine.complete(origin)
+    completing.complete(source.engine, origin)
     with origin.environment.read() as txn:
         base = origin.log.segments(txn)[2].base
     origin.environment.write(lambda txn: origin.log.advance_start(txn, base))

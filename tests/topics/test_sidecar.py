@@ -18,7 +18,7 @@ from txnkv.errors import (
     TransactionTimedOutError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import side_own, side_sweep, truncation
+from txnkv.topics import completing, side_own, side_sweep, truncation
 from txnkv.topics.catalog import TopicOptions
 
 NAME = "events"
@@ -57,7 +57,7 @@ def messages(topic: txnkv.Topic, **options: Any) -> list[txnkv.Message]:
 
 def sweep(client: txnkv.Client, number: int = 0) -> side_sweep.SideSwept:
     partition = partitions(client, NAME)[number]
-    client.instance.topics.complete(partition)
+    completing.complete(client.instance.topics, partition)
     assert partition.side is not None
     return partition.side.sweep(partition.log)
 

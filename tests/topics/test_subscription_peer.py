@@ -55,7 +55,7 @@ def pending(client: txnkv.Client, sub: txnkv.Subscription) -> int:
     """Messages that wait for the end of a transaction."""
     with client.instance.store.status.read() as cur:
         found = cur.execute("SELECT coalesce(sum(last - max(first, 0)), 0) FROM pending_acks").get
-    state = client.instance.topics.subscriptions.exclusive(sub.info.id)
+    state = client.instance.topics.local.exclusive(sub.info.id)
     memory = 0 if state is None else sum(ranges.count for ranges in state.pending.values())
     return int(found) + memory
 

@@ -11,6 +11,7 @@ import txnkv
 from tests.topics.log_tools import COMMIT, data, marker
 from tests.topics.reading_tools import drained, partition_of, put
 from tools.topic_writers import begin, commit, send, small
+from txnkv.topics import catalog, completing
 
 
 @pytest.fixture(params=["marker", "sidecar"])
@@ -131,9 +132,9 @@ def test_a_marker_that_is_missing_in_one_partition(
     row = begin(client)
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
-    monkeypatch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: {})
+    monkeypatch.setattr("txnkv.topics.completing.complete_marked", lambda *_: {})
     commit(client, row)
-    client.instance.topics.complete(p0)
+    completing.complete(client.instance.topics, p0)
     assert told(drained(whole(topic))) == [(0, b"a"), (1, b"a")]
 
 
@@ -165,11 +166,11 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.topics.engine.TopicEngine.complete_marked", lambda *_: {})
+        patch.setattr("txnkv.topics.completing.complete_marked", lambda *_: {})
         commit(client, row)
-    client.instance.topics.complete(p0)
+    completing.complete(client.instance.topics, p0)
     assert seen() == []
-    client.instance.topics.complete(p1)
+    completing.complete(client.instance.topics, p1)
     assert seen() == [(0, b"a"), (1, b"a")]
     reader.tell("end")
     reader.finish()
@@ -187,7 +188,7 @@ def test_an_append_that_is_under_way_is_waited_for(
         """
         from tools.topic_writers import batch
         engine = client.instance.topics
-        engine.append_alone(engine.partitions(engine.get("plain"))[0], [batch([b"first"])])
+        append.append_alone(engine, engine.partitions(engine.get("plain"))[0], [batch([b"first"])])
         """,
         fault="append.reserved=pause:0.3",
     )
@@ -288,7 +289,7 @@ def test_appends_that_begin_while_it_helps_are_for_the_next_look(
     def take_one(*_: Any) -> int:
         """Offsets of an append that is under way, in another process."""
         with engine.store.status.write() as cur:
-            return engine.take_offsets(cur, partition.id, 1)
+            return catalog.take_offsets(cur, partition.id, 1)
 
     def complete_beside_others(one: Any) -> int:
         end = complete(one)

@@ -25,6 +25,7 @@ from tools.topic_writers import abort, batch, begin, commit, create, send, small
 from txnkv import core
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm
+from txnkv.topics import append, catalog, completing
 
 WRITER = """
 import signal, threading
@@ -163,9 +164,9 @@ def test_a_batch_that_comes_late_all_the_same_is_dropped(client: txnkv.Client) -
     abort(client, gone)
 
     def force(txn_id: int) -> None:
-        base = client.instance.topics.complete(partition)
+        base = completing.complete(client.instance.topics, partition)
         with client.instance.store.status.write() as cur:
-            client.instance.topics.take_offsets(cur, partition.id, 1)
+            catalog.take_offsets(cur, partition.id, 1)
         late = core.place(batch([b"late"], txn_id), base)
         partition.environment.write(lambda txn: partition.log.put(txn, [late]))
 
@@ -201,7 +202,7 @@ def test_an_append_that_the_fork_cut_off_is_refused_after_the_end(client: txnkv.
 
     def late() -> None:
         try:
-            engine.append(row, partition, [batch([b"late"], row.txn_id)])
+            append.append(engine, row, partition, [batch([b"late"], row.txn_id)])
         except InvalidTxnStateError as error:
             errors.append(error)
 

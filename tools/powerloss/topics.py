@@ -17,6 +17,7 @@ from tools.crash import settle
 from tools.powerloss.recording import mark
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.errors import TxnkvError
+from txnkv.topics import append
 
 ROUNDS = 5
 
@@ -54,7 +55,7 @@ def _round(client: txnkv.Client, number: int) -> None:
     for turn in range(2):  # the second one finds nothing that waits, and does not wait either
         for partition in everywhere:
             plain = [batch([b"plain %d" % (2 * number + turn)])]
-            client.instance.topics.append_alone(partition, plain)
+            append.append_alone(client.instance.topics, partition, plain)
         mark(f"sent plain {2 * number + turn}")
 
 

@@ -340,7 +340,9 @@ class Consumer(Closing):
             raise RuntimeError("two threads poll one consumer: give each of them its own")
         self._user = me
         try:
-            return self._wait(most, Waiting(self._engine, deadline(timeout), self._require_open))
+            return self._wait(
+                most, Waiting(self._engine.watch, deadline(timeout), self._require_open)
+            )
         finally:
             self._user = None
 

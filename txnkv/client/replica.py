@@ -16,8 +16,8 @@ from txnkv.errors import TopicExistsError
 from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.engine import TopicEngine
 from txnkv.topics.following import Follower
+from txnkv.topics.topic_engine import TopicEngine
 
 FETCH_BYTES: Final = 4 << 20
 

@@ -140,7 +140,7 @@ class Subscription(Closing):
         info = self.info
         self._has.place = place
         try:
-            state = None if info.leased else self._engine.subscriptions.exclusive(info.id)
+            state = None if info.leased else self._engine.local.exclusive(info.id)
             if state is None:
                 leases = LeaseReader(self._engine, info, place, self._partitions)
                 self._reader = self._has.leases = leases
@@ -195,7 +195,7 @@ class Subscription(Closing):
         if found or (timeout is not None and timeout <= 0):
             self._on_its_way = False  # nothing is called until the caller has them
             return found
-        waiting = Waiting(self._engine, deadline(timeout), self._check)
+        waiting = Waiting(self._engine.watch, deadline(timeout), self._check)
         while True:
             waiting.mark()
             found = self._take(max_messages)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from txnkv.client.consumer import Consumer
     from txnkv.client.producer import Producer
     from txnkv.client.subscription import Subscription
-    from txnkv.topics.engine import TopicEngine
     from txnkv.topics.subscription_info import SubscriptionOptions
+    from txnkv.topics.topic_engine import TopicEngine
 
 
 class Topic(Closing):

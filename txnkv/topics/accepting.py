@@ -6,8 +6,6 @@ is held of them, is not lost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.loss import Loss
@@ -18,19 +16,17 @@ from txnkv.topics.participant import KIND, end_strays
 from txnkv.topics.partition import Opened, Partition
 from txnkv.topics.partition_log import LogOptions, PartitionLog
 from txnkv.topics.side_logs import SideLogs
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
 class _Aside(Partition):
     """A partition whose environment is aside."""
 
-    def __init__(self, engine: TopicEngine, partition: Partition, environment: Environment) -> None:
-        super().__init__(engine.store, partition.topic, partition.number)
+    def __init__(self, topics: Topics, partition: Partition, environment: Environment) -> None:
+        super().__init__(topics.store, partition.topic, partition.number)
         side = None
         if partition.topic.buffer == "sidecar":
-            side = SideLogs(environment, engine.store.environments, f"logs/{partition.id}")
+            side = SideLogs(environment, topics.store.environments, f"logs/{partition.id}")
         log = PartitionLog(environment, LogOptions(), None if side is None else side.expand)
         log.prepare()
         self._opened = Opened(environment, log, side)
@@ -41,26 +37,26 @@ class _Aside(Partition):
         return True
 
 
-def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> Loss:
+def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
     """Give up what a log lacks, or all of it where it is damaged.
 
     Args:
-        engine: the topics.
+        topics: the topics.
         partition: a damaged one.
         really: else it is only looked at, and nothing changes.
 
     Raises:
         UnavailableError: another process has its files open.
     """
-    store, name = engine.store, f"logs/{partition.id}"
+    store, name = topics.store, f"logs/{partition.id}"
     with store.maintenance():
         environment = store.environments.known(name, partition.label, partition.part)
         with mending(environment, name, store.environments.map_size) as it:
-            end = _end(engine, partition, it.environment) if it.is_copy else None
+            end = _end(topics, partition, it.environment) if it.is_copy else None
             with store.status.read() as cur:
                 upto = catalog.next_offset(cur, partition.id)
                 touched = status_table.transactions_of(cur, KIND, [partition.id])
-            offsets = _lost(engine, partition, end or 0, upto)
+            offsets = _lost(topics, partition, end or 0, upto)
             loss = Loss(partition.label, offsets=offsets, transactions=tuple(touched))
             if not really:
                 return loss
@@ -68,17 +64,17 @@ def accept_loss(engine: TopicEngine, partition: Partition, *, really: bool) -> L
                 it.make_anew()
             key = (payload.TOPIC, partition.id)
             it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
-    engine.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
-    end_strays(engine, partition)
-    completing.complete(engine, partition)
-    engine.coordinator.damage.clear(partition.label)
+    topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
+    end_strays(topics, partition)
+    completing.complete(topics, partition)
+    topics.coordinator.damage.clear(partition.label)
     return loss
 
 
-def _end(engine: TopicEngine, partition: Partition, environment: Environment) -> int | None:
+def _end(topics: Topics, partition: Partition, environment: Environment) -> int | None:
     """Return the end of what could be copied of a log; None where that is damaged."""
     try:
-        aside = _Aside(engine, partition, environment)
+        aside = _Aside(topics, partition, environment)
         with environment.read() as txn:
             problems = list(log_check.problems(aside.log, txn))
             if aside.side is not None:
@@ -88,13 +84,11 @@ def _end(engine: TopicEngine, partition: Partition, environment: Environment) ->
         return None
 
 
-def _lost(
-    engine: TopicEngine, partition: Partition, end: int, upto: int
-) -> tuple[tuple[int, int], ...]:
+def _lost(topics: Topics, partition: Partition, end: int, upto: int) -> tuple[tuple[int, int], ...]:
     """Offsets in [end, upto) that nobody has; those of end markers hold no messages."""
     found = []
-    entries = engine.tail.entries(partition.id, end, engine.log.latest())
-    damaged = engine.tail.damaged(partition.id)
+    entries = topics.tail.entries(partition.id, end, topics.log.latest())
+    damaged = topics.tail.damaged(partition.id)
     for entry in entries:
         if entry.stamp in damaged:
             continue

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 
@@ -29,6 +29,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
+    NotSupportedError,
     OffsetOutOfRangeError,
     TxnkvError,
 )
@@ -38,15 +39,20 @@ from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
 from txnkv.topics import cursors, pending_acks, subscription_rows
 from txnkv.topics.exclusive import Exclusive
-from txnkv.topics.held_acks import HeldAcks, refuse_taken, remember
+from txnkv.topics.held_acks import (
+    HeldAcks,
+    by_partition,
+    refuse_taken,
+    refuse_unknown,
+    remember,
+)
+from txnkv.topics.holding import Hold
+from txnkv.topics.log_view import bounds
 from txnkv.topics.message import MessageId
 from txnkv.topics.pending_acks import Holder
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.subscription_info import SubscriptionInfo
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.holding import Hold
+from txnkv.topics.subscription_info import SHARED, SubscriptionInfo
+from txnkv.topics.topics import Topics
 
 KIND: Final = "subscription"
 
@@ -61,7 +67,7 @@ class PendingAcks:
     consumer, which may close.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         row: of the transaction; stored when it has a heartbeat slot, or is not OPEN.
         transactional: False for acks outside of any transaction.
         hold: of the `client.run` that the transaction is an attempt of.
@@ -72,15 +78,15 @@ class PendingAcks:
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         row: TxnRow,
         *,
         transactional: bool,
         hold: Hold | None = None,
     ) -> None:
         self.empty = True
-        self._engine = engine
-        self._store = engine.store
+        self._topics = topics
+        self._store = topics.store
         self._row = row
         self._transactional = transactional
         self._hold = hold
@@ -117,14 +123,14 @@ class PendingAcks:
             NotSupportedError: a cumulative ack of a shared subscription.
         """
         try:
-            named = self._engine.subscriptions.refuse(info, ids, cumulative=cumulative)
+            named = refuse(self._topics, info, ids, cumulative=cumulative)
         except OffsetOutOfRangeError:
             if self._stored:  # that it has ended, and its messages are gone, says more
                 with self._store.status.read() as cur:
                     status_table.get_open(cur, self._row.txn_id, "acknowledge")
             raise
         if self._transactional and self._catalog is None:
-            self._catalog = self._engine.readable_at(info.topic)
+            self._catalog = self._topics.require_live(info.topic)
         with self._guard:
             self._refuse_lost()
             acks = self._of(info)
@@ -141,7 +147,7 @@ class PendingAcks:
         if found is None:
             state = None
             if self._transactional and not self._stored and not info.leased:
-                state = self._engine.subscriptions.exclusive(info.id, self)
+                state = self._topics.local.exclusive(info.id, self)
             found = self._acks[info.id] = HeldAcks(info, state)
         return found
 
@@ -167,7 +173,7 @@ class PendingAcks:
         self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
     ) -> None:
         info = acks.info
-        local = self._engine.subscriptions.exclusive(info.id)
+        local = self._topics.local.exclusive(info.id)
         if local is not None:
             for number, offsets in named.items():
                 local.refuse(number, offsets, cumulative=cumulative)
@@ -249,7 +255,7 @@ class PendingAcks:
         self._refuse_lost()
         self._count_rows(cur)
         topics = [acks.info.topic for acks in self._acks.values()]
-        self._engine.refuse_dropped(cur, self._catalog, topics)
+        self._topics.refuse_dropped(cur, self._catalog, topics)
         if self._rows and pending_acks.count(cur, self._row.txn_id) != self._rows:
             for acks in self._acks.values():
                 subscription_rows.require(cur, acks.info)
@@ -289,7 +295,7 @@ class PendingAcks:
         for row in pending_acks.blocked(cur, self._store, info.id):
             if row.pending and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
-        state = None if info.leased else self._engine.subscriptions.exclusive(info.id, self)
+        state = None if info.leased else self._topics.local.exclusive(info.id, self)
         acks.state = state
         if state is not None:
             wanted = state.take_plain(wanted)
@@ -432,6 +438,46 @@ class PendingAcks:
     def _forget_to_give_back(self) -> None:
         if self._giving_back is not None:
             self._giving_back.forget()
+
+
+def refuse(
+    topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+) -> dict[int, list[int]]:
+    """Refuse acks that make no sense whatever others do.
+
+    Returns:
+        Offsets in order, by partition number; of a cumulative ack the highest.
+
+    Raises:
+        NotSupportedError: a cumulative ack of a shared subscription.
+        OffsetOutOfRangeError: there is no such message, or it is not decided yet: it cannot
+            have been delivered.
+        TopicNotFoundError: the topic was dropped.
+    """
+    if cumulative and info.type == SHARED:
+        raise NotSupportedError(
+            f"{info} is {info.type}: others have messages before this one. Acknowledge "
+            "them one by one, or subscribe exclusively"
+        )
+    topics.require_live(info.topic)
+    named = by_partition(info, ids, cumulative=cumulative)
+    for number, offsets in named.items():
+        end = _known_end(topics, info.topic.partitions[number], offsets[-1])
+        refuse_unknown(info, number, offsets, end)
+    return named
+
+
+def _known_end(topics: Topics, partition_id: int, offset: int) -> int:
+    """Return the offset below which all is decided, or an older one that is behind `offset`. 0
+    for a partition that is gone.
+    """
+    ends = topics.local.ends
+    end = ends.get(partition_id, 0)
+    if offset >= end:
+        partition = topics.partition(partition_id)
+        end = 0 if partition is None else bounds(topics, partition).last_stable_offset
+        ends[partition_id] = end
+    return end
 
 
 def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:

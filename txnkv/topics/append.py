@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import apsw
 import lmdb
@@ -49,9 +49,7 @@ from txnkv.topics import catalog, completing
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_log import Buffer
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
 declare_fault_point("append.written", "the batches of an append are in the log, durable")
@@ -82,7 +80,7 @@ class _Admitted(NamedTuple):
 
 
 def append(
-    engine: TopicEngine,
+    topics: Topics,
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
@@ -91,7 +89,7 @@ def append(
     """Append batches of a large transaction, whose OPEN row is stored.
 
     Args:
-        engine: the topics.
+        topics: the topics.
         row: of the transaction.
         partition: where to.
         batches: with the transaction's id, without offsets.
@@ -109,15 +107,15 @@ def append(
     """
     attempt = attempt or Attempt()
     if partition.side is not None:
-        _append_aside(engine, row, partition, batches, attempt)
+        _append_aside(topics, row, partition, batches, attempt)
         return []
     counts = _counts(batches)
     base = _append(
-        engine,
+        topics,
         partition,
         sum(counts),
         partial(_placed, batches, counts),
-        _taking_part(engine, row, partition),
+        _taking_part(topics, row, partition),
         attempt,
         row.txn_id,
     )
@@ -125,12 +123,12 @@ def append(
 
 
 def append_runs(
-    engine: TopicEngine, row: TxnRow, partition: Partition, runs: Sequence[tuple[Buffer, int]]
+    topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[tuple[Buffer, int]]
 ) -> None:
     """Append batches of a large transaction that lie in memory which may be written.
 
     Args:
-        engine: the topics.
+        topics: the topics.
         row: of the transaction.
         partition: where to.
         runs: batches, one behind the other, and how many messages they hold. They get their
@@ -143,7 +141,7 @@ def append_runs(
         single = [
             bytes(run[at : at + header.length]) for run, _ in runs for at, header in walk(run)
         ]
-        _append_aside(engine, row, partition, single, Attempt())
+        _append_aside(topics, row, partition, single, Attempt())
         return
 
     def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
@@ -153,12 +151,12 @@ def append_runs(
             base += count
 
     total = sum(count for _, count in runs)
-    admit = _taking_part(engine, row, partition)
-    _append(engine, partition, total, placed, admit, Attempt(), row.txn_id)
+    admit = _taking_part(topics, row, partition)
+    _append(topics, partition, total, placed, admit, Attempt(), row.txn_id)
 
 
 def _taking_part(
-    engine: TopicEngine, row: TxnRow, partition: Partition
+    topics: Topics, row: TxnRow, partition: Partition
 ) -> Callable[[apsw.Cursor], _Admitted]:
 
     def take_part(cur: apsw.Cursor) -> _Admitted:
@@ -166,14 +164,14 @@ def _taking_part(
         if status_table.takes_part(cur, row.txn_id, KIND, partition.id):
             return _Admitted(0, first=False)
         # A log with messages of a transaction that is not known to be there waits for its end.
-        engine.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
+        topics.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
         return _Admitted(0, first=True)
 
     return take_part
 
 
 def append_alone(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     batches: Sequence[bytes],
     attempt: Attempt | None = None,
@@ -181,7 +179,7 @@ def append_alone(
     """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
 
     Args:
-        engine: the topics.
+        topics: the topics.
         partition: where to.
         batches: without offsets.
         attempt: as for `append`.
@@ -202,13 +200,13 @@ def append_alone(
 
     counts = _counts(batches)
     placed = partial(_placed, batches, counts)
-    base = _append(engine, partition, sum(counts), placed, commit, attempt or Attempt(), 0)
+    base = _append(topics, partition, sum(counts), placed, commit, attempt or Attempt(), 0)
     if stamps:
-        engine.store.runtime.raise_durable(stamps[-1])
+        topics.store.runtime.raise_durable(stamps[-1])
     return _offsets(base, counts)
 
 
-def is_appended(engine: TopicEngine, partition: Partition, attempt: Attempt) -> bool:
+def is_appended(topics: Topics, partition: Partition, attempt: Attempt) -> bool:
     """Tell whether batches of an `append_alone` that failed are in the log; durably, if so.
 
     Raises:
@@ -216,12 +214,12 @@ def is_appended(engine: TopicEngine, partition: Partition, attempt: Attempt) -> 
     """
     found = partition.environment.write(lambda txn: _is_there(txn, partition, attempt, 0))
     if found:
-        engine.store.status.sync()
+        topics.store.status.sync()
     return found
 
 
 def _append(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     total: int,
     placed: Callable[[int, int], Iterable[Buffer]],
@@ -230,7 +228,7 @@ def _append(
     txn_id: int,
 ) -> int:
     catalog.require_writable(partition.topic)
-    status = engine.store.status
+    status = topics.store.status
     syncing: list[Callable[[], None]] = []
 
     def write(txn: lmdb.Transaction) -> int:
@@ -242,7 +240,7 @@ def _append(
             catalog.require_live(cur, partition.topic)
             commit_ts, first = admit(cur)
             # What came before is looked at first: these offsets are ours, and no hole.
-            waiting = completing.look(engine, cur, partition, end)
+            waiting = completing.look(topics, cur, partition, end)
             base = catalog.take_offsets(cur, partition.id, total)
         if first or waiting.upto > end:
             status.sync()
@@ -299,7 +297,7 @@ def _placed(
 
 
 def _append_aside(
-    engine: TopicEngine,
+    topics: Topics,
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
@@ -310,12 +308,12 @@ def _append_aside(
     catalog.require_writable(partition.topic)
 
     def write(txn: lmdb.Transaction) -> None:
-        with engine.store.status.read() as cur:
+        with topics.store.status.read() as cur:
             catalog.require_live(cur, partition.topic)
             status_table.get_open(cur, row.txn_id, "send messages")
             takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
         if not takes_part:
-            engine.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
+            topics.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
         if attempt.at is None or not side.holds(txn, row.txn_id, attempt.at, batches):
             attempt.at = side.append(txn, row.txn_id, batches)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 import apsw
 import pyarrow as pa
 
+from txnkv.coordinator import payload
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
@@ -19,6 +20,7 @@ from txnkv.topics.values import ValueCodec, value_codec
 
 BUFFERS: Final = get_args(Buffer)
 CODECS: Final = get_args(Compression)
+KIND: Final = payload.TOPIC
 MAX_PARTITIONS: Final = 1024
 
 
@@ -222,7 +224,7 @@ def names(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def live_topics(cur: apsw.Cursor) -> frozenset[int]:
+def live(cur: apsw.Cursor) -> frozenset[int]:
     """Ids of the topics that are not dropped."""
     return frozenset(id for (id,) in cur.execute("SELECT id FROM topics WHERE dropped_ts IS NULL"))
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, completing, holders, log_check, side_check, value_check
+from txnkv.topics import catalog, end_markers, holders, log_check, side_check, value_check
 from txnkv.topics.participant import open_in
 from txnkv.topics.partition import Partition
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.tail import TailEntry
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topic_engine import TopicEngine
 
 
 def stats(engine: TopicEngine) -> dict[str, Any]:
@@ -123,7 +121,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
                         yield f"{partition.label}: {problem}"
         with engine.store.status.read() as cur:
             upto = catalog.next_offset(cur, id)
-            noted = completing.markers(cur, id, end, upto)
+            noted = end_markers.between(cur, id, end, upto)
     except StoreNotFoundError:
         return  # dropped meanwhile
     except TxnkvError as error:
@@ -151,7 +149,7 @@ def _unknown(engine: TopicEngine, partition: Partition) -> Iterator[str]:
     with engine.store.status.read() as cur:
         for txn_id in there:
             row = status_table.find(cur, txn_id)
-            if (row is None or row.state.ended) and not completing.is_noted(
+            if (row is None or row.state.ended) and not end_markers.is_noted(
                 cur, partition.id, txn_id
             ):
                 ended.append((txn_id, "does not know it" if row is None else row.state.name))

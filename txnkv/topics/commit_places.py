@@ -11,13 +11,11 @@ partitions of a topic so that no transaction is cut in two.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from txnkv.topics.log_view import Bounds, LogView, look_at
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 
 class Reach(NamedTuple):
@@ -32,11 +30,11 @@ class Reach(NamedTuple):
     place: int
 
 
-def reach_at(engine: TopicEngine, partition: Partition, timestamp: int, start: int = 0) -> Reach:
+def reach_at(topics: Topics, partition: Partition, timestamp: int, start: int = 0) -> Reach:
     """Find the place up to which a partition has what was committed at or below a timestamp.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where to look.
         timestamp: at or below the latest commit.
         start: where the search begins: the place of a commit that is above, or before it.
@@ -49,10 +47,10 @@ def reach_at(engine: TopicEngine, partition: Partition, timestamp: int, start: i
         high = view.high_watermark
         return Reach(view.bounds, _first_above(view, timestamp, max(start, view.start), high))
 
-    return look_at(engine, partition, see, whole=True)
+    return look_at(topics, partition, see, whole=True)
 
 
-def next_timestamp(engine: TopicEngine, partition: Partition, start: int) -> int | None:
+def next_timestamp(topics: Topics, partition: Partition, start: int) -> int | None:
     """Return the timestamp of the first commit at or behind an offset; None when there is none.
 
     Raises:
@@ -63,12 +61,10 @@ def next_timestamp(engine: TopicEngine, partition: Partition, start: int) -> int
         found = view.commits(start, 1)
         return _dated(view, found[0].marker_offset + 1) if found else None
 
-    return look_at(engine, partition, see, whole=True)
+    return look_at(topics, partition, see, whole=True)
 
 
-def timestamp_before(
-    engine: TopicEngine, partition: Partition, start: int, upto: int
-) -> int | None:
+def timestamp_before(topics: Topics, partition: Partition, start: int, upto: int) -> int | None:
     """Return the timestamp of the last commit in [start, upto); None when there is none.
 
     Raises:
@@ -79,12 +75,10 @@ def timestamp_before(
         found = view.commit_before(upto)
         return found.commit_ts if found is not None and found.marker_offset >= start else None
 
-    return look_at(engine, partition, see, whole=True)
+    return look_at(topics, partition, see, whole=True)
 
 
-def between_commits(
-    engine: TopicEngine, partition: Partition, offset: int, start: int, end: int
-) -> int:
+def between_commits(topics: Topics, partition: Partition, offset: int, start: int, end: int) -> int:
     """The first place in [offset, end] that cuts no transaction in two; offset is above start.
 
     Raises:
@@ -97,7 +91,7 @@ def between_commits(
             return offset
         return _first_above(view, found.commit_ts, offset, end)
 
-    return look_at(engine, partition, see)
+    return look_at(topics, partition, see)
 
 
 def _first_above(view: LogView, timestamp: int, low: int, high: int) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -31,12 +31,10 @@ from txnkv.topics.fetch import FETCH_BYTES
 from txnkv.topics.log_chunks import unlike
 from txnkv.topics.log_view import LogView, look_at
 from txnkv.topics.offset_reader import fitting
+from txnkv.topics.partition import Partition
 from txnkv.topics.partition_state import CommitEntry
 from txnkv.topics.reassembly import Reassembly
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 _END: Final = 1 << 63
 _ENTRIES: Final = 1024
@@ -45,7 +43,7 @@ _APART: Final = 16
 """Offsets between two commits of a run, at most: what lies there is read in vain."""
 
 
-def torn_before(engine: TopicEngine, partition: Partition) -> int:
+def torn_before(topics: Topics, partition: Partition) -> int:
     """A timestamp: transactions that committed at or below it may have lost messages of this
     partition to retention; those above it have not, so far.
     """
@@ -58,7 +56,7 @@ def torn_before(engine: TopicEngine, partition: Partition) -> int:
         first = next((entry.commit_ts for entry in entries if entry.commit_ts), 0)
         return max([first - 1, *torn])
 
-    return look_at(engine, partition, see)
+    return look_at(topics, partition, see)
 
 
 class Commit(NamedTuple):
@@ -106,7 +104,7 @@ class CommitReader:
     """A reader in commit order. One thread at a time.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where to read.
         offset: where to begin: the place of a commit, or before one.
         max_bytes: of one run.
@@ -124,7 +122,7 @@ class CommitReader:
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         offset: int,
         max_bytes: int = FETCH_BYTES,
@@ -133,7 +131,7 @@ class CommitReader:
         begin: int | None = None,
         whole: bool = False,
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._partition = partition
         self._max_bytes = self._room = max_bytes
         self._above = above
@@ -155,7 +153,7 @@ class CommitReader:
     def pending(self) -> bool:
         """See `PartitionReader`."""
         at = self._empty_at
-        return at is not None and self._engine.look(self._partition.id).next_offset > at
+        return at is not None and self._topics.look(self._partition.id).next_offset > at
 
     def seek(self, offset: int) -> None:
         """Go on with the first commit at or behind an offset."""
@@ -197,7 +195,7 @@ class CommitReader:
         self.empty_at = None
         before = self._next, self._read_to, self._inside
         found = look_at(
-            self._engine,
+            self._topics,
             self._partition,
             lambda view: self._see(view, upto),
             whole=upto is not None,

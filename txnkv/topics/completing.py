@@ -18,25 +18,25 @@ All of it is durable in status.db before the log's commit is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import apsw
 import lmdb
 
-from txnkv.coordinator import held
+from txnkv.coordinator import held, payload
+from txnkv.coordinator.damage import DAMAGE
+from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import EPOCH, Timestamp
-from txnkv.coordinator.query import one
 from txnkv.core import ControlType, encode_control, place
 from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.storage.store import Store
-from txnkv.topics import catalog
+from txnkv.topics import catalog, end_markers
+from txnkv.topics.end_markers import EndMarker
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TailEntry
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("log.completed", "what waited for a log is in it, durable")
 
@@ -45,86 +45,6 @@ _MOST = (1 << 31) - 1
 """Offsets that one filler may take: what a batch can count."""
 _MOST_FILLERS = 1024
 """Fillers in one hole, at most: nobody reserves that much, so a longer one is damage."""
-
-
-class EndMarker(NamedTuple):
-    """A row of `end_markers`: how a transaction ends in one log."""
-
-    first_offset: int
-    count: int  # type: ignore[assignment]  # hides tuple.count
-    txn_id: int
-    type: int
-    commit_ts: int  # of an abort, when it was
-    low_water_mark: int
-    txn_first_offset: int
-
-    @property
-    def next_offset(self) -> int:
-        return self.first_offset + self.count
-
-
-_COLUMNS = "first_offset, count, txn_id, type, commit_ts, low_water_mark, txn_first_offset"
-
-
-def add_marker(cur: apsw.Cursor, partition_id: int, marker: EndMarker) -> None:
-    """Note an end marker whose offsets were just taken."""
-    cur.execute(
-        f"INSERT INTO end_markers (partition_id, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (partition_id, *marker),
-    )
-
-
-def markers(cur: apsw.Cursor, partition_id: int, offset: int, upto: int) -> list[EndMarker]:
-    """End markers at or above `offset` and below `upto`, ascending."""
-    return [
-        EndMarker(*row)
-        for row in cur.execute(
-            f"SELECT {_COLUMNS} FROM end_markers WHERE partition_id = ? AND first_offset >= ? "
-            "AND first_offset < ? ORDER BY first_offset",
-            (partition_id, offset, upto),
-        )
-    ]
-
-
-def partitions_of(cur: apsw.Cursor, txn_id: int | None = None) -> list[int]:
-    """Partitions that have end markers noted: of one transaction, or of any."""
-    found = cur.execute(
-        "SELECT DISTINCT partition_id FROM end_markers WHERE txn_id = coalesce(?, txn_id)",
-        (txn_id,),
-    )
-    return [id for (id,) in found]
-
-
-def is_noted(cur: apsw.Cursor, partition_id: int, txn_id: int) -> bool:
-    """Tell whether an end marker of a transaction waits to be written into a log."""
-    found = cur.execute(
-        "SELECT 1 FROM end_markers WHERE partition_id = ? AND txn_id = ?", (partition_id, txn_id)
-    )
-    return found.fetchone() is not None
-
-
-def marker_end(cur: apsw.Cursor, partition_id: int) -> tuple[bool, int]:
-    """Tell whether a partition has end markers noted, and where the last one ends."""
-    (end,) = one(
-        cur,
-        "SELECT max(first_offset + count) FROM end_markers WHERE partition_id = ?",
-        (partition_id,),
-    )
-    return end is not None, end or 0
-
-
-def forget_markers(store: Store, written: Sequence[tuple[int, int]]) -> None:
-    """Forget end markers that are in their logs.
-
-    Args:
-        store: the store.
-        written: the end of each log, and the partition's id.
-    """
-    # Not synced: one that comes back is below its log's end, and nobody minds it.
-    with store.status.write(sync=False) as cur:
-        cur.executemany(
-            "DELETE FROM end_markers WHERE first_offset < ? AND partition_id = ?", written
-        )
 
 
 class Waiting(NamedTuple):
@@ -141,11 +61,11 @@ class Waiting(NamedTuple):
     markers: list[EndMarker]
 
 
-def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) -> Waiting:
+def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Waiting:
     """Find what lies between `end`, where the log ends, and the next offset.
 
     Args:
-        engine: of the topics.
+        topics: of the topics.
         cur: of a read or a write of status.db, begun under the log's write lock.
         partition: the partition.
         end: of its log.
@@ -154,17 +74,17 @@ def look(engine: TopicEngine, cur: apsw.Cursor, partition: Partition, end: int) 
         CorruptionError: a small commit that is to be written is damaged in the commit log.
     """
     # Also commits that are not durable yet are taken in: they are before this log's commit is.
-    latest = engine.log.catch_up(cur)
+    latest = topics.log.catch_up(cur)
     upto = catalog.next_offset(cur, partition.id)
-    entries = engine.tail.entries(partition.id, end, latest)
+    entries = topics.tail.entries(partition.id, end, latest)
     while entries and entries[-1].base_offset >= upto:  # memory may be ahead of this view
         entries.pop()
-    damaged = engine.tail.damaged(partition.id)
+    damaged = topics.tail.damaged(partition.id)
     for entry in entries if damaged else ():
         if entry.stamp in damaged:
             error = damaged[entry.stamp]
             raise CorruptionError(f"{partition.label}: {error}{held.accept_loss(partition.part)}")
-    return Waiting(upto, entries, markers(cur, partition.id, end, upto))
+    return Waiting(upto, entries, end_markers.between(cur, partition.id, end, upto))
 
 
 def write(txn: lmdb.Transaction, partition: Partition, waiting: Waiting) -> None:
@@ -186,7 +106,7 @@ def write(txn: lmdb.Transaction, partition: Partition, waiting: Waiting) -> None
         log.put(txn, plain)
 
 
-def complete(engine: TopicEngine, partition: Partition) -> int:
+def complete(topics: Topics, partition: Partition) -> int:
     """Bring a log up to the next offset; any process may, at any time.
 
     Not inside a transaction on the partition's environment.
@@ -197,7 +117,7 @@ def complete(engine: TopicEngine, partition: Partition) -> int:
     Raises:
         StorageFullError: the disk is full; nothing changed.
     """
-    if engine.store.directory.read_only:
+    if topics.store.directory.read_only:
         if not partition.exists:
             return 0
         with partition.environment.read() as txn:
@@ -205,8 +125,8 @@ def complete(engine: TopicEngine, partition: Partition) -> int:
 
     def bring_up(txn: lmdb.Transaction) -> int:
         end = partition.log.end(txn)
-        with engine.store.status.read() as cur:  # what it sees is durable when it ends
-            waiting = look(engine, cur, partition, end)
+        with topics.store.status.read() as cur:  # what it sees is durable when it ends
+            waiting = look(topics, cur, partition, end)
         write(txn, partition, waiting)
         return max(waiting.upto, end)
 
@@ -277,3 +197,44 @@ def _write_side_list(txn: lmdb.Transaction, partition: Partition, marker: EndMar
         return
     partition.log.put(txn, [_end_marker(marker, timestamp, body)])
     side.committed(txn, marker.txn_id, marker.first_offset, Timestamp(marker.commit_ts))
+
+
+def complete_marked(topics: Topics, txn_id: int | None = None) -> dict[int, Exception]:
+    """Write end markers that are noted into their logs: of one transaction, or all.
+
+    Returns:
+        Errors, by partition.
+    """
+    with topics.store.status.read() as cur:
+        ids = end_markers.partitions_of(cur, txn_id)
+    written: list[tuple[int, int]] = []
+
+    def complete_one(partition: Partition) -> None:
+        with partition.environment.read() as txn:
+            end = partition.log.end(txn)
+        if topics.look(partition.id).marker_end > end:
+            end = complete(topics, partition)
+        written.append((end, partition.id))
+
+    errors = topics.each(ids, "its end markers", complete_one)
+    if written:
+        end_markers.forget(topics.store, written)
+    return errors
+
+
+def write_out(topics: Topics, partition_ids: list[int]) -> dict[Key, str]:
+    """Bring partitions of the tail up to their ends, for a flush.
+
+    Returns:
+        Those that could not be, and why.
+    """
+    with topics.store.status.read() as cur:
+        live = catalog.live_partitions(cur)
+    ids = [id for id in partition_ids if id in live]
+    errors = topics.each(ids, "a flush", partial(complete, topics), DAMAGE, side_by_side=True)
+    found = {}
+    for id, error in errors.items():
+        partition = topics.partition(id)
+        label = f"partition {id}" if partition is None else partition.label
+        found[payload.TOPIC, id] = f"{label} is damaged: {error}"
+    return found

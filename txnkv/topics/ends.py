@@ -11,21 +11,17 @@ offset is that end, and need not be looked at, nor its environment be opened:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from txnkv.storage.shield import shielded
 from txnkv.topics.catalog import TopicInfo
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.offset_reader import PartitionReader
+from txnkv.topics.offset_reader import PartitionReader
+from txnkv.topics.topics import Topics
 
 
 class Ends:
     """The next offsets of a topic. No I/O while nothing is written in the store."""
 
-    def __init__(self, engine: TopicEngine, topic: TopicInfo) -> None:
-        self._engine = engine
+    def __init__(self, topics: Topics, topic: TopicInfo) -> None:
+        self._topics = topics
         self._topic = topic
         self._number: int | None = None
         self._offsets: dict[int, int] = {}
@@ -35,7 +31,7 @@ class Ends:
     @shielded
     def look(self) -> None:
         """Read the next offsets as they are now; those of commits not durable yet are seen."""
-        status = self._engine.store.status
+        status = self._topics.store.status
         number = status.change_number()
         if number is not None and number == self._number:
             return

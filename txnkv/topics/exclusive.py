@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import apsw
 
 from txnkv.coordinator.query import one
-from txnkv.storage.locks import new_rlock
+from txnkv.storage.locks import new_lock, new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
 from txnkv.topics import cursors, pending_acks
@@ -446,3 +447,67 @@ def _with_positions(state: Exclusive, held: Held, positions: dict[int, int]) -> 
         mark = state.cursors[partition_id].mark
         found.setdefault(partition_id, Ranges()).add(mark, position)
     return found
+
+
+class Owner(Protocol):
+    """The acks of a transaction of this process."""
+
+    def move_out(self, state: Exclusive) -> None:
+        """Have acks go on in status.db: the consumer gives up its place."""
+
+    def expire(self) -> None:
+        """Give back what is held long past the transaction's deadline."""
+
+
+class LocalSubscriptions:
+    """The subscriptions that this process remembers something of. Shared by threads.
+
+    Attributes:
+        consumers: numbers of this process's consumers that are open.
+        ends: by partition id: an offset below which all is decided.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._states: dict[int, Exclusive] = {}
+        self._owners: dict[int, WeakSet[Owner]] = {}
+        self.consumers: set[int] = set()
+        self.ends: dict[int, int] = {}
+
+    def open(self, state: Exclusive) -> None:
+        """Remember an exclusive one, whose consumer is here from now on."""
+        with self._lock:
+            self._states[state.info.id] = state
+            self._owners[state.info.id] = WeakSet()
+
+    def close(self, id: int) -> tuple[Exclusive | None, list[Owner]]:
+        """Forget a subscription; what there was, and whose acks are in it."""
+        with self._lock:
+            return self._states.pop(id, None), list(self._owners.pop(id, ()))
+
+    def exclusive(self, id: int, owner: Owner | None = None) -> Exclusive | None:
+        """Return the state of an exclusive one; None if its consumer is elsewhere.
+
+        Args:
+            id: of the subscription.
+            owner: whose acks are to be there.
+        """
+        with self._lock:
+            found = self._states.get(id)
+            if found is not None and owner is not None:
+                self._owners[id].add(owner)
+            return found
+
+    def expire(self, id: int) -> None:
+        """Give back what transactions of this process hold that are long past their deadline."""
+        with self._lock:
+            owners = list(self._owners.get(id, ()))
+        for owner in owners:
+            owner.expire()
+
+    def end_hold(self, id: int) -> None:
+        """A `client.run` has ended."""
+        with self._lock:
+            states = list(self._states.values())
+        for state in states:
+            state.end_hold(id)

@@ -15,14 +15,12 @@ it holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txnkv.topics.log_chunks import behind
 from txnkv.topics.log_view import LogView, look_at
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
@@ -65,7 +63,7 @@ class FetchResult:
 
 
 def fetch(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     offset: int,
     max_bytes: int = FETCH_BYTES,
@@ -74,7 +72,7 @@ def fetch(
     """Raw batches from the one that holds an offset on.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where to read.
         offset: of the first message that is wanted, in [start, high watermark].
         max_bytes: of all records when they are decoded, however small they are stored; one
@@ -103,7 +101,7 @@ def fetch(
             b"".join(parts), view.high_watermark, view.last_stable_offset, view.start, aborted
         )
 
-    return look_at(engine, partition, see)
+    return look_at(topics, partition, see)
 
 
 def is_committed(isolation: str) -> bool:

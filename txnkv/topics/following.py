@@ -25,7 +25,7 @@ goes ahead of it. So nothing ever fills offsets in a copy, and nobody else may w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import lmdb
 
@@ -36,9 +36,7 @@ from txnkv.topics.fetch import READ_UNCOMMITTED, FetchResult, fetch
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("follow.put", "fetched batches are in a copy's log, durable")
 declare_fault_point("follow.offset", "the next offset of a copy follows its log, durable")
@@ -54,22 +52,22 @@ class Follower:
     Args:
         source: topics of the source.
         origin: the partition that is copied.
-        engine: topics of the follower.
+        topics: topics of the follower.
         copy: the copy, of a topic with `replica_of`.
         max_bytes: of a fetch.
     """
 
     def __init__(
         self,
-        source: TopicEngine,
+        source: Topics,
         origin: Partition,
-        engine: TopicEngine,
+        topics: Topics,
         copy: Partition,
         max_bytes: int,
     ) -> None:
         self._source = source
         self._origin = origin
-        self._engine = engine
+        self._topics = topics
         self._copy = copy
         self._max_bytes = max_bytes
 
@@ -157,12 +155,12 @@ class Follower:
 
     def _give_up(self, offset: int) -> None:
         def may_go(_: lmdb.Transaction, offset: int) -> bool:
-            kept = retention.kept_from(self._engine, self._copy)
+            kept = retention.kept_from(self._topics, self._copy)
             return kept is None or offset <= kept
 
-        kept = retention.kept_from(self._engine, self._copy)
+        kept = retention.kept_from(self._topics, self._copy)
         offset = offset if kept is None else min(offset, kept)
-        if retention.give_up(self._engine, self._copy, offset, may_go):
+        if retention.give_up(self._topics, self._copy, offset, may_go):
             fault_point("follow.cut")
 
     def _begin_at(self, offset: int) -> None:
@@ -181,13 +179,13 @@ class Follower:
         fault_point("follow.cut")
 
     def _note(self, offset: int) -> None:
-        with self._engine.store.status.read() as cur:
+        with self._topics.store.status.read() as cur:
             (known,) = cur.execute(
                 "SELECT next_offset FROM partitions WHERE id = ?", (self._copy.id,)
             ).fetchone() or (offset,)
         if known == offset:
             return
-        with self._engine.store.status.write() as cur:
+        with self._topics.store.status.write() as cur:
             cur.execute(
                 "UPDATE partitions SET next_offset = ? WHERE id = ?", (offset, self._copy.id)
             )

@@ -12,17 +12,15 @@ the memory of that process, with the acks of small transactions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import apsw
 
 from txnkv.coordinator.ids import TxnId
 from txnkv.coordinator.query import one
 from txnkv.storage.seam import clock
 from txnkv.topics.subscription_info import SubscriptionInfo
-
-if TYPE_CHECKING:
-    import apsw
-
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
 @dataclass(frozen=True)
@@ -63,27 +61,27 @@ class Holders:
     held: tuple[HeldMessages, ...]
 
 
-def look(engine: TopicEngine, info: SubscriptionInfo) -> Holders:
+def look(topics: Topics, info: SubscriptionInfo) -> Holders:
     """The holders now, as status.db has them."""
-    with engine.store.status.read() as cur:
+    with topics.store.status.read() as cur:
         slot, start = one(
             cur,
             "SELECT max(slot), max(start) FROM subscriptions WHERE id = ?",
             (info.id,),
         )
-        held = [*_leased(engine, cur, info), *_pending(engine, cur, info)]
+        held = [*_leased(topics, cur, info), *_pending(topics, cur, info)]
     held.sort(key=lambda each: (each.partition, each.first))
-    return Holders(_pid(engine, slot, start), tuple(held))
+    return Holders(_pid(topics, slot, start), tuple(held))
 
 
-def _pid(engine: TopicEngine, slot: int | None, start: int | None) -> int | None:
-    runtime = engine.store.runtime
+def _pid(topics: Topics, slot: int | None, start: int | None) -> int | None:
+    runtime = topics.store.runtime
     if slot is None or start is None or not runtime.slot_alive(slot, start):
         return None
     return runtime.slot_owner(slot)
 
 
-def _leased(engine: TopicEngine, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
+def _leased(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
     now = clock.monotonic_micros()
     found: list[Any] = cur.execute(
         "SELECT partition_id, message, slot, start, until, deliveries FROM leases "
@@ -92,7 +90,7 @@ def _leased(engine: TopicEngine, cur: apsw.Cursor, info: SubscriptionInfo) -> li
     ).fetchall()
     held = []
     for partition_id, offset, slot, start, until, deliveries in found:
-        pid = _pid(engine, slot, start) if until > now else None
+        pid = _pid(topics, slot, start) if until > now else None
         ends = pid is not None and info.lease_time is not None
         held.append(
             HeldMessages(
@@ -108,7 +106,7 @@ def _leased(engine: TopicEngine, cur: apsw.Cursor, info: SubscriptionInfo) -> li
     return held
 
 
-def _pending(engine: TopicEngine, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
+def _pending(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
     found: list[Any] = cur.execute(
         "SELECT partition_id, max(first, 0), last, txn_id, stored, slot, start FROM pending_acks "
         "WHERE subscription_id = ?",
@@ -120,8 +118,8 @@ def _pending(engine: TopicEngine, cur: apsw.Cursor, info: SubscriptionInfo) -> l
             first,
             last,
             "pending" if txn_id > 0 else "kept",
-            None if stored else _pid(engine, slot, start),
-            engine.coordinator.txn_id(abs(txn_id)),
+            None if stored else _pid(topics, slot, start),
+            topics.coordinator.txn_id(abs(txn_id)),
         )
         for partition_id, first, last, txn_id, stored, slot, start in found
     ]

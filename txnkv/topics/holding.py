@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from txnkv.errors import ClosedError
 from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.shield import shielded
 from txnkv.topics import pending_acks
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
 class _Where:
@@ -33,10 +30,10 @@ class Hold:
     is when this is dropped.
     """
 
-    def __init__(self, engine: TopicEngine) -> None:
+    def __init__(self, topics: Topics) -> None:
         self.id = int.from_bytes(os.urandom(7), "big") + 1
         self.where = _Where()
-        self._over = WhenDropped(self, _end, engine, self.id, self.where)
+        self._over = WhenDropped(self, _end, topics, self.id, self.where)
 
     @shielded
     def release(self) -> None:
@@ -44,9 +41,9 @@ class Hold:
         self._over()
 
 
-def _end(engine: TopicEngine, id: int, where: _Where) -> None:
+def _end(topics: Topics, id: int, where: _Where) -> None:
     if where.in_memory:
-        engine.subscriptions.end_hold(id)
+        topics.local.end_hold(id)
     if where.in_status:
-        with suppress(ClosedError), engine.store.status.write(sync=False) as cur:
+        with suppress(ClosedError), topics.store.status.write(sync=False) as cur:
             pending_acks.end_hold(cur, id)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
@@ -40,9 +40,7 @@ from txnkv.topics.redelivery import (
 )
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.subscription_rows import Place, dropped
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
 
@@ -69,25 +67,25 @@ class LeaseReader(DeliveryReader):
     """For one of the consumers of a subscription with leases.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         info: the subscription.
         place: which consumer this is.
         numbers: of the partitions that it reads.
     """
 
     def __init__(
-        self, engine: TopicEngine, info: SubscriptionInfo, place: Place, numbers: Sequence[int]
+        self, topics: Topics, info: SubscriptionInfo, place: Place, numbers: Sequence[int]
     ) -> None:
         super().__init__()
-        self._engine = engine
-        self._store = engine.store
+        self._topics = topics
+        self._store = topics.store
         self._info = info
         self._place = place
-        partitions = engine.partitions(info.topic)
+        partitions = topics.partitions(info.topic)
         with self._store.status.read() as cur:
             dispatched = self._dispatched(cur)
         self._sources = {
-            partitions[n].id: Source(engine, partitions[n], dispatched[partitions[n].id])
+            partitions[n].id: Source(topics, partitions[n], dispatched[partitions[n].id])
             for n in numbers
         }
         self._claims: deque[_Claim] = deque()
@@ -136,7 +134,7 @@ class LeaseReader(DeliveryReader):
                 dispatched = self._dispatched(cur)
                 due = self._due(cur)
             if not dispatched:
-                self._engine.require_live(self._info.topic)
+                self._topics.require_live(self._info.topic)
                 raise dropped(self._info)
             self._number, self._next_due = number, due
             for partition_id, source in self._sources.items():
@@ -208,7 +206,7 @@ class LeaseReader(DeliveryReader):
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
         now = clock.monotonic_micros()
-        timeouts = self._engine.coordinator.metrics.messages_timed_out
+        timeouts = self._topics.coordinator.metrics.messages_timed_out
         claims: list[_Claim] = []
         blocked: dict[int, Ranges] | None = None
         while len(claims) < most:
@@ -297,7 +295,7 @@ class LeaseReader(DeliveryReader):
         found: dict[int, Message] = {}
         if len(run) > 1:
             with suppress(Exception):  # whose it is shows when they are read one by one
-                for message in read_range(self._engine, partition, first, last + 1):
+                for message in read_range(self._topics, partition, first, last + 1):
                     if message.offset in wanted:
                         found[message.offset] = message
         return found
@@ -311,7 +309,7 @@ class LeaseReader(DeliveryReader):
         if message is not None:
             return [Delivery(message, claim.before, claim.until)]
         partition, at = self._sources[claim.partition_id].partition, claim.offset
-        for message in read_range(self._engine, partition, at, at + 1):
+        for message in read_range(self._topics, partition, at, at + 1):
             return [Delivery(message, claim.before, claim.until)]
         with self._store.status.write(sync=False) as cur:
             pending_acks.delete(cur, self._info.id, claim.partition_id, at, at + 1)

@@ -29,24 +29,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import lmdb
 
+from txnkv.coordinator.ids import Timestamp
 from txnkv.core import CoreError, within
 from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
+from txnkv.topics import completing
 from txnkv.topics.log_chunks import behind, first_length, position_of, unlike
 from txnkv.topics.log_times import first_not_older
+from txnkv.topics.partition import Partition
+from txnkv.topics.partition_log import Buffer
 from txnkv.topics.partition_state import CommitEntry
-
-if TYPE_CHECKING:
-    from txnkv.coordinator.ids import Timestamp
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
-    from txnkv.topics.partition_log import Buffer
-    from txnkv.topics.tail import TailEntry
+from txnkv.topics.tail import TailEntry
+from txnkv.topics.topics import Topics
 
 T = TypeVar("T")
 
@@ -88,13 +87,20 @@ class LogView:
     """
 
     __slots__ = (
-        "_engine", "_partition", "_txn", "end", "high_watermark", "is_behind",
-        "last_stable_offset", "latest", "start",
+        "_partition",
+        "_topics",
+        "_txn",
+        "end",
+        "high_watermark",
+        "is_behind",
+        "last_stable_offset",
+        "latest",
+        "start",
     )  # fmt: skip
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         txn: lmdb.Transaction | None,
         latest: Timestamp,
@@ -110,7 +116,7 @@ class LogView:
             reached: known to be without a gap up to there.
             decided: what was decided when the look began is below, and has to be in the view.
         """
-        self._engine = engine
+        self._topics = topics
         self._partition = partition
         self._txn = txn
         self.latest = latest
@@ -255,14 +261,14 @@ class LogView:
         """Entries without a gap from an offset at or behind LMDB's end on."""
         if offset >= self.high_watermark:
             return []
-        entries = self._engine.tail.entries(self._partition.id, offset, self.latest)
+        entries = self._topics.tail.entries(self._partition.id, offset, self.latest)
         if not entries or entries[0].base_offset > offset:
             raise _MovedError
         return entries
 
 
 def look_at(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     see: Callable[[LogView], T],
     *,
@@ -273,7 +279,7 @@ def look_at(
     Every commit that returned before, in any process, is in the view.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where to look.
         see: leaves no marks elsewhere when it raises; may be called again then. What it returns
             must not point into the log.
@@ -285,30 +291,30 @@ def look_at(
         OffsetOutOfRangeError: `see` asked for what is not there.
         CorruptionError: the log is damaged where `see` looked; the partition is named.
     """
-    engine.require_live(partition.topic)
-    read_only = engine.store.directory.read_only
+    topics.require_live(partition.topic)
+    read_only = topics.store.directory.read_only
     if read_only and not partition.exists:
-        latest = engine.log.latest()
-        fresh, reached = _tail_of(engine, partition, latest)
-        return see(LogView(engine, partition, None, latest, fresh, reached, 0))
+        latest = topics.log.latest()
+        fresh, reached = _tail_of(topics, partition, latest)
+        return see(LogView(topics, partition, None, latest, fresh, reached, 0))
     helped = read_only
     decided: int | None = None
     for _ in range(_TRIES):
-        latest = engine.log.latest()
-        fresh, reached = _tail_of(engine, partition, latest)
+        latest = topics.log.latest()
+        fresh, reached = _tail_of(topics, partition, latest)
         if decided is None:  # what others begin meanwhile, again and again, is for the next look
-            decided = engine.look(partition.id).next_offset if whole else _marked(engine, partition)
+            decided = topics.look(partition.id).next_offset if whole else _marked(topics, partition)
             decided = max(decided, fresh[-1].next_offset if fresh else 0)
         try:
             if not partition.is_made:
-                given = engine.look(partition.id).next_offset
-                view = LogView(engine, partition, None, latest, fresh, reached, given)
+                given = topics.look(partition.id).next_offset
+                view = LogView(topics, partition, None, latest, fresh, reached, given)
                 if not view.is_behind:
                     found = see(view)
                     _remember(partition, fresh, view.high_watermark)
                     return found
             with partition.environment.read() as txn:
-                view = LogView(engine, partition, txn, latest, fresh, reached, decided)
+                view = LogView(topics, partition, txn, latest, fresh, reached, decided)
                 if helped or not view.is_behind:
                     found = see(view)
                     _remember(partition, fresh, view.high_watermark)
@@ -316,37 +322,37 @@ def look_at(
         except (_MovedError, StaleHandleError):
             continue
         except ClosedError:
-            engine.require_live(partition.topic)
+            topics.require_live(partition.topic)
             raise
         except (CorruptionError, CoreError) as error:
             raise CorruptionError(f"{partition.label}: {error}") from None
-        engine.complete(partition)
+        completing.complete(topics, partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
 
 
-def _marked(engine: TopicEngine, partition: Partition) -> int:
+def _marked(topics: Topics, partition: Partition) -> int:
     """Return the offset behind the last end marker that is noted; 0 when none is."""
     # Every commit that leaves a marker moves the version; small ones, which are many, do not.
-    version = engine.log.version
+    version = topics.log.version
     if _unmarked.get(partition) == version:
         return 0
-    look = engine.look(partition.id)
+    look = topics.look(partition.id)
     if not look.markers:
         _unmarked[partition] = version
     return look.marker_end
 
 
 def _tail_of(
-    engine: TopicEngine, partition: Partition, latest: Timestamp
+    topics: Topics, partition: Partition, latest: Timestamp
 ) -> tuple[list[TailEntry], int]:
     """Entries that may not have been reached yet, and up to where there is no gap."""
     last = _reached.get(partition)
     if last is not None:
-        entries = engine.tail.entries(partition.id, last.base_offset, latest)
+        entries = topics.tail.entries(partition.id, last.base_offset, latest)
         if entries and entries[0] is last:
             return entries, last.next_offset
-    return engine.tail.entries(partition.id, 0, latest), 0
+    return topics.tail.entries(partition.id, 0, latest), 0
 
 
 def _remember(partition: Partition, fresh: Sequence[TailEntry], high: int) -> None:
@@ -356,13 +362,13 @@ def _remember(partition: Partition, fresh: Sequence[TailEntry], high: int) -> No
             return
 
 
-def bounds(engine: TopicEngine, partition: Partition) -> Bounds:
+def bounds(topics: Topics, partition: Partition) -> Bounds:
     """Return the bounds of what a partition holds now.
 
     Raises:
         TopicNotFoundError: the topic was dropped.
     """
-    return look_at(engine, partition, lambda view: view.bounds)
+    return look_at(topics, partition, lambda view: view.bounds)
 
 
 def _place_of(entry: CommitEntry) -> tuple[int, int]:
@@ -377,11 +383,11 @@ def _behind(parts: list[Buffer]) -> int:
     return behind(parts[-1]) if parts else 0
 
 
-def offset_for_time(engine: TopicEngine, partition: Partition, when: datetime) -> int | None:
+def offset_for_time(topics: Topics, partition: Partition, when: datetime) -> int | None:
     """The first message that is not older than a time; None when all are.
 
     Raises:
         TopicNotFoundError: the topic was dropped.
     """
     micros = (when - _UNIX) // timedelta(microseconds=1)
-    return look_at(engine, partition, lambda view: view.offset_for_time(micros))
+    return look_at(topics, partition, lambda view: view.offset_for_time(micros))

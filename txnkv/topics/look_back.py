@@ -9,18 +9,16 @@ So a position is one number, behind what was given, wherever large messages have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from txnkv.core import all_data, read_chunk, read_header, walk
 from txnkv.core.log_batch import Spans
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.log_view import LogView, look_at
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
-    from txnkv.topics.reassembly import Reassembly
+from txnkv.topics.partition import Partition
+from txnkv.topics.reassembly import Reassembly
+from txnkv.topics.topics import Topics
 
 _END: Final = 1 << 63
 _FIRST_REACH: Final = 64
@@ -31,7 +29,7 @@ class LookBack:
     """For one reader of a partition.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where it reads.
         reassembly: the reader's, which takes the pieces in.
         begin: what lies below is not looked for.
@@ -41,7 +39,7 @@ class LookBack:
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         reassembly: Reassembly,
         *,
@@ -49,7 +47,7 @@ class LookBack:
         max_bytes: int,
         skip_lost: bool,
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._partition = partition
         self._reassembly = reassembly
         self._begin = begin
@@ -81,7 +79,7 @@ class LookBack:
         while True:
             low = max(self._begin, before - reach)
             start, found = look_at(
-                self._engine,
+                self._topics,
                 self._partition,
                 lambda view, low=low: self._pieces(view, message_id, low, before),  # type: ignore[misc]
             )

@@ -9,20 +9,18 @@ the position moves with them, so a reader never looks at them again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from txnkv.core import CommittedFilter, CoreError, all_data, intact
+from txnkv.core.log_batch import Spans
 from txnkv.errors import CorruptionError
 from txnkv.topics.fetch import FETCH_BYTES, FetchResult, fetch, is_committed
 from txnkv.topics.look_back import LookBack
+from txnkv.topics.partition import Partition
 from txnkv.topics.reassembly import Reassembly
-
-if TYPE_CHECKING:
-    from txnkv.core.log_batch import Spans
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 
 class PartitionReader(Protocol):
@@ -81,7 +79,7 @@ class OffsetReader:
     """A reader in offset order. One thread at a time.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: where to read.
         offset: where to begin.
         isolation: "read_uncommitted" or "read_committed".
@@ -93,20 +91,20 @@ class OffsetReader:
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         offset: int,
         isolation: str,
         max_bytes: int = FETCH_BYTES,
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._partition = partition
         self._isolation = isolation
         self._max_bytes = max_bytes
         self._filter = CommittedFilter() if is_committed(isolation) else None
         self._reassembly = Reassembly()
         self._look_back = LookBack(
-            engine, partition, self._reassembly, begin=0, max_bytes=max_bytes, skip_lost=True
+            topics, partition, self._reassembly, begin=0, max_bytes=max_bytes, skip_lost=True
         )
         self.empty_at: int | None = None
         self.moved = False
@@ -136,7 +134,7 @@ class OffsetReader:
     def pending(self) -> bool:
         """See `PartitionReader`."""
         at = self.empty_at
-        return at is not None and self._engine.look(self._partition.id).next_offset > at
+        return at is not None and self._topics.look(self._partition.id).next_offset > at
 
     def seek(self, offset: int) -> None:
         """Go elsewhere; what is known of aborted transactions is forgotten."""
@@ -163,7 +161,7 @@ class OffsetReader:
         self.empty_at = None
         at = self._fetched_to
         most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
-        found = fetch(self._engine, self._partition, at, most, self._isolation)
+        found = fetch(self._topics, self._partition, at, most, self._isolation)
         try:
             rows, following = self._rows(found, at)
         except CoreError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import apsw
 import pyarrow as pa
@@ -30,17 +30,15 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.topics import catalog, chunking
+from txnkv.topics import append, catalog, chunking
 from txnkv.topics.acks import PendingAcks
 from txnkv.topics.append import Attempt, is_appended
 from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.holding import Hold
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Single, as_arrow, now_micros
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.holding import Hold
-    from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.topics import Topics
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a small transaction, at most."""
@@ -96,16 +94,16 @@ class Outbox:
     """The messages and acknowledgements of one transaction. Not for two threads at a time.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         row: of the transaction.
         hold: keeps what is acknowledged while the transaction is tried again.
         transactional: False for a write outside of any transaction.
     """
 
     def __init__(
-        self, engine: TopicEngine, row: TxnRow, hold: Hold | None, *, transactional: bool
+        self, topics: Topics, row: TxnRow, hold: Hold | None, *, transactional: bool
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._hold = hold
         self._row = row
         self._transactional = transactional
@@ -129,7 +127,7 @@ class Outbox:
         Raises:
             TopicNotFoundError: it was dropped.
         """
-        version = self._engine.live_at(topic)
+        version = self._topics.require_writable(topic)
         self._catalog = version if self._catalog is None else min(version, self._catalog)
 
     def add(self, topic: TopicInfo, number: int, messages: pa.RecordBatch | Single) -> None:
@@ -146,7 +144,7 @@ class Outbox:
         id = topic.partitions[number]
         found = self._partitions.get(id)
         if found is None:
-            self._engine.refuse_held((id,))
+            self._topics.refuse_held((id,))
             found = self._partitions[id] = _Partition(topic)
         size = messages.nbytes
         found.lots.append(_Lot(messages, now_micros(), size))
@@ -164,7 +162,7 @@ class Outbox:
         if self._acks is None:
             # Kept from its making: what is refused later is given back with the transaction.
             self._acks = PendingAcks(
-                self._engine, self._row, transactional=self._transactional, hold=self._hold
+                self._topics, self._row, transactional=self._transactional, hold=self._hold
             )
         self._acks.add(info, ids, cumulative=cumulative, again=again)
 
@@ -182,7 +180,7 @@ class Outbox:
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
             if self._acks is not None:
                 self._acks.write(cur, stamp)
-            take = self._engine.take_offsets
+            take = catalog.take_offsets
             sections = []
             for id, (data, count) in batches.items():
                 first = take(cur, id, count)
@@ -202,7 +200,7 @@ class Outbox:
             )
         if self._partitions:
             topics = [partition.topic for partition in self._partitions.values()]
-            self._engine.refuse_dropped(cur, self._catalog, topics, self._partitions)
+            self._topics.refuse_dropped(cur, self._catalog, topics, self._partitions)
         if self._acks is not None:
             self._acks.validate(cur, latest)
 
@@ -227,11 +225,11 @@ class Outbox:
         for id, kept in list(self._partitions.items()):
             kept.portions += _portions(_encoded(kept.topic, kept.lots, row.txn_id, decided=False))
             kept.lots = []
-            partition = self._engine.partition(id)
+            partition = self._topics.partition(id)
             if partition is None:
                 raise catalog.dropped(kept.topic)
             while kept.portions:
-                self._engine.append(row, partition, *kept.portions[0])
+                append.append(self._topics, row, partition, *kept.portions[0])
                 del kept.portions[0]
             del self._partitions[id]
         if self._acks is not None:
@@ -241,7 +239,7 @@ class Outbox:
 
 
 def send_alone(
-    engine: TopicEngine, topic: TopicInfo, number: int, messages: Sequence[pa.RecordBatch]
+    topics: Topics, topic: TopicInfo, number: int, messages: Sequence[pa.RecordBatch]
 ) -> None:
     """Append messages to one partition, at one instant and outside of any transaction.
 
@@ -250,16 +248,16 @@ def send_alone(
         StorageFullError, UnavailableError: the disk is full or failed; nothing was sent.
         CommitOutcomeUnknownError: and whether it was sent cannot be seen; its `ask` tells.
     """
-    engine.live_at(topic)
+    topics.require_writable(topic)
     lots = [_Lot(some, now_micros(), some.nbytes) for some in messages]
-    partition = engine.partitions(topic)[number]
+    partition = topics.partitions(topic)[number]
     attempt = Attempt()
 
     def sent() -> bool:
-        return is_appended(engine, partition, attempt)
+        return is_appended(topics, partition, attempt)
 
     try:
-        engine.append_alone(partition, _encoded(topic, lots, 0, decided=False), attempt)
+        append.append_alone(topics, partition, _encoded(topic, lots, 0, decided=False), attempt)
     except (StorageFullError, UnavailableError) as error:
         try:
             if sent():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.storage.lmdb_handles import StaleHandleError
@@ -13,9 +13,7 @@ from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_state import OpenTxn
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topic_engine import TopicEngine
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ All of it may be done again, by any process: what is in the log says what is sti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import apsw
 import lmdb
@@ -28,12 +27,10 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.topics import catalog, completing
-from txnkv.topics.completing import EndMarker
+from txnkv.topics import catalog, completing, end_markers
+from txnkv.topics.end_markers import EndMarker
 from txnkv.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 __all__ = ["KIND", "PartitionParticipants"]
 
@@ -48,9 +45,9 @@ class PartitionParticipants:
 
     kind = KIND
 
-    def __init__(self, engine: TopicEngine) -> None:
-        self._engine = engine
-        self._store = engine.store
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._store = topics.store
         # By transaction and partition, as begin_commit saw it: final by then.
         self._ends: dict[int, dict[int, EndMarker]] = {}
 
@@ -70,7 +67,7 @@ class PartitionParticipants:
         self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
     ) -> bool:
         """The commit point and the end marker under the log's lock, which waits for appends."""
-        engine, partition = self._engine, self._engine.partition(id)
+        topics, partition = self._topics, self._topics.partition(id)
         if partition is None:
             return False
         decided: list[Timestamp] = []
@@ -81,7 +78,7 @@ class PartitionParticipants:
                 stamp = None if decided else decide(cur)
                 if stamp is not None and end is not None:
                     _give_offset(cur, id, end, stamp)
-                waiting = completing.look(engine, cur, partition, partition.log.end(txn))
+                waiting = completing.look(topics, cur, partition, partition.log.end(txn))
             if stamp is not None:
                 decided.append(stamp)
                 fault_point("marker.decided")
@@ -103,7 +100,7 @@ class PartitionParticipants:
         """Wait for appends that are under way; see what end markers there will be."""
         ends = {}
         for id in ids:
-            partition = self._engine.partition(id)
+            partition = self._topics.partition(id)
             if partition is not None:
                 end = partition.environment.write(
                     lambda txn, partition=partition: _end_of(txn, partition, row.txn_id)  # type: ignore[misc]
@@ -111,7 +108,7 @@ class PartitionParticipants:
                 if end is not None:
                     ends[id] = end
         self._ends[row.txn_id] = ends
-        return self._engine.log.latest()
+        return self._topics.log.latest()
 
     def validate(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
@@ -131,20 +128,20 @@ class PartitionParticipants:
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         """See to it that the end markers are in their logs."""
         self._ends.pop(row.txn_id, None)
-        raise_first(self._engine.complete_marked(row.txn_id))
+        raise_first(completing.complete_marked(self._topics, row.txn_id))
         fault_point("marker.written")
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Write abort markers where the transaction has sent anything."""
         self._ends.pop(row.txn_id, None)
         raise_first(
-            self._engine.each(
-                ids, "an abort", lambda partition: _abort_in(self._engine, partition, row.txn_id)
+            self._topics.each(
+                ids, "an abort", lambda partition: _abort_in(self._topics, partition, row.txn_id)
             )
         )
 
 
-def abort_unknown(engine: TopicEngine, txn_id: int) -> bool:
+def abort_unknown(topics: Topics, txn_id: int) -> bool:
     """End a transaction that logs call open and status.db does not know; its messages are aborted.
 
     Returns:
@@ -155,23 +152,23 @@ def abort_unknown(engine: TopicEngine, txn_id: int) -> bool:
     def abort(partition: Partition) -> None:
         # Those of a copy are another store's.
         if partition.topic.options.replica_of is None and txn_id in open_in(partition):
-            _abort_in(engine, partition, txn_id)
+            _abort_in(topics, partition, txn_id)
             found.append(partition)
 
-    with engine.store.status.read() as cur:
+    with topics.store.status.read() as cur:
         ids = sorted(catalog.live_partitions(cur))
-    engine.each(ids, "an abort", abort)
+    topics.each(ids, "an abort", abort)
     return bool(found)
 
 
-def end_strays(engine: TopicEngine, partition: Partition) -> None:
+def end_strays(topics: Topics, partition: Partition) -> None:
     """End the transactions that a log calls open and that are over; their messages are aborted."""
     for txn_id in open_in(partition):
-        with engine.store.status.read() as cur:
+        with topics.store.status.read() as cur:
             row = status_table.find(cur, txn_id)
-            noted = completing.is_noted(cur, partition.id, txn_id)
+            noted = end_markers.is_noted(cur, partition.id, txn_id)
         if (row is None or row.state.ended) and not noted:
-            _abort_in(engine, partition, txn_id)
+            _abort_in(topics, partition, txn_id)
 
 
 def open_in(partition: Partition) -> dict[int, int | None]:
@@ -205,10 +202,10 @@ def _give_offset(cur: apsw.Cursor, id: int, end: EndMarker, commit_ts: Timestamp
     mark = id_ranges.low_water_mark(cur) if end.type == ControlType.COMMIT else 0
     first = catalog.take_offsets(cur, id, end.count)
     marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
-    completing.add_marker(cur, id, marker)
+    end_markers.add(cur, id, marker)
 
 
-def _abort_in(engine: TopicEngine, partition: Partition, txn_id: int) -> None:
+def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
     def write(txn: lmdb.Transaction) -> bool:
         if partition.side is not None:
             partition.side.abort(txn, txn_id)
@@ -217,8 +214,8 @@ def _abort_in(engine: TopicEngine, partition: Partition, txn_id: int) -> None:
         if first is None:
             return False
         end = partition.log.end(txn)
-        with engine.store.status.write() as cur:
-            waiting = completing.look(engine, cur, partition, end)
+        with topics.store.status.write() as cur:
+            waiting = completing.look(topics, cur, partition, end)
             offset = catalog.take_offsets(cur, partition.id, 1)
             mark = id_ranges.low_water_mark(cur)
         fault_point("marker.aborting")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -28,11 +28,9 @@ from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.log_chunks import behind, whole
 from txnkv.topics.log_view import LogView, look_at
 from txnkv.topics.look_back import LookBack
+from txnkv.topics.partition import Partition
 from txnkv.topics.reassembly import Reassembly
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 READ_BYTES: Final = 2 << 20
 """Bytes of one look at the log, about."""
@@ -54,7 +52,7 @@ class PinnedRange(NamedTuple):
     aborted: bytes
 
 
-def pin(engine: TopicEngine, partition: Partition, start: int, end: int, begin: int) -> PinnedRange:
+def pin(topics: Topics, partition: Partition, start: int, end: int, begin: int) -> PinnedRange:
     """Pin a range.
 
     Raises:
@@ -71,13 +69,13 @@ def pin(engine: TopicEngine, partition: Partition, start: int, end: int, begin: 
             )
         return view.aborted(start, end) if start < end else []
 
-    pairs = look_at(engine, partition, see)
+    pairs = look_at(topics, partition, see)
     flat = array("Q", [number for pair in pairs for number in pair])
     return PinnedRange(start, end, begin, flat.tobytes())
 
 
 def read(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     pinned: PinnedRange,
     max_bytes: int = READ_BYTES,
@@ -87,7 +85,7 @@ def read(
     """The committed messages of a pinned range; columns as `core.MESSAGES`.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: of the range.
         pinned: the range.
         max_bytes: of one look at the log, about.
@@ -99,19 +97,19 @@ def read(
         TopicNotFoundError: the topic was dropped.
         CorruptionError: a batch is damaged.
     """
-    return _Reading(engine, partition, pinned, max_bytes, skip_lost).rows()
+    return _Reading(topics, partition, pinned, max_bytes, skip_lost).rows()
 
 
 class _Reading:
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         pinned: PinnedRange,
         max_bytes: int,
         skip_lost: bool,
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._partition = partition
         self._pinned = pinned
         self._max_bytes = max_bytes
@@ -119,7 +117,7 @@ class _Reading:
         self._filter = CommittedFilter()
         self._reassembly = Reassembly()
         self._look_back = LookBack(
-            engine,
+            topics,
             partition,
             self._reassembly,
             begin=pinned.begin,
@@ -165,7 +163,7 @@ class _Reading:
                 self._edge = _edge_of(view, end)
             return at, b"".join(view.read(at, self._max_bytes, self._edge))
 
-        return look_at(self._engine, self._partition, see)
+        return look_at(self._topics, self._partition, see)
 
     def _decoded(self, records: Any, spans: Spans, at: int) -> pa.RecordBatch:
         self._look_back.complete(records, spans)

@@ -27,9 +27,11 @@ from typing import Final, NamedTuple, cast
 
 import apsw
 
+from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
 from txnkv.errors import ProducerFencedError
-from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.storage.seam import clock, declare_fault_point, fault_point
+from txnkv.storage.store import Store
 from txnkv.topics import producer_state
 from txnkv.topics.producer_state import IDLE_SECONDS, ProducerState, SentBatch
 
@@ -296,3 +298,19 @@ def truncate(cur: apsw.Cursor, partition_id: int, offset: int, upto: int) -> Non
         left = producer_state.truncated(state, offset, upto)
         if left != state:
             save(cur, producer_id, partition_id, left)
+
+
+def forget_idle(store: Store, lease: Lease) -> int:
+    """Forget producers that nobody used for long. Answers how many rows went."""
+    now = clock.now_micros()
+    gone = 0
+    while True:
+        with store.status.read() as cur:
+            if not anything_idle(cur, now):
+                return gone
+        with store.status.write() as cur:
+            lease.confirm(cur)
+            found = sweep(cur, now)
+        gone += found
+        if not found:
+            return gone

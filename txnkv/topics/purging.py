@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.storage import dropped, extents
 from txnkv.storage.store import Store
 from txnkv.topics import side_own
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
-def purge(engine: TopicEngine) -> None:
+def purge(topics: Topics) -> None:
     """Remove the files of dropped topics that nobody reads any more."""
-    store = engine.store
+    store = topics.store
     dropped.settle()
     pin = store.runtime.least_pin()
     with store.status.read() as cur:
@@ -40,17 +37,17 @@ def purge(engine: TopicEngine) -> None:
         return
     _forget_extents(store, [id for _, id in gone])
     for _, id in gone:
-        engine.forget(id)
+        topics.forget(id)
         _remove(store, id)
     with store.status.write() as cur:
         cur.executemany("DELETE FROM topics WHERE id = ?", {(topic,) for topic, _ in gone})
 
 
-def remove_strays(engine: TopicEngine) -> None:
+def remove_strays(topics: Topics) -> None:
     """Remove folders of partitions that are not in the catalog: a writer that was stopped while
     its topic was dropped and purged makes one anew.
     """
-    store = engine.store
+    store = topics.store
     folder = store.directory.log_dir(0).parent
     there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
     with store.status.read() as cur:

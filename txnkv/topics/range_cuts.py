@@ -7,22 +7,20 @@ LMDB, however long the range is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txnkv.core import within
 from txnkv.topics.log_chunks import KEY, behind, seek_at_or_below
 from txnkv.topics.log_state import LOG
 from txnkv.topics.log_view import LogView, look_at
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 _SAMPLE_BYTES: Final = 256 << 10
 _END: Final = 1 << 63
 
 
-def weight(engine: TopicEngine, partition: Partition, start: int, end: int) -> int:
+def weight(topics: Topics, partition: Partition, start: int, end: int) -> int:
     """About how many bytes, decoded, lie in [start, end), which the partition holds.
 
     Raises:
@@ -41,7 +39,7 @@ def weight(engine: TopicEngine, partition: Partition, start: int, end: int) -> i
         decoded = sum(within(part, _END)[1] for part in parts)
         return decoded * (end - start) // offsets
 
-    return look_at(engine, partition, see)
+    return look_at(topics, partition, see)
 
 
 def cuts(partition: Partition, start: int, end: int, parts: int) -> list[int]:

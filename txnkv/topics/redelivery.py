@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage.locks import new_rlock
@@ -23,12 +23,10 @@ from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.log_view import bounds
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics.partition import Partition
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_rows import dropped
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 AHEAD: Final = 1000
 """Messages that are made objects at a time."""
@@ -73,17 +71,17 @@ class Source:
 
     def __init__(
         self,
-        engine: TopicEngine,
+        topics: Topics,
         partition: Partition,
         offset: int,
         state: Exclusive | None = None,
     ) -> None:
         """Begins at an offset; what it finds not to be messages is noted in `state`."""
-        self._engine = engine
+        self._topics = topics
         self._state = state
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
-        self._reader = OffsetReader(engine, partition, offset, "read_committed")
+        self._reader = OffsetReader(topics, partition, offset, "read_committed")
         self._ready: deque[Read] = deque()
         self._begin = offset
         self._seen = offset
@@ -109,7 +107,7 @@ class Source:
         try:
             loaded = reader.load()
         except OffsetOutOfRangeError:
-            start = bounds(self._engine, self.partition).start
+            start = bounds(self._topics, self.partition).start
             if start <= reader.position:
                 raise
             self._pass(start)  # retention took what comes before
@@ -122,7 +120,7 @@ class Source:
             return False
         self._large.update(reader.large)
         rows = reader.take(AHEAD)
-        txn_id = self._engine.coordinator.txn_id
+        txn_id = self._topics.coordinator.txn_id
         codec = self.partition.topic.options.codec
         messages = messages_of(rows, self.partition.number, txn_id, codec)
         with self._lock:
@@ -252,18 +250,18 @@ class ExclusiveReader(DeliveryReader):
     """For the one consumer of an exclusive subscription.
 
     Args:
-        engine: of the topics.
+        topics: of the topics.
         state: what is known of the subscription.
         numbers: of the partitions that it reads.
     """
 
-    def __init__(self, engine: TopicEngine, state: Exclusive, numbers: Sequence[int]) -> None:
+    def __init__(self, topics: Topics, state: Exclusive, numbers: Sequence[int]) -> None:
         super().__init__()
-        self._engine = engine
+        self._topics = topics
         self._state = state
-        partitions = engine.partitions(state.info.topic)
+        partitions = topics.partitions(state.info.topic)
         self._sources = deque(
-            Source(engine, partitions[number], state.cursors[partitions[number].id].mark, state)
+            Source(topics, partitions[number], state.cursors[partitions[number].id].mark, state)
             for number in numbers
         )
 
@@ -292,7 +290,7 @@ class ExclusiveReader(DeliveryReader):
         state, ready = self._state, self._ready
         state.look()
         if state.gone:
-            self._engine.require_live(state.info.topic)
+            self._topics.require_live(state.info.topic)
             raise dropped(state.info)
         state.prune()
         while len(ready) < most and (back := state.next_back()) is not None:
@@ -310,7 +308,7 @@ class ExclusiveReader(DeliveryReader):
             if ready:
                 break
         if not ready:
-            self._engine.subscriptions.expire(state.info.id)
+            self._topics.local.expire(state.info.id)
             if state.something_back():
                 self._gather(most)
 
@@ -329,7 +327,7 @@ class ExclusiveReader(DeliveryReader):
         last = min(last, source.position)
         first = max(first, state.cursors[id].mark)
         try:
-            for message in read_range(self._engine, source.partition, first, last):
+            for message in read_range(self._topics, source.partition, first, last):
                 if len(ready) >= most:
                     return
                 first = message.offset + 1
@@ -343,15 +341,13 @@ class ExclusiveReader(DeliveryReader):
                 state.put_back(id, first, last)
 
 
-def read_range(
-    engine: TopicEngine, partition: Partition, first: int, last: int
-) -> Iterator[Message]:
+def read_range(topics: Topics, partition: Partition, first: int, last: int) -> Iterator[Message]:
     """The messages of [first, last) that are committed and still there."""
     if first >= last:
         return
-    start = bounds(engine, partition).start
-    reader = OffsetReader(engine, partition, max(first, start), "read_committed", _BACK_BYTES)
-    number, txn_id = partition.number, engine.coordinator.txn_id
+    start = bounds(topics, partition).start
+    reader = OffsetReader(topics, partition, max(first, start), "read_committed", _BACK_BYTES)
+    number, txn_id = partition.number, topics.coordinator.txn_id
     codec = partition.topic.options.codec
     while reader.position < last:
         if not reader.load():

@@ -15,7 +15,6 @@ an offset to anybody; in a store in use a log never ends above its next offset.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import apsw
 
@@ -23,9 +22,7 @@ from txnkv.errors import TxnkvError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog
 from txnkv.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 _LOG = logging.getLogger("txnkv")
 _ALL = 1 << 62
@@ -33,32 +30,32 @@ _ALL = 1 << 62
 declare_fault_point("offsets.regained", "offsets that only a log knew are given in status.db again")
 
 
-def regain(engine: TopicEngine) -> None:
+def regain(topics: Topics) -> None:
     """Give the offsets that logs have, unless somebody did since the machine was started.
 
     Raises:
         StorageFullError: no room; nothing was changed.
         UnavailableError: the disk failed.
     """
-    runtime = engine.store.runtime
+    runtime = topics.store.runtime
     if runtime.regained:
         return
-    ahead = [partition for partition in _partitions(engine) if _is_ahead(engine, partition)]
+    ahead = [partition for partition in _partitions(topics) if _is_ahead(topics, partition)]
     if ahead:
-        with engine.store.status.write() as cur:
-            engine.coordinator.damage.each(ahead, "its end", lambda each: _regain(cur, each))
+        with topics.store.status.write() as cur:
+            topics.coordinator.damage.each(ahead, "its end", lambda each: _regain(cur, each))
         fault_point("offsets.regained")
     runtime.note_regained()
 
 
-def _partitions(engine: TopicEngine) -> list[Partition]:
-    with engine.store.status.read() as cur:
-        topics = [catalog.get(cur, name) for name in catalog.names(cur)]
-    return [partition for topic in topics for partition in engine.partitions(topic)]
+def _partitions(topics: Topics) -> list[Partition]:
+    with topics.store.status.read() as cur:
+        found = [catalog.get(cur, name) for name in catalog.names(cur)]
+    return [partition for topic in found for partition in topics.partitions(topic)]
 
 
-def _is_ahead(engine: TopicEngine, partition: Partition) -> bool:
-    with engine.store.status.read() as cur:
+def _is_ahead(topics: Topics, partition: Partition) -> bool:
+    with topics.store.status.read() as cur:
         given = catalog.next_offset(cur, partition.id)
     try:
         if not partition.exists:

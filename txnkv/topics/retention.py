@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -37,9 +37,7 @@ from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.messages import now_micros
 from txnkv.topics.partition import Partition
 from txnkv.topics.segments import NEVER, Segment
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 _log: Final = logging.getLogger("txnkv")
 
@@ -92,11 +90,11 @@ def surplus(
     return Surplus(starts, idle)
 
 
-def kept_from(engine: TopicEngine, partition: Partition) -> int | None:
+def kept_from(topics: Topics, partition: Partition) -> int | None:
     """From where on a topic keeps messages for subscriptions; None: it keeps none for them."""
     if not partition.topic.options.retain_unacknowledged:
         return None
-    with engine.store.status.read() as cur:
+    with topics.store.status.read() as cur:
         return cursors.least_mark(cur, partition.id)
 
 
@@ -107,13 +105,11 @@ def await_cuts(partitions: Sequence[Partition]) -> None:
             partition.environment.write(lambda _: None)
 
 
-def enforce(
-    engine: TopicEngine, partition: Partition, check: Callable[[], None] = lambda: None
-) -> int:
+def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = lambda: None) -> int:
     """Give up what a partition's options do not keep.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: of a topic that is not dropped.
         check: called inside each LMDB write; raises to stop.
 
@@ -128,7 +124,7 @@ def enforce(
     environment, log = partition.environment, partition.log
 
     def found(txn: lmdb.Transaction) -> Surplus:
-        stable, kept = log.last_stable_offset(txn), kept_from(engine, partition)
+        stable, kept = log.last_stable_offset(txn), kept_from(topics, partition)
         limit = stable if kept is None else min(stable, kept)
         return surplus(log.segments(txn), log.end(txn), limit, now_micros(), options)
 
@@ -149,14 +145,14 @@ def enforce(
         environment.write(roll)
         fault_point("retention.rolled")
     dropped = 0
-    while (starts := look().starts) and give_up(engine, partition, starts[0], may_go):
+    while (starts := look().starts) and give_up(topics, partition, starts[0], may_go):
         fault_point("retention.dropped")
         dropped += 1
     return dropped
 
 
 def give_up(
-    engine: TopicEngine,
+    topics: Topics,
     partition: Partition,
     offset: int,
     may_go: Callable[[lmdb.Transaction, int], bool],
@@ -164,7 +160,7 @@ def give_up(
     """Make an offset the start of a log, count what subscriptions lose by it, and warn of that.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: of a topic that is not dropped.
         offset: all below is decided, and in the log.
         may_go: called inside the LMDB write: whether what is below the offset may go.
@@ -174,7 +170,7 @@ def give_up(
     """
     with partition.environment.read() as txn:
         start = partition.log.start(txn)
-    lost = unacknowledged.below(engine, partition, start, offset)
+    lost = unacknowledged.below(topics, partition, start, offset)
 
     def cut(txn: lmdb.Transaction) -> bool:
         if not may_go(txn, offset):
@@ -187,7 +183,7 @@ def give_up(
     if not partition.environment.write(cut):
         return False
     for info, count in lost:
-        engine.coordinator.metrics.messages_lost_to_retention.add(count)
+        topics.coordinator.metrics.messages_lost_to_retention.add(count)
         _log.warning(
             "%s: retention took messages below offset %d that %s had not acknowledged, %d of them. "
             "Keep messages longer, drop the subscription, or make the topic with "
@@ -197,26 +193,26 @@ def give_up(
     return True
 
 
-def enforce_all(engine: TopicEngine, check: Callable[[], None] = lambda: None) -> int:
+def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:
     """`enforce` for every topic of a store. Answers how many segments went."""
     dropped = 0
 
     def one(partition: Partition) -> None:
         nonlocal dropped
-        dropped += enforce(engine, partition, check)
+        dropped += enforce(topics, partition, check)
 
-    for name in engine.names():
-        topic = engine.find(name)
+    for name in topics.names():
+        topic = topics.find(name)
         if topic is not None:  # else dropped meanwhile
-            engine.each(topic.partitions, "retention", one)
+            topics.each(topic.partitions, "retention", one)
     return dropped
 
 
-def checked_by(engine: TopicEngine, lease: Lease) -> Callable[[], None]:
+def checked_by(topics: Topics, lease: Lease) -> Callable[[], None]:
     """Raises LeaseLostError once another process leads."""
 
     def check() -> None:
-        with engine.store.status.read() as cur:
+        with topics.store.status.read() as cur:
             lease.confirm(cur)
 
     return check

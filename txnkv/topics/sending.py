@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 import pyarrow as pa
@@ -30,14 +30,12 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.errors import CommitOutcomeUnknownError, OutOfOrderSequenceError, TxnkvError
 from txnkv.storage.seam import clock
-from txnkv.topics import chunking, producer_state, producers
+from txnkv.topics import catalog, chunking, producer_state, producers
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import now_micros
 from txnkv.topics.producer_state import SentBatch
 from txnkv.topics.producers import Sending
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 PATIENCE: Final = 120.0
 """Seconds for which a commit is tried again."""
@@ -91,23 +89,23 @@ class Sender:
         sent: messages of this one and of those who had the name before, all of them durable.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         topic: to which it sends.
         name: a later producer of this name and topic fences this one; None: nobody does.
         patience: seconds for which a commit is tried again.
     """
 
     def __init__(
-        self, engine: TopicEngine, topic: TopicInfo, name: str | None, patience: float = PATIENCE
+        self, topics: Topics, topic: TopicInfo, name: str | None, patience: float = PATIENCE
     ) -> None:
-        self._engine = engine
+        self._topics = topics
         self._topic = topic
         self.patience = patience
         self._next: dict[int, int] = {}
         self._unsure = False
-        version = engine.live_at(topic)
-        with engine.store.status.write() as cur:
-            engine.refuse_dropped(cur, version, [topic])
+        version = topics.require_writable(topic)
+        with topics.store.status.write() as cur:
+            topics.refuse_dropped(cur, version, [topic])
             self.producer = producers.register(cur, topic.id, name, clock.now_micros())
         self.sent = self.producer.sent
 
@@ -138,11 +136,11 @@ class Sender:
             following = producer_state.following(share.sending.last_sequence)
             self._next[share.partition_id] = following
             self.sent += share.messages
-            self._engine.coordinator.metrics.messages_sent.add(share.messages)
+            self._topics.coordinator.metrics.messages_sent.add(share.messages)
         return [Delivered(share.number, share.base, share.places) for share in shares]
 
     def _renew(self) -> None:
-        with self._engine.store.status.write() as cur:
+        with self._topics.store.status.write() as cur:
             self.producer = producers.renew(cur, self.producer, clock.now_micros())
         self._next.clear()
         self._unsure = False
@@ -214,15 +212,15 @@ class Sender:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _commit(self, shares: list[_Share]) -> None:
-        engine = self._engine
-        version = engine.live_at(self._topic)
+        topics = self._topics
+        version = topics.require_writable(self._topic)
         partition_ids = [share.partition_id for share in shares]
-        engine.refuse_held(partition_ids)
+        topics.refuse_held(partition_ids)
         now = clock.now_micros()
         there: list[SentBatch | None] = []
 
         def validate(cur: apsw.Cursor, _: Timestamp) -> None:
-            engine.refuse_dropped(cur, version, [self._topic], partition_ids)
+            topics.refuse_dropped(cur, version, [self._topic], partition_ids)
             there[:] = producers.check(cur, self.producer, [s.sending for s in shares], now)
             if all(there):
                 raise _AllThereError
@@ -234,7 +232,7 @@ class Sender:
             for share, known in zip(shares, there, strict=True):
                 if known is not None:
                     continue
-                share.base = engine.take_offsets(cur, share.partition_id, share.count)
+                share.base = catalog.take_offsets(cur, share.partition_id, share.count)
                 data = core.place(share.data, share.base, stamp)
                 section = (payload.TOPIC, share.partition_id, data, share.base, share.count)
                 sections.append(Section(*section))
@@ -245,11 +243,11 @@ class Sender:
             producers.record(cur, self.producer, sent, messages)
             return sections
 
-        ids = engine.coordinator.ids
+        ids = topics.coordinator.ids
         txn_id = ids.begin()
         size = sum(len(share.data) for share in shares)
         try:
-            engine.log.commit(SmallCommit(txn_id, (), validate, write, size))
+            topics.log.commit(SmallCommit(txn_id, (), validate, write, size))
         except _AllThereError:
             pass
         finally:

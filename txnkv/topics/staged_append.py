@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TopicNotFoundError
@@ -20,9 +20,7 @@ from txnkv.topics.append import append_runs
 from txnkv.topics.partition import Partition
 from txnkv.topics.staged_file import Frame
 from txnkv.topics.staged_rows import StagedFile
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topic_engine import TopicEngine
 
 APPEND_BYTES: Final = 16 << 20
 """Bytes that are appended to a log at once, about."""
@@ -65,7 +63,7 @@ class StagedLots:
                 f"an attempt of the job has sent to a topic (partition {id}) that was dropped "
                 "since: commit the job without that attempt, or roll the transaction back"
             )
-        self._engine.live_at(partition.topic)
+        self._engine.require_writable(partition.topic)
         return partition
 
     def append(self, row: TxnRow) -> None:

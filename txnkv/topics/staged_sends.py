@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import apsw
 
@@ -40,9 +39,7 @@ from txnkv.errors import TxnkvError
 from txnkv.storage.seam import boot_id, declare_fault_point, fault_point
 from txnkv.topics import staged_file, staged_rows
 from txnkv.topics.staged_rows import KIND, StagedFile
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("staged.removed", "staged files of a job are gone, status.db still has them")
 
@@ -54,14 +51,14 @@ class StagedSendsFolder:
         handler: removes those of a transaction that aborts.
     """
 
-    def __init__(self, engine: TopicEngine) -> None:
-        self._engine = engine
-        self._store = engine.store
-        self.folder = engine.store.directory.path / "staged"
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._store = topics.store
+        self.folder = topics.store.directory.path / "staged"
         self.handler = StagedParticipants(self)
 
     def latest(self) -> Timestamp:
-        return self._engine.log.latest()
+        return self._topics.log.latest()
 
     def path(self, file: StagedFile) -> Path:
         """Return the path where a file is, or would be."""

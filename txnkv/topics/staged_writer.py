@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -16,9 +16,7 @@ from txnkv.topics import chunking, staged_file, staged_rows
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import now_micros
 from txnkv.topics.staged_rows import StagedFile
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topic_engine import TopicEngine
 
 declare_fault_point("staged.registered", "a staged file is noted in status.db, it is not there")
 declare_fault_point("staged.written", "batches are in a staged file, they do not count yet")
@@ -65,7 +63,7 @@ class StagedSends:
         if self._broken is not None:
             raise self._broken
         try:
-            self._engine.live_at(topic)
+            self._engine.require_writable(topic)
             lots = [
                 (topic.partitions[number], batches)
                 for number, messages in parts

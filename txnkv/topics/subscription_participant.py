@@ -9,7 +9,6 @@ abort           the rows go, and their messages are delivered again
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import apsw
 
@@ -18,9 +17,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import pending_acks
 from txnkv.topics.acks import KIND
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("acks.applied", "acks are applied inside the commit point")
 declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
@@ -31,9 +28,9 @@ class SubscriptionParticipants:
 
     kind = KIND
 
-    def __init__(self, engine: TopicEngine) -> None:
-        self._engine = engine
-        self._store = engine.store
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._store = topics.store
 
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         """Acks are refused when they are made, or never."""
@@ -45,7 +42,7 @@ class SubscriptionParticipants:
 
     def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
         """Acks need an OPEN transaction, inside the write that makes them: all are there."""
-        return self._engine.log.latest()
+        return self._topics.log.latest()
 
     def validate(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp

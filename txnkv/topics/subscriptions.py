@@ -9,16 +9,14 @@ acks of a transaction      in either                                            
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.lease import Lease
-from txnkv.errors import InvalidTxnStateError, NotSupportedError, OffsetOutOfRangeError
-from txnkv.storage.locks import new_lock
+from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.topics import (
     catalog,
     cursors,
@@ -27,13 +25,12 @@ from txnkv.topics import (
     subscription_rows,
     unacknowledged,
 )
-from txnkv.topics.acks import KIND, PendingAcks
+from txnkv.topics.acks import KIND
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.exclusive import Exclusive
-from txnkv.topics.held_acks import by_partition, refuse_unknown
 from txnkv.topics.log_view import bounds
-from txnkv.topics.message import MessageId
+from txnkv.topics.partition import Partition
 from txnkv.topics.subscription_info import (
     EXCLUSIVE,
     FAILOVER,
@@ -43,10 +40,7 @@ from txnkv.topics.subscription_info import (
 )
 from txnkv.topics.subscription_participant import SubscriptionParticipants
 from txnkv.topics.subscription_rows import Place
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
 
 __all__ = [
     "EXCLUSIVE",
@@ -68,18 +62,10 @@ class Subscriptions:
         handler: what the coordinator calls for stored transactions.
     """
 
-    def __init__(self, engine: TopicEngine) -> None:
-        self.handler = SubscriptionParticipants(engine)
-        self._engine = engine
-        self._store = engine.store
-        self._lock = new_lock()
-        self._start()
-
-    def _start(self) -> None:
-        self._exclusive: dict[int, Exclusive] = {}
-        self._owners: dict[int, WeakSet[PendingAcks]] = {}
-        self._live: set[int] = set()
-        self._ends: dict[int, int] = {}
+    def __init__(self, topics: Topics) -> None:
+        self.handler = SubscriptionParticipants(topics)
+        self._topics = topics
+        self._store = topics.store
 
     # -- what there is -----------------------------------------------------------------
 
@@ -130,7 +116,7 @@ class Subscriptions:
                 if info != known:
                     subscription_rows.set_options(cur, info)
             if known is None:
-                retention.await_cuts(self._engine.partitions(topic))
+                retention.await_cuts(self._topics.partitions(topic))
             if place is not None:
                 self._opened(info, place)
             return info, place
@@ -141,9 +127,12 @@ class Subscriptions:
         Raises:
             TopicNotFoundError: the subscription was dropped, or its topic.
         """
-        self._engine.require_live(info.topic)
+        self._topics.require_live(info.topic)
         with self._store.status.read(durable=False) as cur:
-            if subscription_rows.consumer_of(cur, self._store, info, self._live) is not None:
+            if (
+                subscription_rows.consumer_of(cur, self._store, info, self._topics.local.consumers)
+                is not None
+            ):
                 return None
         with self._store.status.write(sync=False) as cur:
             place = self._open(cur, info, changed=False)
@@ -156,7 +145,7 @@ class Subscriptions:
             raise ValueError(
                 f"start is 'earliest', 'latest' or a dict of offsets by partition, not {start!r}"
             )
-        partitions = self._engine.partitions(topic)
+        partitions = self._topics.partitions(topic)
         named = start if isinstance(start, Mapping) else {}
         if not set(named) <= set(range(len(partitions))):
             raise ValueError(
@@ -165,7 +154,7 @@ class Subscriptions:
             )
         found = {}
         for partition in partitions:
-            ends = bounds(self._engine, partition)
+            ends = bounds(self._topics, partition)
             first = ends.last_stable_offset if start == "latest" else ends.start
             found[partition.id] = offset = named.get(partition.number, first)
             if not 0 <= offset <= ends.high_watermark:
@@ -195,7 +184,7 @@ class Subscriptions:
         with self._store.status.write() as cur:
             there = subscription_rows.drop(cur, info.id)
             touched = status_table.transactions_of(cur, KIND, [info.id])
-        self._engine.abort_all(touched, f"{info} was dropped")
+        self._topics.abort_all(touched, f"{info} was dropped")
         return there
 
     def committed(self, info: SubscriptionInfo) -> dict[int, int]:
@@ -221,10 +210,10 @@ class Subscriptions:
             InvalidTxnStateError: acks of its messages are pending.
             TopicNotFoundError: the subscription was dropped, or its topic.
         """
-        partition = self._engine.partitions(info.topic)[number]
+        partition = self._topics.partitions(info.topic)[number]
         offset = self._offset(partition, to)
-        owner, state = object(), self.exclusive(info.id)
-        self.expire(info.id)
+        owner, state = object(), self._topics.local.exclusive(info.id)
+        self._topics.local.expire(info.id)
         if state is not None:
             state.look()
         try:
@@ -249,7 +238,7 @@ class Subscriptions:
         return offset
 
     def _offset(self, partition: Partition, to: int | str) -> int:
-        ends = bounds(self._engine, partition)
+        ends = bounds(self._topics, partition)
         if to in ("earliest", "latest"):
             return ends.start if to == "earliest" else ends.last_stable_offset
         if not isinstance(to, int):
@@ -268,13 +257,13 @@ class Subscriptions:
         with self._store.status.read() as cur:
             found = cursors.load(cur, info.id)
         lag = {}
-        for partition in self._engine.partitions(info.topic):
+        for partition in self._topics.partitions(info.topic):
             if partition.number in but:
                 continue
             cursor = found.get(partition.id, Cursor(0))
-            ends = bounds(self._engine, partition)
+            ends = bounds(self._topics, partition)
             lag[partition.number] = unacknowledged.count(
-                self._engine, partition, cursor, ends.start, ends.last_stable_offset
+                self._topics, partition, cursor, ends.start, ends.last_stable_offset
             )
         return lag
 
@@ -282,7 +271,7 @@ class Subscriptions:
         """Messages that retention took before they were acknowledged, by partition number."""
         return {
             partition.number: unacknowledged.lost(partition, info.id)
-            for partition in self._engine.partitions(info.topic)
+            for partition in self._topics.partitions(info.topic)
             if partition.number not in but
         }
 
@@ -294,107 +283,40 @@ class Subscriptions:
         subscription_rows.check_boot(cur, info)
         pending_acks.free_dead(cur, self._store, info.id)
         if info.type != SHARED:
-            who = subscription_rows.consumer_of(cur, self._store, info, self._live)
+            who = subscription_rows.consumer_of(
+                cur, self._store, info, self._topics.local.consumers
+            )
             if who is not None and info.type == FAILOVER and not changed:
                 return None
             if who is not None:
                 raise subscription_rows.has_consumer(info, who)
             subscription_rows.take_place(cur, info, place)
-        self._live.add(place.consumer)  # before another thread can take the place for free
+        self._topics.local.consumers.add(
+            place.consumer
+        )  # before another thread can take the place for free
         return place
 
     def _opened(self, info: SubscriptionInfo, place: Place) -> None:
-        state = None if info.leased else Exclusive(self._store, info)
-        with self._lock:
-            if state is not None:
-                self._exclusive[info.id] = state
-                self._owners[info.id] = WeakSet()
+        if not info.leased:
+            self._topics.local.open(Exclusive(self._store, info))
 
     def close(self, info: SubscriptionInfo, place: Place) -> None:
         """The consumer ends; acks of small transactions go on in status.db."""
-        with self._lock:
-            if place.consumer not in self._live:
-                return
-            state = None if info.leased else self._exclusive.pop(info.id, None)
-            owners = list(self._owners.pop(info.id, ()))
+        local = self._topics.local
+        if place.consumer not in local.consumers:
+            return
+        state, owners = (None, []) if info.leased else local.close(info.id)
         try:
             if state is not None:
                 for acks in owners:
                     acks.move_out(state)  # refuses nothing: the place is given in any case
         finally:
-            self._live.discard(place.consumer)
+            local.consumers.discard(place.consumer)
         with self._store.status.write(sync=False) as cur:
             if state is not None:
                 for partition_id, first, last in state.passed():
                     cursors.delete(cur, info.id, partition_id, first, last)
             subscription_rows.give_place(cur, info, place)
-
-    def exclusive(self, id: int, acks: PendingAcks | None = None) -> Exclusive | None:
-        """Return what this process remembers of an exclusive subscription; None if its consumer
-        is elsewhere.
-
-        Args:
-            id: of the subscription.
-            acks: whose acks are to be there.
-        """
-        with self._lock:
-            found = self._exclusive.get(id)
-            if found is not None and acks is not None:
-                self._owners[id].add(acks)
-            return found
-
-    def expire(self, id: int) -> None:
-        """Give back what transactions of this process hold that are long past their deadline."""
-        with self._lock:
-            owners = list(self._owners.get(id, ()))
-        for acks in owners:
-            acks.expire()
-
-    # -- for acks ----------------------------------------------------------------------
-
-    def refuse(
-        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
-    ) -> dict[int, list[int]]:
-        """Refuse acks that make no sense whatever others do.
-
-        Returns:
-            Offsets in order, by partition number; of a cumulative ack the highest.
-
-        Raises:
-            NotSupportedError: a cumulative ack of a shared subscription.
-            OffsetOutOfRangeError: there is no such message, or it is not decided yet: it cannot
-                have been delivered.
-            TopicNotFoundError: the topic was dropped.
-        """
-        if cumulative and info.type == SHARED:
-            raise NotSupportedError(
-                f"{info} is {info.type}: others have messages before this one. Acknowledge "
-                "them one by one, or subscribe exclusively"
-            )
-        self._engine.require_live(info.topic)
-        named = by_partition(info, ids, cumulative=cumulative)
-        for number, offsets in named.items():
-            end = self._known_end(info.topic.partitions[number], offsets[-1])
-            refuse_unknown(info, number, offsets, end)
-        return named
-
-    def _known_end(self, partition_id: int, offset: int) -> int:
-        """Return the offset below which all is decided, or an older one that is behind `offset`. 0
-        for a partition that is gone.
-        """
-        end = self._ends.get(partition_id, 0)
-        if offset >= end:
-            partition = self._engine.partition(partition_id)
-            end = 0 if partition is None else bounds(self._engine, partition).last_stable_offset
-            self._ends[partition_id] = end
-        return end
-
-    def end_hold(self, id: int) -> None:
-        """A `client.run` has ended."""
-        with self._lock:
-            states = list(self._exclusive.values())
-        for state in states:
-            state.end_hold(id)
 
     # -- looking after -----------------------------------------------------------------
 
@@ -424,12 +346,8 @@ class Subscriptions:
                     lease.confirm(cur)
                     cursors.raise_marks(cur, partition.id, start)
 
-        self._engine.each(marks, "cursors", follow)
+        self._topics.each(marks, "cursors", follow)
         for (subscription_id,) in held:
             with self._store.status.write() as cur:
                 lease.confirm(cur)
                 pending_acks.free_dead(cur, self._store, subscription_id)
-
-    def after_fork_in_child(self) -> None:
-        """Consumers and their memory are the parent's."""
-        self._start()

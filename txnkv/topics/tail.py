@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
@@ -27,6 +27,10 @@ _EXTENT = struct.Struct("<Q12xI4xI")
 """Base offset, length, offsets taken: of a batch header. One commit, one look: no call into C."""
 _CRC_AT: Final = 16
 """The place of its checksum."""
+
+
+WriteOut: TypeAlias = Callable[[list[int]], dict[Key, str]]
+"""Bring the logs of partitions up to their tails; return those that could not be, and why."""
 
 
 class TailEntry(NamedTuple):
@@ -53,11 +57,10 @@ class TopicTail:
     """By partition id. Changed under the commit log's lock alone, read without one.
 
     Args:
-        on_write_out: brings the logs of partitions up to their tails; answers which it could
-            not, and why.
+        on_write_out: called by a flush.
     """
 
-    def __init__(self, on_write_out: Callable[[list[int]], dict[Key, str]]) -> None:
+    def __init__(self, on_write_out: WriteOut) -> None:
         # Lists grow at their end, or are replaced: who reads one goes on with it.
         self._entries: dict[int, list[TailEntry]] = {}
         self._on_write_out = on_write_out

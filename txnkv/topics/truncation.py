@@ -25,7 +25,7 @@ would write it again and the last stable offset would wait for ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -36,9 +36,7 @@ from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import catalog, completing, producers
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 declare_fault_point("truncate.cut", "the end of a log is cut off, the next offset is as it was")
 declare_fault_point("truncate.lowered", "the next offset is lowered to the end of a cut log")
@@ -54,13 +52,11 @@ class _Cut(NamedTuple):
     next_offset: int
 
 
-def truncate(
-    engine: TopicEngine, partition: Partition, offset: int, flush: Callable[[], object]
-) -> int:
+def truncate(topics: Topics, partition: Partition, offset: int, flush: Callable[[], object]) -> int:
     """Cut the end of a partition's log off.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         partition: of a topic that is not dropped.
         offset: of the first message that goes. Batches, and what a transaction put into a side
             log, go whole: if one of them holds it, all of that goes.
@@ -77,8 +73,8 @@ def truncate(
     """
     for _ in range(_TRIES):
         flush()
-        engine.complete(partition)
-        cut = partition.environment.write(lambda txn: _cut(engine, txn, partition, offset))
+        completing.complete(topics, partition)
+        cut = partition.environment.write(lambda txn: _cut(topics, txn, partition, offset))
         if cut is not None:
             fault_point("truncate.cut")
             break
@@ -87,22 +83,20 @@ def truncate(
             f"{partition.label} cannot be truncated to {offset}: others write to it all the time. "
             "Nothing was cut, try again when they are done"
         )
-    lowered = partition.environment.write(lambda txn: _lower(engine, txn, partition, cut))
+    lowered = partition.environment.write(lambda txn: _lower(topics, txn, partition, cut))
     fault_point("truncate.lowered")
-    return cut.end if lowered else engine.complete(partition)
+    return cut.end if lowered else completing.complete(topics, partition)
 
 
-def _cut(
-    engine: TopicEngine, txn: lmdb.Transaction, partition: Partition, offset: int
-) -> _Cut | None:
+def _cut(topics: Topics, txn: lmdb.Transaction, partition: Partition, offset: int) -> _Cut | None:
     log = partition.log
     start, end = log.start(txn), log.end(txn)
     if not start <= offset <= end:
         raise OffsetOutOfRangeError(
             f"{partition.label} holds [{start}, {end}): it cannot be truncated to {offset}"
         )
-    with engine.store.status.read() as cur:
-        waiting = completing.look(engine, cur, partition, offset)
+    with topics.store.status.read() as cur:
+        waiting = completing.look(topics, cur, partition, offset)
         catalog.require_live(cur, partition.topic)
     if waiting.upto != end or waiting.entries:
         return None  # something came since the flush
@@ -142,11 +136,11 @@ def _has_batches(
     return False
 
 
-def _lower(engine: TopicEngine, txn: lmdb.Transaction, partition: Partition, cut: _Cut) -> bool:
+def _lower(topics: Topics, txn: lmdb.Transaction, partition: Partition, cut: _Cut) -> bool:
     """Lower the next offset to the end after a cut; tell whether it is that now."""
     if partition.log.end(txn) != cut.end:
         return False
-    with engine.store.status.write() as cur:
+    with topics.store.status.write() as cur:
         producers.truncate(cur, partition.id, cut.end, cut.next_offset)
         (subscribed,) = one(
             cur, "SELECT EXISTS (SELECT 1 FROM cursors WHERE partition_id = ?)", (partition.id,)

@@ -8,20 +8,18 @@ the messages, so that it counts each of them once, whoever dies.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import lmdb
 
-from txnkv.topics import cursors
+from txnkv.topics import cursors, subscription_rows
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.log_state import STATE
 from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics.partition import Partition
 from txnkv.topics.ranges import Ranges
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
-    from txnkv.topics.partition import Partition
-    from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.topics import Topics
 
 _LITTLE: Final = 4 << 10
 """Bytes of a fetch that looks for one message."""
@@ -30,18 +28,18 @@ _KEY: Final = struct.Struct(">4sQ")
 _COUNT: Final = struct.Struct("<Q")
 
 
-def count(engine: TopicEngine, partition: Partition, cursor: Cursor, first: int, last: int) -> int:
+def count(topics: Topics, partition: Partition, cursor: Cursor, first: int, last: int) -> int:
     """Offsets in [first, last) that are not deleted, from the first message of each range of them
     on: 0 when all messages are deleted. All of it is decided, and in the log.
     """
     left = Ranges([(max(first, cursor.mark), last)])
     left.difference_update(cursor.deleted)
-    return sum(last - _next_message(engine, partition, first, last) for first, last in left)
+    return sum(last - _next_message(topics, partition, first, last) for first, last in left)
 
 
-def _next_message(engine: TopicEngine, partition: Partition, first: int, last: int) -> int:
+def _next_message(topics: Topics, partition: Partition, first: int, last: int) -> int:
     """The first message in [first, last), or its end: markers and aborted ones are none."""
-    reader = OffsetReader(engine, partition, first, "read_committed", _LITTLE)
+    reader = OffsetReader(topics, partition, first, "read_committed", _LITTLE)
     while reader.position < last:
         if reader.load():
             return min(int(reader.take(1).column("offset")[0].as_py()), last)
@@ -51,16 +49,18 @@ def _next_message(engine: TopicEngine, partition: Partition, first: int, last: i
 
 
 def below(
-    engine: TopicEngine, partition: Partition, start: int, offset: int
+    topics: Topics, partition: Partition, start: int, offset: int
 ) -> list[tuple[SubscriptionInfo, int]]:
     """Subscriptions that have not acknowledged all of [start, offset), and how many they have not;
     acks of open transactions do not count.
     """
     found = []
-    for info in engine.subscriptions.of_topic(partition.topic):
-        with engine.store.status.read() as cur:
+    with topics.store.status.read() as cur:
+        subscriptions = subscription_rows.of_topic(cur, partition.topic)
+    for info in subscriptions:
+        with topics.store.status.read() as cur:
             cursor = cursors.load(cur, info.id).get(partition.id)
-        left = 0 if cursor is None else count(engine, partition, cursor, start, offset)
+        left = 0 if cursor is None else count(topics, partition, cursor, start, offset)
         if left:
             found.append((info, left))
     return found

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from txnkv.errors import CorruptionError, TxnkvError
 from txnkv.topics.log_view import bounds
 from txnkv.topics.offset_reader import OffsetReader
 from txnkv.topics.partition import Partition
-
-if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 _ROWS: Final = 1 << 16
 
 
-def problems(engine: TopicEngine, partition: Partition) -> Iterator[str]:
+def problems(topics: Topics, partition: Partition) -> Iterator[str]:
     """Yield what is wrong with the values of a partition, one line each.
 
     It ends with the first batch that is damaged itself, which others report.
@@ -25,8 +23,8 @@ def problems(engine: TopicEngine, partition: Partition) -> Iterator[str]:
     if codec is None:
         return
     try:
-        offset = bounds(engine, partition).start
-        reader = OffsetReader(engine, partition, offset, "read_uncommitted")
+        offset = bounds(topics, partition).start
+        reader = OffsetReader(topics, partition, offset, "read_uncommitted")
         while reader.load() or reader.moved:
             if reader.moved:
                 continue

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.locks import new_event, new_lock
+from txnkv.storage.runtime import Runtime
 from txnkv.storage.seam import clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from txnkv.topics.engine import TopicEngine
 
 _FIRST: Final = 0.001
 _LONGEST: Final = 0.010
@@ -42,12 +40,18 @@ class Watch:
     The leader sleeps in steps; the others sleep until it wakes them. When it has what it waited
     for, another leads. So a hundred that wait cost what one does.
 
+    Args:
+        runtime: has the change number.
+        log: asks the disk until what was seen is durable.
+
     Attributes:
         next_round: when all are asked whether something else than a change concerns them, in
             monotonic microseconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime, log: CommitLog) -> None:
+        self._runtime = runtime
+        self._log = log
         self._lock = new_lock()
         self._led = False
         self.next_round = 0
@@ -82,6 +86,10 @@ class Watch:
             with self._lock:
                 del self._asleep[waiting]
 
+    def now(self) -> tuple[int, Timestamp]:
+        """Return what changes with the store."""
+        return self._runtime.change_word(), self._log.latest()
+
     def wake(self, among: Callable[[Waiting], bool]) -> None:
         """Wake those that are concerned."""
         with self._lock:
@@ -95,18 +103,16 @@ class Waiting:
     """One wait for something new in a store.
 
     Args:
-        engine: of the topics.
+        watch: of the store.
         until: from `deadline`.
         check: called at each step, also by the one that looks for all; what it raises ends the
             wait.
     """
 
     def __init__(
-        self, engine: TopicEngine, until: int | None, check: Callable[[], object] = lambda: None
+        self, watch: Watch, until: int | None, check: Callable[[], object] = lambda: None
     ) -> None:
-        self._engine = engine
-        self._runtime = engine.store.runtime
-        self._watch = engine.watch
+        self._watch = watch
         self._until = until
         self._check = check
         self._seen = (0, Timestamp(0))
@@ -119,7 +125,7 @@ class Waiting:
 
     def mark(self) -> None:
         """Before a look: what it finds, or does not, is as of now or later."""
-        self._seen = self._now()
+        self._seen = self._watch.now()
 
     def wait(self, pending: bool) -> bool:
         """Until there may be something new since `mark`.
@@ -147,11 +153,8 @@ class Waiting:
 
     def is_new(self) -> bool:
         """Tell whether the store has changed since `mark`."""
-        now = self._now()
+        now = self._watch.now()
         return now != self._seen or now[0] & 1 == 1
-
-    def _now(self) -> tuple[int, Timestamp]:
-        return self._runtime.change_word(), self._engine.log.latest()
 
     def _pause(self, leads: bool) -> None:
         time.sleep(self._at_most(self._step))

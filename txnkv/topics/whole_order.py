@@ -16,29 +16,25 @@ that is larger than all that was asked for comes in parts, with nothing between 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from txnkv.errors import CorruptionError
 from txnkv.topics.commit_reader import CommitReader
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from txnkv.topics.engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
 class WholeOrder:
     """Readers of partitions merged by commit timestamp. One thread at a time.
 
     Args:
-        engine: of the topics.
+        topics: of the store.
         readers: by partition number.
     """
 
-    def __init__(self, engine: TopicEngine, readers: Mapping[int, CommitReader]) -> None:
-        self._engine = engine
+    def __init__(self, topics: Topics, readers: Mapping[int, CommitReader]) -> None:
+        self._topics = topics
         self._readers = dict(sorted(readers.items()))
         self.restart()
 
@@ -56,7 +52,7 @@ class WholeOrder:
         if self._snapshot is not None:
             self._gather(most, room, given)
         if not given:  # all is given up to that snapshot: there may be more since
-            self._snapshot = self._engine.log.latest()
+            self._snapshot = self._topics.log.latest()
             self._exhausted = set()
             self._gather(most, room, given)
         return given

@@ -24,7 +24,7 @@ from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
 from txnkv.topics.partitioner import Sticky, partition_of_one, spread
 
 if TYPE_CHECKING:
-    from txnkv.topics.engine import TopicEngine
+    from txnkv.topics.topic_engine import TopicEngine
     from txnkv.transaction.context import TxnContext
 
 

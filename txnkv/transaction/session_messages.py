@@ -15,6 +15,7 @@ from txnkv.storage.shield import shielded
 from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.topics import catalog, message_batches, messages
+from txnkv.topics.acks import refuse
 from txnkv.topics.message import MessageId
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.message_operations import (
@@ -202,7 +203,7 @@ class SessionMessages(MessageOperations):
         self._require_open("acknowledge")
         info, ids = info_of(subscription), ids_of(message)
         if self._context is None:
-            self._client.instance.topics.subscriptions.refuse(info, ids, cumulative=cumulative)
+            refuse(self._client.instance.topics, info, ids, cumulative=cumulative)
             self._acks.append((info, ids, cumulative))
         else:
             self._context.acknowledge(info, ids, cumulative=cumulative)

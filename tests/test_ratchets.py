@@ -1,0 +1,196 @@
+"""Numbers of the house that may fall and not rise; each test prints its number and the places."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+
+import txnkv
+
+PACKAGE = Path(__file__).resolve().parents[1] / "txnkv"
+
+FUNCTION_LINES = 70
+FILE_LINES = 600
+AVOIDED = re.compile(r"(What|Who|Whose|Where|Whether|How|Of|As)\b")
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """By dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text())
+    return found
+
+
+def imports(tree: ast.Module, *, types_only: bool = False) -> Iterator[tuple[str, int]]:
+    """Own modules that a module imports, inside of functions and for types alone too, and lines."""
+    guarded: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            guarded |= {each for child in node.body for each in ast.walk(child)}
+    for node in ast.walk(tree):
+        if types_only and node not in guarded:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("txnkv"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in modules() else node.module), node.lineno
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in modules():
+                    yield alias.name, node.lineno
+
+
+def told(what: str, places: list[str], most: int) -> None:
+    """Print the number and the places; fail when there are more than today."""
+    print(f"{what}: {len(places)}, at most {most}", *places, sep="\n  ")
+    assert len(places) <= most, f"{what}: {len(places)}, at most {most}:\n" + "\n".join(places)
+
+
+def test_functions_fit_on_a_screen() -> None:
+    places = [
+        f"{name}:{node.lineno} {node.name}: {length} lines"
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES
+    ]
+    told(f"functions of more than {FUNCTION_LINES} lines", places, 0)
+
+
+def test_files_fit_in_the_head() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    places = [f"{path.relative_to(PACKAGE)}: {n}" for path, n in lengths.items() if n > FILE_LINES]
+    told(f"files of more than {FILE_LINES} lines", places, 0)
+
+
+def test_docstrings_name_their_thing() -> None:
+    places = []
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            for child in body if isinstance(body, list) else ():
+                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                    text = child.value.value
+                    if isinstance(text, str) and AVOIDED.match(text.strip()):
+                        places.append(f"{name}:{child.lineno} {text.strip().splitlines()[0]}")
+    told("docstrings that begin with What, Who, ...", places, 0)
+
+
+def test_no_circles_of_imports() -> None:
+    """Strongly connected components of the modules, imports for types alone counted."""
+    graph = {
+        name: {to for to, _ in imports(tree) if to in modules()} - {name}
+        for name, tree in modules().items()
+    }
+    places = [f"{len(one)} modules: {', '.join(sorted(one))}" for one in circles(graph)]
+    told("modules in circles of imports", [name for one in circles(graph) for name in one], 52)
+    told("circles of imports", places, 5)
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the components of more than one module (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for to in graph[name]:
+            if to not in index:
+                visit(to)
+            if to in stack:
+                low[name] = min(low[name], low[to])
+        if low[name] == index[name]:
+            one = set()
+            while name not in one:
+                one.add(stack.pop())
+            if len(one) > 1:
+                found.append(one)
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_type_only_imports() -> None:
+    places = [
+        f"{name}:{line} {to}"
+        for name, tree in modules().items()
+        for to, line in imports(tree, types_only=True)
+    ]
+    told("imports of own modules for types alone", places, 0)
+
+
+def test_few_modules() -> None:
+    told("modules", list(modules()), 0)
+    top = [name for name in modules() if name.count(".") == 1]
+    told("names at the top of txnkv", top, 0)
+
+
+def test_a_name_means_one_thing() -> None:
+    basenames = Counter(name.rsplit(".", 1)[-1] for name in modules())
+    places = [f"{name}: {count} modules" for name, count in basenames.items() if count > 1]
+    told("basenames of several modules", places, 0)
+    classes = defaultdict(list)
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(name)
+    places = [f"{name}: {', '.join(where)}" for name, where in classes.items() if len(where) > 1]
+    told("public classes of one name", places, 0)
+
+
+def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> None:
+    """In a thread of its own, where no handler of a signal can come between."""
+
+    def write(number: int) -> None:
+        with client.transaction() as txn:
+            txn.upsert(table, (number, "text"))
+
+    for number in range(50):
+        write(number)
+    client.instance.engine.flush()
+    for number in range(50):
+        table.get(number)
+    get, written = (calls(partial(do, 7)) for do in (table.get, write))
+    told("Python calls of a get of a row on disk", get, 0)
+    told("Python calls of a transaction of one row", written, 0)
+
+
+def calls(do: Callable[[], object]) -> list[str]:
+    """Return the Python functions that a call enters, the least of a few tries."""
+    tries: list[list[str]] = []
+
+    def count() -> None:
+        for _ in range(5):
+            found: list[str] = []
+            tries.append(found)
+
+            def note(frame: FrameType, event: str, _: object, to: list[str] = found) -> None:
+                if event == "call":
+                    to.append(f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}")
+
+            sys.setprofile(note)
+            try:
+                do()
+            finally:
+                sys.setprofile(None)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    thread.join()
+    return min(tries, key=len)

@@ -1,0 +1,190 @@
+"""The topics of one store in this process: what all of the package stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import apsw
+
+from txnkv.coordinator import held, payload
+from txnkv.coordinator.catalog import Catalog
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.damage import EVERY, Kinds
+from txnkv.errors import InvalidTxnStateError
+from txnkv.storage.locks import new_lock
+from txnkv.topics import catalog, end_markers
+from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.exclusive import LocalSubscriptions
+from txnkv.topics.partition import Partition
+from txnkv.topics.tail import TopicTail, WriteOut
+from txnkv.topics.waiting import Watch
+
+
+class Look(NamedTuple):
+    """The state of a partition in status.db.
+
+    Attributes:
+        next_offset: given to the next message; the log ends at or below it.
+        markers: there are end markers that may not be in the log.
+        marker_end: the offset behind the last of them; 0 when there are none.
+    """
+
+    next_offset: int
+    markers: bool
+    marker_end: int
+
+
+class Topics(Catalog[TopicInfo]):
+    """The catalog of topics, their partitions, and what of them is in memory. Shared by threads.
+
+    Args:
+        coordinator: of the store.
+        write_out: writes partitions of the tail into their logs, for a flush.
+
+    Attributes:
+        tail: messages of small commits that are not flushed yet.
+        watch: of those who wait for messages.
+        local: what this process remembers of subscriptions.
+    """
+
+    def __init__(self, coordinator: Coordinator, write_out: WriteOut) -> None:
+        super().__init__(coordinator.store, coordinator.log, catalog)
+        self.coordinator = coordinator
+        self.tail = TopicTail(write_out)
+        self.watch = Watch(self.store.runtime, self.log)
+        self.local = LocalSubscriptions()
+        self._lock = new_lock()
+        self._partitions: dict[int, Partition] = {}
+        self._looks: dict[int, tuple[int, Look]] = {}
+
+    def require_writable(self, topic: TopicInfo) -> int:
+        """Refuse to send to a topic that was dropped, or is a copy.
+
+        Returns:
+            The version of the catalog in which it was seen.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+            NotSupportedError: it is copied from another store.
+        """
+        catalog.require_writable(topic)
+        return self.require_live(topic)
+
+    def refuse_dropped(
+        self,
+        cur: apsw.Cursor,
+        version: int | None,
+        topics: Sequence[TopicInfo],
+        partition_ids: Iterable[int] = (),
+    ) -> None:
+        """Refuse what was dropped or held since a look, inside a commit.
+
+        Args:
+            cur: of the commit.
+            version: of the catalog that the look saw.
+            topics, partition_ids: that are written to.
+
+        Raises:
+            TopicNotFoundError: one of the topics was dropped.
+            CorruptionError: one of the partitions takes no writes.
+        """
+        if self.log.catalog_version != version:
+            for topic in topics:
+                catalog.require_live(cur, topic)
+            held.refuse(held.ids(cur, payload.TOPIC), partition_ids)
+
+    def abort_all(self, txn_ids: Iterable[int], reason: str) -> None:
+        """Abort stored transactions that touched what was dropped."""
+        orchestrator = self.coordinator.orchestrator
+        for txn_id in set(txn_ids):
+            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
+                orchestrator.start_abort(txn_id, reason)
+            orchestrator.finish(txn_id)
+
+    # -- partitions --------------------------------------------------------------------
+
+    def partitions(self, topic: TopicInfo) -> list[Partition]:
+        """The partitions of a topic, by number."""
+        with self._lock:
+            found = []
+            for number, id in enumerate(topic.partitions):
+                if id not in self._partitions:
+                    self._partitions[id] = Partition(self.store, topic, number)
+                found.append(self._partitions[id])
+            return found
+
+    def partition(self, id: int) -> Partition | None:
+        """A partition by its id; None when its topic was dropped and purged."""
+        known = self._partitions.get(id)
+        if known is not None:
+            return known
+        with self.store.status.read() as cur:
+            topic = catalog.by_partition(cur, id)
+        if topic is None:
+            return None
+        return next(each for each in self.partitions(topic) if each.id == id)
+
+    def each(
+        self,
+        ids: Iterable[int],
+        work: str,
+        do: Callable[[Partition], object],
+        only: Kinds = EVERY,
+        *,
+        side_by_side: bool = False,
+    ) -> dict[int, Exception]:
+        """Do a piece of work on those of these partitions that are there; see `Damage.each`."""
+        there = (each for each in map(self.partition, ids) if each is not None)
+        lives = self.is_live
+        return self.coordinator.damage.each(
+            there, work, do, lambda each: lives(each.topic), only, side_by_side=side_by_side
+        )
+
+    def forget(self, id: int) -> None:
+        """A partition is gone for good."""
+        gone = self._partitions.pop(id, None)
+        if gone is not None:
+            self.coordinator.damage.clear(gone.label)
+        self._looks.pop(id, None)
+
+    def forget_gone(self) -> None:
+        """Forget partitions of topics that were purged, by whichever process."""
+        if self._partitions:
+            with self.store.status.read(durable=False) as cur:
+                left = {id for (id,) in cur.execute("SELECT id FROM partitions")}
+            for id in self._partitions.keys() - left:
+                self.forget(id)
+
+    # -- offsets --------------------------------------------------------------------------
+
+    def look(self, partition_id: int) -> Look:
+        """Return what was given of a partition. No I/O while nothing is committed in the store."""
+        number = self.store.status.change_number()
+        known = self._looks.get(partition_id)
+        if known is not None and known[0] == number:
+            return known[1]
+        # What is not durable yet may be seen: this only says whether it is worth while to help.
+        with self.store.status.read(durable=False) as cur:
+            found = Look(
+                catalog.next_offset(cur, partition_id),
+                *end_markers.last_end(cur, partition_id),
+            )
+        if number is not None:
+            self._looks[partition_id] = (number, found)
+        return found
+
+    def behind(self, partition_id: int, high_watermark: int) -> bool:
+        """Tell whether something that is decided lies at or above what a reader found: `complete`
+        brings it within reach.
+        """
+        if self.look(partition_id).marker_end > high_watermark:
+            return True
+        return bool(self.tail.entries(partition_id, high_watermark, self.log.latest()))
+
+    def after_fork_in_child(self) -> None:
+        """Forget what the parent looks at."""
+        self._looks = {}
+        self.watch = Watch(self.store.runtime, self.log)
+        self.local = LocalSubscriptions()
