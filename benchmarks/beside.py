@@ -1,4 +1,4 @@
-"""What small transactions cost a scan, and what a compaction costs small transactions."""
+"""The cost of small transactions to a scan, and of a compaction to small transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a commit and a get cost as the table grows: near flat, if all is well."""
+"""The cost of a commit and of a get as the table grows: near flat, if all is well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .row_stores import RowStore, SqliteRows, TxnkvRows, opened, require_equal, 
 from .svg import Series, chart
 
 FLAT = 1.5
-"""How much dearer than on the smallest table is still called flat."""
+"""The ratio to the time on the smallest table that is still called flat."""
 
 _PLOTS = {"transaction": "growth-commit.svg", "get": "growth-get.svg"}
 _STEP = 2_000_000

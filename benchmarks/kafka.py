@@ -119,7 +119,7 @@ class Broker:
         return sum(int(high) for _, high in ends)
 
     def sync_transactions(self, synced: bool) -> None:
-        """Whether transactions and consumed offsets are synced as they are written from now on."""
+        """Have transactions and consumed offsets synced as they are written from now on, or not."""
         for name in _OWN:
             self._set_flush(name, _ALWAYS if synced else _NEVER)
 
@@ -134,7 +134,7 @@ class Broker:
                 self._set_flush(name, value)
 
     def _get_flush(self, topic: str) -> str | None:
-        """What is set for the topic itself; None for nothing."""
+        """Return the `flush.messages` that is set for the topic itself; None when none is."""
         resource = self._admin.ConfigResource(self._admin.ResourceType.TOPIC, topic)
         (future,) = self.admin.describe_configs([resource]).values()
         entry = future.result(_SECONDS)[_FLUSH]

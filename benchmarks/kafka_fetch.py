@@ -10,7 +10,7 @@ _FETCH: Final = 1
 _VERSION: Final = 4
 _CLIENT: Final = b"txnkv-bench"
 _HEADER: Final = struct.Struct(">qi11xi")
-"""Of a record batch: first offset, length of what follows, last offset less the first."""
+"""The head of a record batch: first offset, length of what follows, last offset less the first."""
 _BEFORE: Final = 12
 """Bytes of a record batch that its length does not count."""
 

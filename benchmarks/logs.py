@@ -1,4 +1,4 @@
-"""What a long log costs: aborted transactions before a fetch, its opening, an open transaction."""
+"""The cost of a long log: aborted transactions before a fetch, opening, an open transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a store of many small tables, or of a topic with many partitions, costs each of them.
+"""The cost of each of many small tables in a store, or of many partitions in a topic.
 
-And what a process keeps that lives long: memory and descriptors while it commits, makes and drops
-tables, and compacts.
+And the memory and descriptors that a process keeps that lives long: while it commits, makes and
+drops tables, and compacts.
 """
 
 from __future__ import annotations

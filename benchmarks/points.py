@@ -90,7 +90,7 @@ def _get_many(stores: list[RowStore], there: int, count: int, rounds: int) -> li
 
 
 def _ways(store: RowStore) -> list[tuple[str, Callable[[list[int]], Any]]]:
-    """How a store reads many keys at once."""
+    """Return the ways in which a store reads many keys at once, each with its name."""
     if isinstance(store, TxnkvRows):
         return [("txnkv", store.table.get_many)]
     if isinstance(store, SqliteRows):

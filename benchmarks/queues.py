@@ -106,7 +106,7 @@ class SqliteQueue(Store):
 
 
 class DiskQueue(Store):
-    """What nobody can do without: the bytes appended to a file, and one fdatasync a batch."""
+    """The least that a queue has to do: append the bytes to a file, and one fdatasync a batch."""
 
     name = "the disk, appended and synced"
 

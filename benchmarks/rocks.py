@@ -82,7 +82,7 @@ class RocksRows(RowStore):
 
 
 class _Library:
-    """What is used of RocksDB's C interface. Every call releases the GIL."""
+    """The functions that are used of RocksDB's C interface. Every call releases the GIL."""
 
     def __init__(self, name: str) -> None:
         self._dll = ctypes.CDLL(name)

@@ -66,7 +66,7 @@ class RowStore(ABC):
         """Every row, by key."""
 
     def as_row(self, found: Any) -> Row | None:
-        """What `get` gave, as a tuple."""
+        """Return a row that `get` gave as a tuple; None stays None."""
         return cast("Row | None", found)
 
     @abstractmethod

@@ -71,7 +71,7 @@ def commit(count: int, known: int, rounds: int, base: Path | None) -> list[Line]
 
 
 class Disk:
-    """What nobody can do without: 4 KiB written over what a file has, and synced."""
+    """The least that a commit has to do: write 4 KiB over what a file has, and sync."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path / "disk", os.O_RDWR | os.O_CREAT)

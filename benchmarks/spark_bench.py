@@ -44,7 +44,7 @@ ROWS = 10_000_000
 TINY_ROWS = 20_000
 BATCH = 1 << 16
 WORTH = 0.8
-"""Of what a source or sink that does nothing reaches, so much is to be left."""
+"""The share that is to be left of what a source or sink that does nothing reaches."""
 
 
 # -- a source and a sink that do nothing -----------------------------------------------
@@ -65,7 +65,7 @@ class NothingReader(DataSourceReader):
         self._rows = rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As many tasks as txnkv would make."""
+        """Cut the rows into as many tasks as txnkv would make."""
         tasks = max(2 * CORES, -(-self._rows // TASK_ROWS))
         step = -(-self._rows // tasks)
         return [Slice(min(step, self._rows - lo)) for lo in range(0, self._rows, step)]

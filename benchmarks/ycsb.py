@@ -26,7 +26,7 @@ _STEP: Final = 100_000
 
 @dataclass(frozen=True)
 class Workload:
-    """How often what is done."""
+    """A mix of operations: the share of reads, and the action of the others."""
 
     name: str
     reads: float
@@ -104,7 +104,7 @@ Plan = Callable[[int, int], list[Request]]
 
 
 def _plan(workload: Workload, there: int, count: int, place: int) -> Plan:
-    """What a thread does in a round: the same for each store."""
+    """Make the plan of a thread's requests in a round: the same for each store."""
 
     def plan(thread: int, number: int) -> list[Request]:
         seed = (place * 1000 + number) * THREADS + thread

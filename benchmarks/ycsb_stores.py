@@ -1,4 +1,4 @@
-"""What YCSB asks of a store, for txnkv, SQLite and RocksDB.
+"""The operations of YCSB, on txnkv, SQLite and RocksDB.
 
 A record has a string key and ten string fields of 100 bytes, as in YCSB's core. A read takes all
 fields, an update writes one of them. Every write is durable when it returns.

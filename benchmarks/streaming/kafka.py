@@ -32,7 +32,7 @@ class KafkaOut:
         self._topic = self._broker.create(synced=self._synced, partitions=PARTITIONS)
 
     def options(self) -> dict[str, str]:
-        """Of Spark's sink."""
+        """Return the options of Spark's sink."""
         return {
             "kafka.bootstrap.servers": self._broker.server,
             "kafka.acks": "all",

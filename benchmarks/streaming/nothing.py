@@ -55,7 +55,7 @@ class NothingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return int(Path(counter).read_text() if counter else self._options["rows"])
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there does not change."""
+        """Do nothing: the rows that are there stay as many."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """The first row."""
@@ -67,18 +67,18 @@ class NothingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(int(each)) if each else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """As many rows as are there, within the limit."""
+        """Return the offset behind the rows that are there, within the limit."""
         there = self._there()
         if isinstance(limit, ReadMaxRows):
             there = min(there, start[_ROWS] + limit.max_rows)
         return {_ROWS: there}
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """As many rows as are there."""
+        """Return the offset behind the rows that are there."""
         return {_ROWS: self._there()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """As many tasks as option `tasks` says."""
+        """Cut the rows into as many tasks as option `tasks` says."""
         rows, tasks = end[_ROWS] - start[_ROWS], int(self._options["tasks"])
         step = max(-(-rows // tasks), 1)
         return [Some(min(step, rows - at)) for at in range(0, rows, step)]

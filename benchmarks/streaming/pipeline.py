@@ -78,7 +78,7 @@ def lines(rows: int) -> Iterator[pa.Table]:
 
 
 def expected(rows: int) -> dict[bytes, int]:
-    """How often each key comes."""
+    """Count the messages of each key."""
     keys = pa.chunked_array([chunk["key"].chunk(0) for chunk in lines(rows)])
     return {one["values"].as_py(): one["counts"].as_py() for one in pc.value_counts(keys)}
 

@@ -1,4 +1,4 @@
-"""What the races of streams have in common: Spark, a place, sizes, and the peers that are there."""
+"""The setting of all races of streams: Spark, a place, sizes, and the peers that are there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.spark_session import CORES
 from benchmarks.topics import messages
 
 WORTH = 0.8
-"""Of what a source or sink that does nothing reaches, so much is to be left."""
+"""The share that is to be left of what a source or sink that does nothing reaches."""
 MESSAGE = 100
 TASKS = 2 * CORES
 PARTITIONS = 2
@@ -26,7 +26,7 @@ _CHUNK = 10_000
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the races are run, and how long.
+    """The place where the races are run, and their length.
 
     Attributes:
         base: a directory for all that they write.
@@ -69,7 +69,7 @@ class Setting:
 
 
 def standing(topic: txnkv.Topic) -> int:
-    """How many messages a topic has that are committed."""
+    """Count the messages of a topic that are committed."""
     found = 0
     with topic.consumer() as consumer:
         while some := consumer.poll_batch(max_messages=1 << 18, timeout=0.0).num_rows:

@@ -1,4 +1,4 @@
-"""What a trigger costs that has next to nothing to do, by the number of partitions.
+"""The cost of a trigger that has next to nothing to do, by the number of partitions.
 
 A query waits; a step makes one message in each partition (or none, but an aborted transaction
 that moves the offsets), and is over when the query has done it. The time is Spark's for that

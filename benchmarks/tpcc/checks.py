@@ -22,7 +22,7 @@ _SUMS: Final = {
 
 
 def violations(store: TpccStore) -> list[str]:
-    """What of conditions 1 to 4 does not hold, in words; empty when all do."""
+    """Return those of conditions 1 to 4 that do not hold, in words; empty when all do."""
     district = store.all("district")
     orders, new, lines = (store.all(name) for name in ("orders", "new_order", "order_line"))
     found = []

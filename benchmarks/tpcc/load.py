@@ -1,4 +1,4 @@
-"""What is in the tables before the first transaction."""
+"""The content of the tables before the first transaction."""
 
 from __future__ import annotations
 

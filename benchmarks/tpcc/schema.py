@@ -17,7 +17,7 @@ DISTRICTS: Final = 10
 
 @dataclass(frozen=True)
 class Scale:
-    """How many there are of what; the defaults are TPC-C's.
+    """The numbers of warehouses and of their rows; the defaults are TPC-C's.
 
     Attributes:
         warehouses: one for each thread.

@@ -12,7 +12,7 @@ Key = tuple[int, ...]
 
 
 class Work(Protocol):
-    """What a transaction can do."""
+    """The operations of a transaction on a store."""
 
     def get(self, table: str, key: Key, *columns: str) -> tuple[Any, ...] | None:
         """These columns of a row, or None."""
@@ -33,7 +33,7 @@ class Rollback(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """What is ordered: of which item, from which warehouse, how many."""
+    """A line of an order: the item, the warehouse that supplies it, how many."""
 
     item: int
     supply: int
@@ -171,7 +171,7 @@ Transaction = NewOrder | Payment
 
 
 def plan(scale: Scale, warehouse: int, number: int, count: int) -> list[Transaction]:
-    """What the terminal of a warehouse does in a round: as many of each, in random order."""
+    """Plan a round of a warehouse's terminal: as many of each transaction, in random order."""
     chance = random.Random(number * 1000 + warehouse)
     found: list[Transaction] = []
     for at in range(count):

@@ -75,7 +75,7 @@ def shelf(world: World) -> Shelf:
 
 
 def second_log(world: World) -> tuple[CommitLog, Shelf]:
-    """What another process would have: it shares the store alone."""
+    """Make the log that another process would have: it shares the store alone."""
     log, shelf = CommitLog(world.store, Metrics()), Shelf()
     log.add_member(KIND, shelf)
     return log, shelf

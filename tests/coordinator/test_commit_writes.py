@@ -1,4 +1,4 @@
-"""What a small commit changes in status.db itself, and sections given at the last moment."""
+"""Changes of a small commit in status.db itself, and sections given at the last moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is aborted for silence or age, and who is not (Kudu's txn_status_manager-itest)."""
+"""Aborts for silence or age, and transactions left alone (Kudu's txn_status_manager-itest)."""
 
 from __future__ import annotations
 

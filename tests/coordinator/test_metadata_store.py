@@ -32,7 +32,7 @@ PATHS = {
     TxnState.ABORT_IN_PROGRESS: [TxnState.ABORT_IN_PROGRESS],
     TxnState.ABORTED: [TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED],
 }
-"""How a transaction gets into each state."""
+"""The moves by which a transaction gets into each state."""
 
 
 @pytest.fixture

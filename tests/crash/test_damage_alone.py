@@ -263,7 +263,7 @@ def held(client: txnkv.Client) -> tuple[int, int]:
 
 
 def forget_flushed(client: txnkv.Client) -> None:
-    """As a minute later: the commit log has what no flush has taken alone."""
+    """Make it a minute later: the commit log has only what no flush has taken."""
     with client.instance.store.status.write() as cur:
         cur.execute("DELETE FROM commit_log WHERE commit_ts <= (SELECT flushed_ts FROM clock)")
 

@@ -44,7 +44,7 @@ def rows(first: int, count: int) -> pa.Table:
 
 @contextmanager
 def large() -> Iterator[None]:
-    """What is written goes to tablets and logs at once."""
+    """Have each write go to tablets and logs at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
@@ -348,7 +348,7 @@ POINTS = ["lmdb.before_commit", "lmdb.after_commit", "status.before_commit",
 @pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_while_it_records(path: Path, children: Children, point: str, after: int) -> None:
-    """What is recorded is never above what is there."""
+    """The recorded extent is never above that of the file."""
     program = """
     from tests.crash.test_extents import fill
     client = txnkv.connect(args[0])

@@ -21,7 +21,7 @@ COMMITS = 3
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is small stays in the commit log until the test says so."""
+    """Keep small commits in the commit log until the test says so: no maintenance runs."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
 
 
@@ -50,7 +50,7 @@ def make(path: Path) -> None:
 
 
 def polled(client: txnkv.Client, topic: str, **how: Any) -> tuple[list[bytes], str | None]:
-    """What a consumer gives, and the error that ends it."""
+    """Return the messages that a consumer gives, and the error that ends it."""
     found: list[bytes] = []
     with client.topic(topic).consumer(**how) as consumer:
         try:

@@ -113,7 +113,7 @@ def readers(times: list[txnkv.Timestamp]) -> dict[str, Reader]:
             yield from (tuple(found.values()) for found in token.open(client))
 
     def written(client: txnkv.Client, name: str) -> Iterator[Row]:
-        """What a transaction is told of the keys it writes, before it is rolled back."""
+        """Yield what a transaction is told of each key that it writes; it is rolled back."""
         for _, id in keys:
             txn = client.new_transaction()
             try:
@@ -148,7 +148,7 @@ def sweep(client: txnkv.Client, times: list[txnkv.Timestamp], stride: int) -> in
     every = readers(times)
 
     def fresh(reader: Reader) -> tuple[list[Row], str | None]:
-        """As a process reads that has not verified anything yet."""
+        """Read as a process does that has not verified anything yet."""
         tablet._row_sets.clear()
         tablet.chains = None
         return outcome(reader, client, "t")

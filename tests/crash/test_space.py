@@ -68,7 +68,7 @@ def test_status_database_does_not_grow_with_rollbacks(store: Path) -> None:
 
 
 def status_rows(client: txnkv.Client) -> dict[str, int]:
-    """How many rows the tables of status.db have."""
+    """Count the rows of each table of status.db."""
     with client.instance.store.status.read() as cur:
         names = [
             name

@@ -88,7 +88,7 @@ wait()
 
 
 class Place(NamedTuple):
-    """Where a process is stopped, and what others can do by themselves meanwhile."""
+    """A place where a process is stopped, and what others can do by themselves meanwhile."""
 
     code: str
     point: str

@@ -1,7 +1,7 @@
-"""Where the coordinator keeps what it knows of transactions: PIP-31's TransactionMetadataStore.
+"""The coordinator's record of transactions: PIP-31's TransactionMetadataStore.
 
-Whoever drives a transaction needs these few steps and no others. Each is atomic, and is refused
-when the transaction is not in the state that it is for:
+To drive a transaction takes these few steps and no others. Each is atomic, and is refused when the
+transaction is not in the state that the step is for:
 
     new_transaction                     -            -> OPEN
     add_partitions, add_subscriptions   OPEN            before the first use of each
@@ -37,7 +37,7 @@ SUBSCRIPTION: Final = "subscription"
 
 
 class TransactionMetadataStore(Protocol):
-    """What is known of transactions. Shared by threads."""
+    """The record of transactions and of their participants. Shared by threads."""
 
     def new_transaction(self, row: TxnRow) -> None:
         """Keep an OPEN transaction. Twice is harmless."""
@@ -50,7 +50,7 @@ class TransactionMetadataStore(Protocol):
         """
 
     def participants(self, txn_id: int) -> dict[str, list[int]]:
-        """Who takes part: ids by kind, each once, ascending."""
+        """Return the participants of a transaction: ids by kind, each once, ascending."""
 
     def add_partitions(self, txn_id: int, ids: Iterable[int]) -> None:
         """Partitions that messages go to, before the first does. Twice is harmless.
@@ -86,7 +86,7 @@ class TransactionMetadataStore(Protocol):
 
 
 def past_timeout(row: TxnRow) -> bool:
-    """Whether the time that a transaction asked for is over."""
+    """Return True when the time that a transaction asked for is over."""
     return row.deadline is not None and late_by(row) > 0
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator asks of those who hold a transaction's data.
+"""The participant interface: calls of the coordinator to those that hold a transaction's data.
 
 One handler serves all participants of a kind (all tablets, say); the coordinator knows
 nothing else of them. Every call may come again after a crash, from another process.
@@ -26,7 +26,7 @@ from txnkv.coordinator.status_table import TxnRow
 class ParticipantHandler(Protocol):
     @property
     def kind(self) -> str:
-        """As it stands in the participants table."""
+        """The name of the kind, as it stands in the participants table."""
 
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         """Find row errors that no writer could see alone. Answers what `checked_all` compares.

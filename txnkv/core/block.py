@@ -171,7 +171,7 @@ def gather_block(block: Any, type_: pa.DataType, rows: Rows) -> pa.Array:
 
 
 def verify_block(block: Any, seed: int) -> bool:
-    """Whether these are the bytes that were written: header sane, checksum right."""
+    """Return True when a block is the bytes that were written: header sane, checksum right."""
     memory = readable(block)
     return bool(lib.block_verify(memory, len(memory), seed) == lib.STATUS_OK)
 

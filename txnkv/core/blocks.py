@@ -103,7 +103,7 @@ class BlockTable:
 def find_in_blocks(
     blocks: BlockList, firsts: Keys, probes: Keys
 ) -> tuple[pa.UInt32Array, pa.UInt32Array]:
-    """Where keys stand in blocks of ascending keys that follow each other.
+    """Find keys in blocks of ascending keys that follow each other.
 
     Args:
         blocks: key blocks; in one that is not there no key is found.
@@ -178,7 +178,7 @@ def gather_blocks(
 def _gather_opaque(
     blocks: BlockList, type_: pa.DataType, block_of_row: pa.Array, row_in_block: pa.Array
 ) -> pa.Array:
-    """As one array of the blocks that are asked for, and the rows' places in it."""
+    """Gather rows of opaque blocks: take them from one array of the blocks that are asked for."""
     asked = [number for number in pc.unique(block_of_row).to_pylist() if number != NULL_ROW]
     if any(number >= blocks.n for number in asked):
         raise IndexError(f"block {max(asked)} of {blocks.n}")

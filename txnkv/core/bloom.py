@@ -42,7 +42,7 @@ def bloom_may_contain(block: Any, key: bytes) -> bool:
 
 
 def bloom_probe(block: Any, probes: Keys) -> Bitmap:
-    """As `bloom_may_contain`, a bit for each probe.
+    """Return a bit for each probe: what `bloom_may_contain` says of it.
 
     Raises:
         CoreError: the block is no filter.

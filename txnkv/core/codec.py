@@ -123,7 +123,7 @@ class KeyCodec:
     def decode_without(
         self, keys: Keys, column: int, gone: Rows, lo: int = 0, n: int | None = None
     ) -> pa.Array:
-        """As `decode`, without some of the keys.
+        """Decode one column of keys [lo, lo + n), without some of the keys.
 
         Args:
             keys: what this codec encoded.

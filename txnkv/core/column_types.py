@@ -132,7 +132,7 @@ _REMEDIES: Final = {
 
 
 def element_type(given: pa.DataType) -> pa.DataType:
-    """What a list holds, and lists in it; any other type itself."""
+    """Return the innermost element type of a list; any other type as it is."""
     while pa.types.is_list(given) or pa.types.is_large_list(given):
         given = given.value_type
     return given

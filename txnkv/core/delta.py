@@ -70,7 +70,7 @@ class Delta:
         return int(self._numbers()[0][i])
 
     def find(self, row: int) -> int:
-        """How many entries have rows below `row`."""
+        """Return the number of entries with rows below `row`."""
         return bisect_left(self._numbers()[0], row)
 
     def _numbers(self) -> tuple[memoryview, memoryview]:
@@ -108,7 +108,7 @@ class Delta:
         return pa.Array.from_buffers(_U64, n, [None, stamps])
 
     def between(self, n: int, after: int, upto: int) -> Bitmap:
-        """Of n rows, those with after < delete stamp <= upto.
+        """Mark, of n rows, those with after < delete stamp <= upto.
 
         Raises:
             IndexError: a row is not below n.
@@ -119,7 +119,7 @@ class Delta:
         return Bitmap(n, bits, count[0])
 
     def dead(self, n: int, snapshot: int) -> Bitmap:
-        """Of n rows, those that are deleted at a snapshot. A stamp of 0 is no stamp."""
+        """Mark, of n rows, those that are deleted at a snapshot. A stamp of 0 is no stamp."""
         return self.between(n, 0, snapshot)
 
     def __eq__(self, other: object) -> bool:

@@ -62,7 +62,7 @@ class Spans(Sequence[tuple[int, int]]):
 
     @property
     def has_chunks(self) -> bool:
-        """Whether there may be pieces of large messages among them."""
+        """True when there may be pieces of large messages among the batches."""
         return bool(self.attributes & lib.BATCH_CHUNK)
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class CommittedFilter:
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many aborted transactions lie ahead, and how many the reader is inside of."""
+        """Two counts of aborted transactions: those ahead, and those the reader is inside of."""
         numbers = ffi.new("uint64_t[3]")
         lib.committed_held(self._c, numbers, numbers + 1, numbers + 2)
         return numbers[0], numbers[1]
@@ -163,7 +163,7 @@ def all_data(buf: Any, from_offset: int, upto: int) -> Spans:
 
 
 def decided(buf: Any, from_offset: int, upto: int) -> Spans:
-    """As `all_data`, of batches for which no marker comes: decided or of no transaction.
+    """Return the batches of `all_data` for which no marker comes: decided or of no transaction.
 
     Raises:
         CoreError: the bytes are damaged.

@@ -27,11 +27,11 @@ _PLACES = ffi.typeof("uint64_t[3]")
 _C_HEADER = ffi.typeof("batch_header_t *")
 _TWO = ffi.typeof("uint64_t[2]")
 ROW_BYTES: int = lib.BATCH_ROW_BYTES
-"""What a decoded message takes beside what stands in its batch."""
+"""Bytes that a decoded message takes in memory, at least, beside what stands in its batch."""
 
 
 class Attributes(IntFlag):
-    """What stands in a batch; bits 0 to 2 are the number of its codec in `CODECS`."""
+    """The flags of a batch; bits 0 to 2 are the number of its codec in `CODECS`."""
 
     CODEC = 7
     TRANSACTIONAL = 8
@@ -63,22 +63,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether it is a control batch."""
+        """True for a control batch."""
         return bool(self.attributes & 16)
 
     @property
     def is_transactional(self) -> bool:
-        """Whether a transaction wrote it."""
+        """True when a transaction wrote the batch."""
         return bool(self.attributes & 8)
 
     @property
     def is_decided(self) -> bool:
-        """Whether its transaction is committed without a marker."""
+        """True when the batch's transaction is committed without a marker."""
         return bool(self.attributes & 32)
 
     @property
     def is_chunk(self) -> bool:
-        """Whether its rows are pieces of one large message."""
+        """True when the rows are pieces of one large message."""
         return bool(self.attributes & 1024)
 
     @property
@@ -93,7 +93,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def decoded_bytes(self) -> int:
-        """What it takes in memory when it is decoded."""
+        """Bytes that the batch takes in memory when it is decoded."""
         return HEADER_BYTES + self.raw_bytes + ROW_BYTES * self.rows
 
     @property
@@ -103,7 +103,7 @@ class BatchHeader(NamedTuple):
 
 
 class ControlType(IntEnum):
-    """What a control batch says."""
+    """The kinds of control batches."""
 
     ABORT = 0
     COMMIT = 1
@@ -152,10 +152,10 @@ def _unpack(buf: Any, at: int) -> BatchHeader:
 
 
 def check_batch(buf: Any, at: int = 0) -> None:
-    """Whether the batch at byte `at` is what was written, by its checksum.
+    """Check by its checksum that the batch at byte `at` is what was written.
 
     Raises:
-        CoreError: it is not.
+        CoreError: the checksum differs, or there is no whole batch.
     """
     memory = readable(buf)
     if 0 <= at <= len(memory) and not lib.batch_check(memory + at, len(memory) - at):
@@ -187,7 +187,7 @@ def intact(buf: Any) -> Any:
 def sound(
     buf: Any, base_offset: int, offset: int = 0, most: int = _ALL, *, checksums: bool = True
 ) -> tuple[int, int, int]:
-    """What of batches with offsets from a given one on is as it was written.
+    """Find the batches, from the one that holds an offset on, that are as they were written.
 
     Args:
         buf: the batches.
@@ -225,7 +225,7 @@ def walk(buf: Any, start: int = 0) -> list[tuple[int, BatchHeader]]:
 
 
 def count_batches(memory: Any, start: int = 0) -> int:
-    """How many batches fill what `readable` gave, from byte `start` on.
+    """Count the batches that fill what `readable` gave, from byte `start` on.
 
     Raises:
         CoreError: there is something else.
@@ -269,7 +269,7 @@ def place(buf: Any, base_offset: int, commit_ts: int = 0) -> bytes:
 
 
 def place_here(buf: Any, base_offset: int, commit_ts: int = 0) -> None:
-    """As `place`, without a copy: in a buffer that may be written.
+    """Set the offsets of batches as `place` does, in a buffer that may be written: no copy.
 
     Raises:
         CoreError: as for `place`; nothing was changed then.
@@ -290,7 +290,7 @@ def writable_bytes(fresh: bytes) -> Any:
 
 
 def read_control(buf: Any, at: int = 0) -> Control:
-    """What the control batch at byte `at` says.
+    """Return the body of the control batch at byte `at`.
 
     Raises:
         CoreError: it is damaged, or no control batch.

@@ -83,7 +83,7 @@ def _little_endian(numbers: pa.Array, kind: pa.DataType) -> pa.BinaryArray:
 
 
 def decode_headers(blob: bytes | None) -> list[tuple[str, bytes]]:
-    """What `encode_headers` was given; None and no bytes are no headers.
+    """Return the headers that `encode_headers` was given; None and no bytes are no headers.
 
     Raises:
         CoreError: the bytes are damaged.

@@ -38,7 +38,7 @@ class MemRowSet:
 
     @property
     def n(self) -> int:
-        """How many entries: versions and tombstones."""
+        """The number of entries: versions and tombstones."""
         return int(lib.mem_row_set_count(self._c))
 
     @property
@@ -124,7 +124,7 @@ class MemRowSet:
         return entry.stamp, _buffer(entry.row, length)[:]
 
     def lookup(self, keys: Keys, after: int, upto: int) -> Entries:
-        """As `get`, for many keys in any order; ascending ones go faster.
+        """Find what `get` finds, of many keys in any order; ascending ones go faster.
 
         Returns:
             Entry i belongs to key i; it has kind 0 when there is no such version.

@@ -49,7 +49,7 @@ class Merger:
 
     @property
     def done(self) -> bool:
-        """Whether every source is finished."""
+        """True when every source is finished."""
         return len(self._finished) == len(self._keys)
 
     def next(self, cap: int) -> tuple[pa.UInt16Array, pa.UInt32Array]:

@@ -60,7 +60,7 @@ def readable(buffer: Any) -> Any:
 
 
 def writable(buffer: Any) -> Any:
-    """As `readable`, of a buffer object that may be written."""
+    """Return a `uint8_t[]` over a buffer object that may be written; holds the object."""
     return ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
 
 

@@ -23,7 +23,7 @@ _find, _row, _get = lib.point_find, lib.point_row, lib.point_get
 
 
 def address(view: Any) -> int:
-    """Where the bytes of a buffer object stand in memory: to see whether they moved."""
+    """Return the address of a buffer object's bytes: another one means that they moved."""
     return int(ffi.cast(_ADDRESS, _view(_BYTES, view)))
 
 
@@ -65,7 +65,7 @@ class Probe(BlockList):
         self._asked = (keys, len(keys), *((ffi.NULL, 0) if bloom is None else (bloom, len(bloom))))
 
     def find(self, key: bytes) -> int:
-        """As `point_find`."""
+        """Return the row of a key, -1 when it is not there; see `point_find`."""
         found: int = _find(*self._asked, key, len(key))
         if found < -1:
             raise _damaged_keys()

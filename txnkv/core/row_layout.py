@@ -58,7 +58,7 @@ class RowBytes:
 
 
 class RowLayout:
-    """Where the value columns of a table stand in a row.
+    """The layout of a table's value columns in a row.
 
     Attributes:
         types: the Arrow types of the columns.
@@ -136,13 +136,13 @@ class RowLayout:
         return self.decode_slices(slices, rows.n, columns)
 
     def decode_slices(self, slices: pa.Buffer, n: int, columns: Sequence[int]) -> list[pa.Array]:
-        """As `decode`, of n `row_slice_t` in a buffer; no row reads as nulls."""
+        """Decode as `decode` does, n `row_slice_t` in a buffer; no row reads as nulls."""
         at = pointer(slices, _SLICES)
         check(lib.row_check(self.c, at, n), f"decoding {n} rows")
         return self.decode_checked(slices, n, columns)
 
     def decode_checked(self, slices: pa.Buffer, n: int, columns: Sequence[int]) -> list[pa.Array]:
-        """As `decode_slices`, of rows that the core has checked."""
+        """Decode as `decode_slices` does, rows that the core has checked."""
         at = pointer(slices, _SLICES)
         return [self._column(at, n, column) for column in columns]
 

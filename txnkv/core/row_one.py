@@ -63,7 +63,7 @@ def row_shape(type_: pa.DataType) -> tuple[int, int]:
 
 
 def is_opaque(type_: pa.DataType) -> bool:
-    """Whether a value stands in a row as an Arrow IPC message."""
+    """Return True when a value of the type stands in a row as an Arrow IPC message."""
     return bool(block_layout(type_)[0] == lib.BLOCK_OPAQUE)
 
 
@@ -78,7 +78,7 @@ def to_messages(array: pa.Array) -> pa.BinaryArray:
 
 
 def from_messages(array: pa.BinaryArray, type_: pa.DataType) -> pa.Array:
-    """What `to_messages` took apart.
+    """Return the array that `to_messages` took apart.
 
     Raises:
         CoreError: a value is no such message.
@@ -316,7 +316,7 @@ def _with_nulls(bits: bytes, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _explained(columns: list[_Column], values: Sequence[Any]) -> Exception:
-    """What is wrong with values that could not be packed."""
+    """Return the error that says why values could not be packed."""
     for column, value in zip(columns, values, strict=True):
         try:
             column.check(value)

@@ -139,7 +139,7 @@ class Bitmap:
 
     @classmethod
     def of(cls, n: int, positions: pa.UInt32Array) -> Bitmap:
-        """Of n bits, those at these positions set; they may repeat.
+        """Set, of n bits, those at the given positions, which may repeat.
 
         Raises:
             IndexError: a position is not below n.
@@ -154,7 +154,7 @@ class Bitmap:
 
     @property
     def count(self) -> int:
-        """How many bits are set."""
+        """The number of bits that are set."""
         if self._count is None:
             self._count = int(lib.bitmap_count(pointer(self.buffer), 0, self.n))
         return self._count

@@ -54,7 +54,7 @@ def mark_duplicates(keys: Keys, order: Rows | None) -> Bitmap:
 
 
 def lower_bound(keys: Keys, key: bytes) -> int:
-    """How many of the ascending keys are below `key`."""
+    """Return the number of ascending keys that are below `key`."""
     return int(lib.search_lower_bound(keys.c, readable(key), len(key)))
 
 

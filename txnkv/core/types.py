@@ -1,4 +1,4 @@
-"""How Arrow's types are called in the core."""
+"""The core's key type for each Arrow type that may stand in a key."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _BINARY = pa.binary()
 
 
 class ValueLayout:
-    """How the columns of one schema stand in a value. Shared by threads.
+    """The layout of one schema's columns in a value. Shared by threads.
 
     Attributes:
         types: the Arrow types of the columns.
@@ -132,7 +132,7 @@ class ValueLayout:
         ]
 
     def _damage(self, value: bytes) -> str:
-        """What is wrong with a value that the core refused."""
+        """Describe the damage of a value that the core refused."""
         if len(value) < len(self._head):
             return f"it has {len(value)} bytes, too few"
         version, schema = _HEAD.unpack_from(value)

@@ -73,7 +73,7 @@ class ListCodec:
         return pa.Array.from_buffers(_BINARY, n, buffers, lists.null_count)
 
     def decode(self, values: pa.BinaryArray) -> pa.ListArray:
-        """What `encode` made.
+        """Decode the lists that `encode` made.
 
         Raises:
             DamagedValueError: one of them is no list of this type.
@@ -124,7 +124,7 @@ class ListCodec:
         return b"".join([row((value,)) for value in values])
 
     def decode_one(self, value: bytes | None) -> list[Any] | None:
-        """What `encode_one` made.
+        """Decode the list that `encode_one` made.
 
         Raises:
             DamagedValueError: it is no list of this type.

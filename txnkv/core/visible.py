@@ -11,7 +11,7 @@ STAMP_UNDECIDED = 1 << 63
 """The top bit of a stamp: the rest of it is the id of an undecided transaction."""
 
 STAMP_NEVER = STAMP_UNDECIDED - 1
-"""As a delete stamp: not deleted. No snapshot reaches it."""
+"""The delete stamp of a row that is not deleted. No snapshot reaches it."""
 
 
 def visible(insert: Any, delete: Any | None, n: int, snapshot: int, own: int) -> tuple[Bitmap, int]:

@@ -29,7 +29,7 @@ class Zone:
     exact: bool
 
     def overlaps(self, low: bytes | None, high: bytes | None) -> bool:
-        """Whether a value v with low <= v <= high may be in the block.
+        """Return True when a value v with low <= v <= high may be in the block.
 
         Args:
             low: an encoded value, not cut; None for no bound.

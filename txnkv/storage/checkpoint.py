@@ -45,7 +45,7 @@ _SHM_LOCKS: Final = frozenset([121, *range(123, 128)])
 _FRAME_HEADER_BYTES: Final = 24
 _CUT_MILLISECONDS: Final = 200
 _REUSE_MILLISECONDS: Final = 10
-"""How long writers may have to wait for readers of the WAL."""
+"""The most that writers wait for readers of the WAL: when it is cut, and when it is begun again."""
 
 
 class Checkpointer:
@@ -191,8 +191,8 @@ class Checkpointer:
 
 
 def _holders(path: Path) -> str:
-    """Who has locks in the way, as far as the system tells. From the kernel's list: opening the
-    file here, and closing it, would drop this process's own locks.
+    """Name the processes whose locks are in the way, as far as the system tells. From the kernel's
+    list: opening the file here, and closing it, would drop this process's own locks.
     """
     try:
         file = os.stat(path.with_name(path.name + "-shm"))

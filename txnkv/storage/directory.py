@@ -33,7 +33,7 @@ FORMAT_VERSION = 7
 OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6})
 """Versions that are brought up to this one when a store is opened to write."""
 FIRST_WITH_EXTENTS = 6
-"""How far environments were written is kept from this version on."""
+"""The first version that keeps how far environments were written."""
 KNOWN_FEATURES: frozenset[str] = frozenset()
 
 _CREATING = "CREATING"
@@ -126,7 +126,7 @@ class StoreDirectory:
         return self.path / "tablets" / str(tablet_id)
 
     def has_tablet(self, tablet_id: int) -> bool:
-        """Whether a tablet's LMDB environment was made; its first rows do that."""
+        """Return True when a tablet's LMDB environment was made; the first rows make it."""
         return (self.tablet_dir(tablet_id) / "data.mdb").exists()
 
     def log_dir(self, log_id: int) -> Path:

@@ -1,4 +1,4 @@
-"""What is to be done when an object is dropped, by a thread that holds no lock.
+"""Finalizers: the work to be done when an object is dropped, by a thread that holds no lock.
 
 The garbage collector runs finalizers wherever it happens to run, also in a thread that holds
 the very lock that they want, and then nothing goes on any more:

@@ -260,7 +260,7 @@ class Environment:
 
     @property
     def in_use_here(self) -> bool:
-        """Whether this thread has a transaction on it."""
+        """True when this thread has a transaction on the environment."""
         return self._gate.in_use_here
 
     @property
@@ -284,7 +284,7 @@ class Environment:
         self._live = _Live()
 
     def inherited(self) -> list[object]:
-        """What a child of an unquiet fork must never touch."""
+        """Return the objects that a child of an unquiet fork must never touch."""
         scope = self._live.scope
         return [self._lmdb and self._lmdb.env, scope and scope.txn, scope]
 
@@ -322,7 +322,7 @@ class Environment:
         return None if (open_ := self._lmdb) is None else open_.map
 
     def has(self, name: bytes) -> bool:
-        """Whether it is open and knows the database, for all transactions that begin now."""
+        """Return True when it is open and all transactions that begin now know the database."""
         return (open_ := self._lmdb) is not None and name in open_.handles
 
     def end_read(self, scope: Scope) -> None:

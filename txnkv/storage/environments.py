@@ -30,9 +30,9 @@ from txnkv.storage.write_queue import BusyError, patience
 
 OPEN_CAP = 1024
 WRITABLE_CAP = 64
-"""Of those that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
+"""The most that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
 _SHARE = 8
-"""Where there are too many, an eighth more than those is closed: not one for each that comes."""
+"""The part of a cap, an eighth, that is closed when it is reached: not one for each that comes."""
 
 
 class _Table:
@@ -157,7 +157,7 @@ class _Table:
             environment.forget_after_fork()
 
     def inherited(self) -> list[object]:
-        """What a child of an unquiet fork must never touch."""
+        """Return the objects that a child of an unquiet fork must never touch."""
         kept: list[object] = []
         for environment, _ in list(self._environments.values()):
             kept += environment.inherited()
@@ -235,7 +235,7 @@ class Environments:
         return None
 
     def was_made(self, name: str, label: str, part: str) -> bool:
-        """Whether there is one of this name.
+        """Return True when there is an environment of this name.
 
         Raises:
             CorruptionError: it was there, and is gone.
@@ -322,5 +322,5 @@ class Environments:
 
     @property
     def open_count(self) -> int:
-        """How many environments of this store LMDB has mapped."""
+        """The number of environments of this store that LMDB has mapped."""
         return sum(each.is_open for each in list(self._held.values()))

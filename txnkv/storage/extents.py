@@ -1,4 +1,4 @@
-"""How far each LMDB environment was written, as status.db knows it: so a loss is seen.
+"""Extents: how far each LMDB environment was written, kept in status.db so that a loss is seen.
 
 A file says nothing of what it lost: an older copy is as sound as any, and one that is gone would be
 made anew, empty. So status.db has, for each environment, which file it is and how far it was
@@ -79,7 +79,7 @@ def read_mark(env: Any) -> tuple[bytes, int]:
 
 
 def read_extent(env: Any) -> Extent:
-    """How far an `lmdb.Environment` was written, by its file."""
+    """Read from its file how far an `lmdb.Environment` was written."""
     identity, base = read_mark(env)
     return Extent(identity, base + int(env.info()["last_txnid"]))
 
@@ -91,7 +91,7 @@ def write_mark(env: Any, extent: Extent) -> None:
 
 
 def put_mark(txn: Any, extent: Extent) -> None:
-    """As `write_mark`, in a write transaction."""
+    """Put the mark that `write_mark` writes, in a write transaction that has begun."""
     txn.put(_MARK, _FORM.pack(extent.identity, extent.written - txn.id()))
 
 
@@ -112,7 +112,7 @@ class Extents:
         self._kept = True
 
     def required(self, name: str) -> Extent | None:
-        """How far an environment was written at least; None: nobody wrote to it."""
+        """Return how far an environment was written at least; None: nobody wrote to it."""
         if not self._kept:
             return None
         # It was durable before it was there to be seen.
@@ -187,11 +187,11 @@ class Tracked:
         )
 
     def required(self) -> Extent | None:
-        """As `Extents.required`."""
+        """Return how far this environment was written at least; see `Extents.required`."""
         return self._extents.required(self._name)
 
     def note(self, extent: Extent) -> None:
-        """As `Extents.note`."""
+        """Note a durable commit of this process to this environment; see `Extents.note`."""
         self._extents.note(self._name, extent)
 
     def gone(self, path: Path) -> CorruptionError:

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from _thread import RLock
 
 QUIET_SECONDS = 30.0
-"""How long a fork waits for other threads to leave the storage layer."""
+"""The time for which a fork waits for other threads to leave the storage layer."""
 
 
 class Forkable(Protocol):
-    """What holds resources that must not cross a fork."""
+    """A holder of resources that must not cross a fork."""
 
     def before_fork(self) -> None:
         """Closes what must not be inherited. Nobody uses the storage layer meanwhile."""
@@ -52,11 +52,11 @@ class Forkable(Protocol):
         """Forgets what was inherited, so that it is opened again when needed."""
 
     def inherited(self) -> list[object]:
-        """What was open when a fork could not be prepared; a child must never touch it."""
+        """Return what was open when a fork could not be prepared; a child must never touch it."""
 
 
 class _Forking(threading.local):
-    """What the before-hook found, for the after-hooks: all three run in the forking thread.
+    """The findings of the before-hook, for the after-hooks: all three run in the forking thread.
 
     Attributes:
         refusal: why the child may not use the store.

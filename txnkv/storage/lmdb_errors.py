@@ -1,4 +1,4 @@
-"""What the errors of LMDB and of the disk below it mean to a caller."""
+"""Errors of LMDB and of the disk below it, translated into what they mean to a caller."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def storage_full(path: Path, code: int) -> StorageFullError:
 
 
 def descriptor_limit() -> int:
-    """How many files this process may have open at once."""
+    """Return the number of files that this process may have open at once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
@@ -65,7 +65,7 @@ def no_descriptor(path: Path) -> UnavailableError:
 
 
 def is_without_descriptor() -> bool:
-    """Whether no file can be opened now."""
+    """Return True when no file can be opened now, for want of a descriptor."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -85,7 +85,7 @@ def errno_of(error: BaseException) -> int:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether an EIO was LMDB's word for a short write, which is how a full disk begins.
+    """Return True when an EIO was LMDB's word for a short write, which is how a full disk begins.
 
     A write is tried where the next page would go: in the same folder, at the same offset, so
     that free space, quota and file size limit all have their say.

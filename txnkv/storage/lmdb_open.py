@@ -36,7 +36,7 @@ from txnkv.storage.write_queue import FolderTurn
 
 MAX_DATABASES = 16
 MAX_READERS = 1024
-"""Of all processes together. The file of their slots has 64 KiB, for each tablet and partition."""
+"""Readers of all processes together. The file of their slots has 64 KiB, for each environment."""
 # mdb_env_setup_locks: one MDB_txninfo, then a MDB_reader of a cache line for each reader.
 _LOCK_FILE_BYTES = 64 * (MAX_READERS + 2)
 _SPARE_TRANSACTIONS = 8
@@ -55,7 +55,7 @@ class ReopenError(Exception):
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """How environments are opened.
+    """The options with which environments are opened.
 
     Attributes:
         initial_map_size: bytes of address space at first; the file is as long as its content.
@@ -203,7 +203,7 @@ class OpenLmdb:
 
     @property
     def last_number(self) -> int:
-        """Of the last transaction, as the file has it."""
+        """The number of the last transaction, as the file has it."""
         return int(self.env.info()["last_txnid"])
 
     def require_in_place(self, tracked: Tracked | None, txn: Any, writing: bool) -> None:

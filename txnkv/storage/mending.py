@@ -135,7 +135,7 @@ def mending(environment: Environment, name: str, map_size: int) -> Iterator[Mend
 
 
 def _is_whole(path: Path, map_size: int) -> bool:
-    """Whether the file is as long as LMDB takes it to be: reading behind its end is a SIGBUS."""
+    """Return True when the file is as long as LMDB believes: a read behind its end is a SIGBUS."""
     size = (path / "data.mdb").stat().st_size
     if size == 0:
         return False

@@ -1,4 +1,4 @@
-"""Who has a pin of the runtime file."""
+"""A holder's record of its pin in the runtime file."""
 
 from __future__ import annotations
 

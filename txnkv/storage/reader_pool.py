@@ -17,7 +17,7 @@ _IDLE_KEPT = 16
 
 
 class ReaderPool:
-    """As many connections as threads read at once; the one used last is used first.
+    """A pool of as many connections as threads read at once; the one used last is used first.
 
     Attributes:
         identity: the file that is read; None while it is made.
@@ -74,7 +74,7 @@ class ReaderPool:
         self.close()
 
     def inherited(self) -> list[object]:
-        """What a child of an unquiet fork must never touch."""
+        """Return the objects that a child of an unquiet fork must never touch."""
         return [self._idle, *self._idle]
 
 

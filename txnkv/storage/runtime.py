@@ -1,4 +1,4 @@
-"""What the processes of a store tell each other in memory: no I/O, no daemon.
+"""The runtime of a store: memory that its processes share; no I/O, no daemon.
 
 The change number says whether the status database may have changed. It is one u64, even at
 rest. A writer makes it odd before COMMIT and even again, two higher, before it acknowledges:
@@ -148,12 +148,12 @@ class Runtime:
     # -- what is on the disk -----------------------------------------------------------
 
     def all_synced(self) -> bool:
-        """Whether every commit that could be seen when this was called is on the disk."""
+        """Return True when every commit that could be seen at the call is on the disk."""
         file = self._attached_file()
         return file.load(PENDING) == file.load(SYNCED)
 
     def committed(self) -> int:
-        """How many commits are done: to be given to `note_synced` when a sync has followed."""
+        """Return the number of commits done: for `note_synced`, when a sync has followed."""
         return self._attached_file().load(COMMITTED)
 
     def note_synced(self, count: int) -> None:
@@ -170,8 +170,9 @@ class Runtime:
         self._attached_file().store(SYNC_FAILED, int(failed))
 
     def durable_upto(self, latest: int) -> int:
-        """Of commits up to timestamp `latest`, which the caller has seen, those that are on the
-        disk: the highest timestamp up to which all are.
+        """Return the timestamp up to which all commits are known to be on the disk.
+
+        It is `latest` at most; the caller has seen the commits up to that.
         """
         if not self.all_synced():
             return min(latest, self._attached_file().load(DURABLE))
@@ -224,7 +225,7 @@ class Runtime:
         return self._attached()[_word(self.slot, _START)]
 
     def slot_alive(self, slot: int, start: int | None = None) -> bool:
-        """Whether a live process holds the slot; with `start`, whether it is that process still."""
+        """Return True when a live process holds the slot; with `start`, the same one still."""
         file = self._attached_file()
         if start is not None and file.load(_word(slot, _START)) != start:
             return False
@@ -371,7 +372,7 @@ class Runtime:
         self._forked = True
 
     def inherited(self) -> list[object]:
-        """What a child of an unquiet fork must never touch."""
+        """Return the objects that a child of an unquiet fork must never touch."""
         return [self._file]
 
     # -- attaching ---------------------------------------------------------------------

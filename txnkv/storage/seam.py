@@ -116,14 +116,14 @@ def _darwin_boot_id() -> str:
 
 
 class InjectedFault(OSError):
-    """What the action "error" raises at a fault point: an input/output error."""
+    """The input/output error that the action "error" raises at a fault point."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EIO, f"injected at fault point {name!r}")
 
 
 Action = str | Callable[[], object]
-"""What happens at an armed fault point: a text as in TXNKV_FAULT, or a function to call."""
+"""The action of an armed fault point: a text as in TXNKV_FAULT, or a function to call."""
 
 FAULT_POINTS: dict[str, str] = {}
 """Every fault point by name, with a line that says where it stands."""

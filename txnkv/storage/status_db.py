@@ -423,7 +423,7 @@ class StatusDatabase:
         self._wal.after_fork_in_child()
 
     def inherited(self) -> list[object]:
-        """What a child of an unquiet fork must never touch."""
+        """Return the objects that a child of an unquiet fork must never touch."""
         return [*self._readers.inherited(), self._writer]
 
 

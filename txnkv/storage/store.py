@@ -168,7 +168,10 @@ class Store:
         return self._maintenance.hold()
 
     def compaction(self) -> AbstractContextManager[None]:
-        """As `maintenance`, for what takes long; where both are held, this one is taken first."""
+        """Hold a lock as `maintenance` does, for work that takes long.
+
+        Where both are held, this one is taken first.
+        """
         self._check_open()
         return self._compaction.hold()
 
