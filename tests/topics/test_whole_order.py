@@ -187,6 +187,7 @@ def test_an_append_that_is_under_way_is_waited_for(
     other = process(
         """
         from tools.topic_writers import batch
+        from txnkv.topics import append
         engine = client.instance.topics
         append.append_alone(engine, engine.partitions(engine.get("plain"))[0], [batch([b"first"])])
         """,
