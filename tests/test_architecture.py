@@ -21,7 +21,7 @@ LAYERS = [
     {
         "instance", "transaction", "client", "aio", "api", "__init__",
     },
-    {"spark", "cli", "demo", "__main__"},
+    {"spark", "cli", "__main__"},
 ]  # fmt: skip
 
 C_LAYERS = ["common", "codec", "rowset", "memory", "log"]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import examples.demo.job
 import txnkv
-import txnkv.demo.job
 import txnkv.errors
 import txnkv.spark
-from txnkv.demo.job import _each_row_once, _retried
-from txnkv.demo.look import Look
-from txnkv.demo.report import Claim, Event, Report, print_report
-from txnkv.demo.sources import find_input
+from examples.demo.job import _each_row_once, _retried
+from examples.demo.look import Look
+from examples.demo.report import Claim, Event, Report, print_report
+from examples.demo.sources import find_input
 
 CSV = "id,text\n" + "".join(f"{i},a word and word {i % 7}\n" for i in range(500))
 
@@ -109,6 +112,25 @@ def test_inputs(texts, file, fail, tmp_path):
         find_input(str(tmp_path / "empty"))
 
 
+def test_without_the_examples_it_says_where_they_are(tmp_path):
+    """As where only the wheel is: the package stands by itself."""
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(txnkv.__file__).parent, tmp_path / "txnkv", ignore=compiled)
+    ran = subprocess.run(
+        [sys.executable, "-m", "txnkv", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        "Error: the demo is an example, and only the library is installed here: "
+        "run `make demo` in a clone of the repository\n"
+    )
+
+
 def test_without_java_it_says_so(fail, texts, monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
     message = fail("demo", "--input", texts, "--store", tmp_path / "store")
@@ -152,7 +174,7 @@ def test_the_report_shows_when_what_was_seen():
 
 def test_a_claim_that_does_not_hold_is_exit_status_1(monkeypatch, invoke):
     broken = dataclasses.replace(REPORT, claims=[Claim("it is whole", False, "it is not")])
-    monkeypatch.setattr(txnkv.demo.job, "run", lambda *_: broken)
+    monkeypatch.setattr(examples.demo.job, "run", lambda *_: broken)
     ran = invoke("demo")
     assert ran.status == 1
     assert "✗ it is whole: it is not" in ran.out
@@ -180,8 +202,8 @@ def test_the_claim_of_a_retry_wants_a_kill_another_attempt_and_two_workers(notes
 
 def test_the_claim_of_each_row_once_compares_with_what_spark_counted(store):
     with txnkv.connect(store) as client:
-        client.create_table("files", txnkv.demo.job.FILES)
-        client.create_table("words", txnkv.demo.job.WORDS)
+        client.create_table("files", examples.demo.job.FILES)
+        client.create_table("words", examples.demo.job.WORDS)
         with client.transaction() as txn:
             txn.insert("files", ("a", 5, 2))
             txn.insert("words", ("a", "b", 3))

@@ -163,7 +163,7 @@ def test_the_help_of_every_command_stands_in_the_docs(names):
     assert " ".join(wanted.split()) in " ".join((ROOT / "docs" / "cli.md").read_text().split())
 
 
-EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {SPARK_EXAMPLE})
+EXAMPLES = sorted({*(ROOT / "examples").glob("[!_]*.py")} - {SPARK_EXAMPLE})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 import txnkv
-from txnkv.demo.pipeline import feed, layout, mail, run
-from txnkv.demo.pipeline.checking import claims
-from txnkv.demo.pipeline.reading import read
-from txnkv.demo.pipeline.watch import Window
+from examples.demo.pipeline import feed, layout, mail, run
+from examples.demo.pipeline.checking import claims
+from examples.demo.pipeline.reading import read
+from examples.demo.pipeline.watch import Window
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_feed_killed_at_any_moment_loses_and_doubles_nothing(client, text, tmp_p
             file.write("\n".join(expected[kill * 5000 : (kill + 1) * 5000]) + "\n")
             file.flush()
             process = subprocess.Popen(
-                [sys.executable, "-m", "txnkv.demo.pipeline.feed", client.path, str(text)],
+                [sys.executable, "-m", "examples.demo.pipeline.feed", client.path, str(text)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )

@@ -1,4 +1,4 @@
-"""`txnkv demo`: see txnkv.demo."""
+"""`txnkv demo`: the example of `examples/demo`, which a clone holds and the wheel does not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import os
 import shlex
 import shutil
 import sys
+from pathlib import Path
+from typing import Final
 
 import click
 
 from txnkv.cli.console import err, out, print_json
+
+_CLONE: Final = Path(__file__).resolve().parents[2]
+"""The directory that holds the package: that of a clone has the examples as well."""
+
+
+class _NoExamples(click.ClickException):
+    """The library alone is installed."""
+
+    exit_code = click.UsageError.exit_code
 
 
 @click.command()
@@ -42,6 +53,7 @@ def demo(
 
     Exit status 1 when anything was not as claimed.
     """
+    _find_examples()
     if importlib.util.find_spec("pyspark") is None:
         raise click.ClickException("the demo needs pyspark: pip install 'txnkv[spark]'")
     if streaming:
@@ -49,8 +61,8 @@ def demo(
         return
     if seconds is not None or kills is not None:
         raise click.UsageError("--seconds and --kills are for --streaming")
-    from txnkv.demo.job import run
-    from txnkv.demo.report import print_report
+    from examples.demo.job import run
+    from examples.demo.report import print_report
 
     console = err()
     with console.status("") as status:
@@ -70,6 +82,23 @@ def demo(
         raise click.ClickException("not everything was as it should be")
 
 
+def _find_examples() -> None:
+    """Make `examples.demo` importable here and in the processes that the demo starts.
+
+    Raises:
+        _NoExamples: the package does not stand in a clone.
+    """
+    if not (_CLONE / "examples" / "demo" / "job.py").exists():
+        raise _NoExamples(
+            "the demo is an example, and only the library is installed here: "
+            "run `make demo` in a clone of the repository"
+        )
+    # First of all: other packages may have left a folder `examples` in site-packages.
+    sys.path.insert(0, str(_CLONE))
+    paths = (str(_CLONE), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
 def _stream(
     input: str | None,
     store: str | None,
@@ -78,7 +107,7 @@ def _stream(
     seconds: float | None,
     kills: int | None,
 ) -> None:
-    from txnkv.demo.pipeline import run
+    from examples.demo.pipeline import run
 
     try:
         outcome = run.run(

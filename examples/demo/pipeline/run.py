@@ -18,14 +18,14 @@ from rich.live import Live
 from rich.text import Text
 
 import txnkv
-from txnkv.demo.pipeline import layout
-from txnkv.demo.pipeline.checking import claims
-from txnkv.demo.pipeline.program import Program
-from txnkv.demo.pipeline.reading import read
-from txnkv.demo.pipeline.watch import EVERY, Window
-from txnkv.demo.pipeline.writing import Writer
-from txnkv.demo.report import Claim, Event
-from txnkv.demo.sources import Input, find_input
+from examples.demo.pipeline import layout
+from examples.demo.pipeline.checking import claims
+from examples.demo.pipeline.program import Program
+from examples.demo.pipeline.reading import read
+from examples.demo.pipeline.watch import EVERY, Window
+from examples.demo.pipeline.writing import Writer
+from examples.demo.report import Claim, Event
+from examples.demo.sources import Input, find_input
 
 SECONDS: Final = 60.0
 RATE: Final = 2_000.0

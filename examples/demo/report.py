@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table as Grid
 from rich.text import Text
 
-from txnkv.demo.look import Look
+from examples.demo.look import Look
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 import txnkv
-from txnkv.demo.look import Look
+from examples.demo.look import Look
 
 PAUSE: Final = 0.01
 

@@ -3,7 +3,7 @@
 Where it is in each file changes in the transaction that sends the lines. So after a kill it goes
 on after the last line that was sent, neither before nor behind it.
 
-python -m txnkv.demo.pipeline.feed STORE DIRECTORY
+python -m examples.demo.pipeline.feed STORE DIRECTORY
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 import txnkv
-from txnkv.demo.pipeline import layout
+from examples.demo.pipeline import layout
 
 MOST: Final = 1 << 20
 """Bytes of a file that go into one transaction."""

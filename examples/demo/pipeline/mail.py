@@ -3,7 +3,7 @@
 Printing stands for mailing. It is done before the commit, so after a kill in between a line may
 be printed again, as with any mail that the world outside has seen. The table has it once.
 
-python -m txnkv.demo.pipeline.mail STORE
+python -m examples.demo.pipeline.mail STORE
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import sys
 
 import txnkv
-from txnkv.demo.pipeline import layout
+from examples.demo.pipeline import layout
 
 
 def mail(client: txnkv.Client, subscription: txnkv.Subscription) -> None:

@@ -16,4 +16,7 @@ not hold ends the demo with exit status 1. `job` is the program that a user woul
 what it needs to watch itself; `sources` reads the input, `workers` kills a worker at the
 right moment, `looker` is the process that looks on (`watcher` starts it), `report` is what
 comes out. Importing this package imports no Spark: the reader process has no need of it.
+
+`make demo` runs it, and so does `txnkv demo` of a clone; the command's options are in
+`txnkv/cli/demo.py`.
 """

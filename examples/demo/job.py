@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import txnkv
 import txnkv.spark
-from txnkv.demo.report import Claim, Event, Report
-from txnkv.demo.session import LOG, PARTS, WORKERS, local_spark
-from txnkv.demo.sources import Input, documents, find_input
-from txnkv.demo.watcher import Watcher
-from txnkv.demo.workers import NAME, NotedSource, read_notes
+from examples.demo.report import Claim, Event, Report
+from examples.demo.session import LOG, PARTS, WORKERS, local_spark
+from examples.demo.sources import Input, documents, find_input
+from examples.demo.watcher import Watcher
+from examples.demo.workers import NAME, NotedSource, read_notes
 
 FILES: Final = txnkv.Schema({"path": "string", "bytes": "int64", "lines": "int64"}, ["path"])
 WORDS: Final = txnkv.Schema(

@@ -1,6 +1,6 @@
 """A window on the pipeline: throughput, lag, stable offsets and transactions, as they go.
 
-python -m txnkv.demo.pipeline.watch STORE
+python -m examples.demo.pipeline.watch STORE
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 import txnkv
-from txnkv.demo.pipeline import layout
-from txnkv.demo.pipeline.reading import Open, Reading, read
+from examples.demo.pipeline import layout
+from examples.demo.pipeline.reading import Open, Reading, read
 
 EVERY: Final = 0.5
 _KEPT: Final = 40

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from txnkv.demo.sources import Input
+from examples.demo.sources import Input
 from txnkv.storage.locks import new_event
 
 FILES: Final = 8

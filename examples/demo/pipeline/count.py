@@ -4,7 +4,7 @@ Spark's checkpoint says which lines a batch has; the store says which batches ar
 driver that is killed before Spark has noted that a batch is done runs it again, finds it done,
 and goes on.
 
-python -m txnkv.demo.pipeline.count STORE CHECKPOINT
+python -m examples.demo.pipeline.count STORE CHECKPOINT
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import txnkv
 import txnkv.spark
-from txnkv.demo.pipeline import layout
-from txnkv.demo.session import local_spark
+from examples.demo.pipeline import layout
+from examples.demo.session import local_spark
 
 MOST: Final = 50_000
 """Lines of a micro batch."""

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from txnkv.demo.look import Look
+from examples.demo.look import Look
 
 
 class Watcher:
@@ -14,7 +14,7 @@ class Watcher:
 
     def __init__(self, store: str, tables: list[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "txnkv.demo.looker", store, *tables],
+            [sys.executable, "-m", "examples.demo.looker", store, *tables],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 import txnkv
-from txnkv.demo.pipeline import layout
-from txnkv.demo.report import Claim
+from examples.demo.pipeline import layout
+from examples.demo.report import Claim
 
 _WORD: Final = re.compile(r"[a-z_]+")
 

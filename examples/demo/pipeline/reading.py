@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import txnkv
-from txnkv.demo.pipeline import layout
+from examples.demo.pipeline import layout
 from txnkv.topics import overview
 
 

@@ -73,7 +73,7 @@ class Program:
         return f"{self.name} ended with status {self._process.returncode}: {' '.join(told[-3:])}"
 
     def _popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        module = f"txnkv.demo.pipeline.{self.name}"
+        module = f"examples.demo.pipeline.{self.name}"
         return subprocess.Popen(
             [sys.executable, "-m", module, *self._arguments],
             stdin=subprocess.DEVNULL,

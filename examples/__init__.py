@@ -1,0 +1,1 @@
+"""Whole programs. `demo` is a package, which Spark's workers import as well."""
