@@ -11,7 +11,7 @@ import pytest
 import txnkv
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import InjectedFault, arm
-from txnkv.tables import flush, replacing, upkeep
+from txnkv.tables import flush, replacing, table_engine
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
 
@@ -240,7 +240,7 @@ def test_the_leader_flushes_what_is_long_or_old(
     upsert(client, d="1")
     by_hand(client)
     assert len(infos(client)) == 1
-    monkeypatch.setattr(upkeep, "FLUSH_COMMITS", 0)
+    monkeypatch.setattr(table_engine, "FLUSH_COMMITS", 0)
     by_hand(client)
     assert len(infos(client)) == 2
     assert rows(client) == {"a": "2", "b": "3", "d": "1"}

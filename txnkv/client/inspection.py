@@ -13,10 +13,10 @@ from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.tables import catalog, flush, manifest, reading
+from txnkv.tables import catalog, manifest, reading
 from txnkv.tables.checking import Counted, check_row_set, check_together, row_set_ids
-from txnkv.tables.engine import TableEngine
 from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
 from txnkv.topics import catalog as topics
@@ -220,7 +220,7 @@ def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
 
 
 def _check_held(cur: Any, report: CheckReport) -> None:
-    live = {payload.TABLET: flush.live_tablets(cur), payload.TOPIC: topics.live_partitions(cur)}
+    live = {payload.TABLET: catalog.live_tablets(cur), payload.TOPIC: topics.live_partitions(cur)}
     for (kind, id), part in held.parts(cur).items():
         if id in live[kind]:
             report.problems.append(

@@ -25,7 +25,7 @@ from txnkv.transaction.closeable import Closing
 
 if TYPE_CHECKING:
     from txnkv.client.client import Client
-    from txnkv.tables.engine import TableEngine
+    from txnkv.tables.table_engine import TableEngine
 
 T = TypeVar("T")
 

@@ -213,6 +213,13 @@ class Orchestrator:
         fault_point("abort.started")
         return row
 
+    def abort_all(self, txn_ids: Iterable[int], reason: str) -> None:
+        """Abort stored transactions; those past their commit point go on to their end."""
+        for txn_id in set(txn_ids):
+            with suppress(InvalidTxnStateError):
+                self.start_abort(txn_id, reason)
+            self.finish(txn_id)
+
     def start_abort_in(
         self,
         cur: apsw.Cursor,

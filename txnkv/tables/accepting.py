@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apsw
 
@@ -12,22 +12,20 @@ from txnkv.coordinator import held, payload, status_table
 from txnkv.coordinator.loss import Loss, LostRows
 from txnkv.storage.environment import Environment
 from txnkv.storage.mending import mending
-from txnkv.tables import manifest
+from txnkv.tables import flush, manifest
 from txnkv.tables.checking import Counted, check_row_set, row_set_ids
 from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import BLOCKS_DB, Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 
 class _Aside(Tablet):
     """A tablet whose environment is aside."""
 
-    def __init__(self, engine: TableEngine, tablet: Tablet, environment: Environment) -> None:
-        super().__init__(engine.store, tablet.table, tablet.number, engine.log, engine.memory)
+    def __init__(self, tables: Tables, tablet: Tablet, environment: Environment) -> None:
+        super().__init__(tables.store, tablet.table, tablet.number, tables.log, tables.memory)
         self._aside = environment
         environment.db(BLOCKS_DB)
         environment.db(FENCE_DB)
@@ -37,23 +35,23 @@ class _Aside(Tablet):
         return self._aside
 
 
-def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
+def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
     """Give up the row sets and small commits of a tablet that are not whole.
 
     Args:
-        engine: the tables.
+        tables: the tables.
         tablet: a damaged one.
         really: else it is only looked at, and nothing changes.
 
     Raises:
         UnavailableError: another process has its files open.
     """
-    store, name = engine.store, f"tablets/{tablet.id}"
+    store, name = tables.store, f"tablets/{tablet.id}"
     key = (payload.TABLET, tablet.id)
     with store.compaction(), store.maintenance():
         environment = store.environments.known(name, tablet.label, tablet.part)
         with mending(environment, name, store.environments.map_size) as it:
-            aside = _Aside(engine, tablet, it.environment)
+            aside = _Aside(tables, tablet, it.environment)
             with store.status.read() as cur:
                 infos = manifest.readable(cur, tablet.id)
                 touched = status_table.transactions_of(cur, KIND, [tablet.id])
@@ -77,9 +75,9 @@ def accept_loss(engine: TableEngine, tablet: Tablet, *, really: bool) -> Loss:
             it.environment.write(delete)
             it.put_in_place(store.status, lambda cur: _forget(cur, key, lost))
         tablet.forget(info.id for info in lost)
-    engine.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
-    engine.coordinator.damage.clear(tablet.label)
-    engine.flush()
+    tables.coordinator.orchestrator.give_up(touched, f"{tablet.label} lost what was written to it")
+    tables.coordinator.damage.clear(tablet.label)
+    flush.flush(tables)
     return loss
 
 

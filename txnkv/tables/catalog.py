@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 import apsw
 
+from txnkv.coordinator import payload
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
+
+KIND: Final = payload.TABLET
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def names(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def live_tables(cur: apsw.Cursor) -> frozenset[int]:
+def live(cur: apsw.Cursor) -> frozenset[int]:
     """Ids of the tables that are not dropped."""
     return frozenset(id for (id,) in cur.execute("SELECT id FROM tables WHERE dropped_ts IS NULL"))
 
@@ -191,7 +195,7 @@ def require_live(cur: apsw.Cursor, table: TableInfo) -> None:
     Raises:
         TableNotFoundError: it was.
     """
-    if table.id not in live_tables(cur):
+    if table.id not in live(cur):
         raise dropped(table)
 
 
@@ -211,3 +215,31 @@ def reserve_row_ids(cur: apsw.Cursor, table: TableInfo, count: int) -> int:
         (count, table.id),
     )
     return int(following) - count
+
+
+def live_tablets(cur: apsw.Cursor) -> set[int]:
+    """Ids of the tablets of tables that were not dropped, or can be recalled: what others left in
+    memory or in the log has no reader any more.
+    """
+    return {
+        id
+        for (id,) in cur.execute(
+            "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
+            "WHERE dropped_ts IS NULL OR dropped_ts < 0"
+        )
+    }
+
+
+def tablet_ids(cur: apsw.Cursor) -> set[int]:
+    """Ids of all tablets, those of dropped tables too."""
+    return {id for (id,) in cur.execute("SELECT id FROM tablets")}
+
+
+def dropped_before(cur: apsw.Cursor, snapshot: int | None) -> list[TableInfo]:
+    """The tables that were dropped, and that no snapshot from this one on has; None for none."""
+    found: list[Any] = cur.execute(
+        "SELECT id, name, schema, partitioning FROM tables "
+        "WHERE dropped_ts > 0 AND dropped_ts < coalesce(?, dropped_ts + 1)",
+        (snapshot,),
+    ).fetchall()
+    return [_info(cur, *each) for each in found]

@@ -16,7 +16,6 @@ changed nothing is read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
@@ -25,10 +24,8 @@ from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set import RowSetRetired
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet, TabletState
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 
 def changed(tablet: Tablet, keys: core.Keys, after: int, upto: Timestamp) -> bytes | None:
@@ -77,14 +74,14 @@ def changed_range(
         return found
 
 
-def validate_reads(engine: TableEngine, reads: ReadSet, after: int, upto: Timestamp) -> None:
+def validate_reads(tables: Tables, reads: ReadSet, after: int, upto: Timestamp) -> None:
     """Refuse the commit of a serializable transaction that read what is changed by now.
 
     Raises:
         TransactionConflictError: a key, or a range, that it read was changed after `after`.
     """
     for tablet_id in reads.tablet_ids:
-        tablet = engine.tablet(tablet_id)
+        tablet = tables.tablet(tablet_id)
         if tablet is None:
             continue
         key = changed(tablet, reads.keys(tablet_id), after, upto)

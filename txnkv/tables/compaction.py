@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 import lmdb
@@ -44,10 +44,8 @@ from txnkv.tables.flush import ROW_SET_ROWS, remove
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.merging import Source, merged
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 _log = logging.getLogger("txnkv")
 
@@ -90,7 +88,7 @@ def _values(of: Compacted) -> tuple[int, ...]:
 
 
 def compact(
-    engine: TableEngine,
+    tables: Tables,
     tablet: Tablet,
     infos: Sequence[RowSetInfo],
     floor: Timestamp,
@@ -108,16 +106,16 @@ def compact(
         StorageFullError: the disk is full; nothing changed.
     """
     began = clock.monotonic_micros()
-    work = _Compaction(engine, tablet, infos, floor)
+    work = _Compaction(tables, tablet, infos, floor)
     try:
         work.merge(pace)
         work.swap(pace)
     except BaseException:
         work.discard()
         raise
-    engine.coordinator.latest()
+    tables.coordinator.latest()
     done = work.done()
-    metrics = engine.coordinator.metrics
+    metrics = tables.coordinator.metrics
     metrics.compactions.add()
     metrics.compacted_rows.add(done.rows_after)
     metrics.dropped_versions.add(done.rows_before - done.rows_after)
@@ -126,11 +124,11 @@ def compact(
     return done
 
 
-def sweep(engine: TableEngine) -> None:
+def sweep(tables: Tables) -> None:
     """Remove row sets that a compaction claimed and did not publish. Under its lock."""
-    with engine.store.status.read() as cur:
+    with tables.store.status.read() as cur:
         left = replacing.unfinished(cur, WHO)
-    remove(engine, left)
+    remove(tables, left)
 
 
 class _Compaction:
@@ -138,12 +136,12 @@ class _Compaction:
 
     def __init__(
         self,
-        engine: TableEngine,
+        tables: Tables,
         tablet: Tablet,
         infos: Sequence[RowSetInfo],
         floor: Timestamp,
     ) -> None:
-        self._engine = engine
+        self._tables = tables
         self._tablet = tablet
         self._infos = infos
         self._floor = floor
@@ -173,7 +171,7 @@ class _Compaction:
         fault_point("compact.written")
 
     def _begin(self) -> RowSetBuilder:
-        with self._engine.store.status.write() as cur:
+        with self._tables.store.status.write() as cur:
             id = replacing.claim_maintenance(cur, self._tablet.id, WHO)
         self._claimed.append(id)
         fault_point("compact.claimed")
@@ -197,7 +195,7 @@ class _Compaction:
 
     def swap(self, pace: Callable[[], None]) -> None:
         """Put the new row sets in the place of the old ones."""
-        status = self._engine.store.status
+        status = self._tables.store.status
         with ExitStack() as alone:
             self._wait_for_turn(alone, pace)
             while True:
@@ -220,7 +218,7 @@ class _Compaction:
         """
         while True:
             try:
-                alone.enter_context(self._engine.maintenance())
+                alone.enter_context(self._tables.maintenance())
                 return
             except BusyError:
                 pace()
@@ -305,11 +303,11 @@ class _Compaction:
 
     def discard(self) -> None:
         """Remove what was written for nothing; after a swap that came through, nothing."""
-        with self._engine.store.status.read() as cur:
+        with self._tables.store.status.read() as cur:
             left = replacing.unfinished(cur, WHO)
         mine = [id for id in left.get(self._tablet.id, []) if id in self._claimed]
         if mine:
-            remove(self._engine, {self._tablet.id: mine})
+            remove(self._tables, {self._tablet.id: mine})
 
     def done(self) -> Compacted:
         return Compacted(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -20,14 +20,12 @@ from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.shield import go_on
 from txnkv.storage.write_queue import BusyError, not_waiting
-from txnkv.tables import compaction, flush, history, manifest, picking, replacing, resolve
+from txnkv.tables import catalog, compaction, history, manifest, picking, replacing, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSetRetired
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 _log = logging.getLogger("txnkv")
 
@@ -51,8 +49,8 @@ class _Stopped(Exception):
 class Compactor:
     """Compactions of one store in this process. The thread is there only while it has work."""
 
-    def __init__(self, engine: TableEngine) -> None:
-        self._engine = engine
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
         self._lock = new_lock()
         self._reset()
 
@@ -90,13 +88,13 @@ class Compactor:
         self._reset()
 
     def _run(self) -> None:
-        guard = self._engine.coordinator.damage.guard("tables", "background compaction", _BUSY)
+        guard = self._tables.coordinator.damage.guard("tables", "background compaction", _BUSY)
         try:
             with not_waiting(), guard:
                 while not self._stop.is_set():
                     # Not held from one compaction to the next: somebody may wait to do all.
-                    with self._engine.store.compaction():
-                        compaction.sweep(self._engine)
+                    with self._tables.store.compaction():
+                        compaction.sweep(self._tables)
                         if not self._one():
                             return
         except (_Stopped, ClosedError):
@@ -113,13 +111,13 @@ class Compactor:
         tablet, infos, floor = found
         with self._guard(tablet):
             self._compact(tablet, infos, floor, _Pace(self._stop).step)
-        history.collect(self._engine)
+        history.collect(self._tables)
         return True
 
     @contextmanager
     def _guard(self, tablet: Tablet) -> Iterator[None]:
         """A tablet that cannot be compacted is left alone for a while; the others go on."""
-        with self._engine.coordinator.damage.guard(tablet.label, "compaction") as one:
+        with self._tables.coordinator.damage.guard(tablet.label, "compaction") as one:
             yield
         if one.error is not None:
             self._failed.add(tablet.id)
@@ -127,29 +125,29 @@ class Compactor:
                 raise one.error
 
     def _left_over(self) -> bool:
-        with self._engine.store.status.read() as cur:
+        with self._tables.store.status.read() as cur:
             return bool(replacing.unfinished(cur, compaction.WHO))
 
     def _next(self) -> tuple[Tablet, tuple[RowSetInfo, ...], Timestamp] | None:
         """A compaction that is worth it. Tablets are looked at again when they have changed, or
         when rows that were dead too short a time have been so for longer.
         """
-        engine = self._engine
-        latest = engine.coordinator.latest()
+        tables = self._tables
+        latest = tables.coordinator.latest()
         now = time.monotonic()
-        if engine.log.version == self._version and now < self._look_again:
+        if tables.log.version == self._version and now < self._look_again:
             return None
         if now >= self._look_again:
             self._settled.clear()
             self._failed.clear()
-            self._look_again = now + max(engine.coordinator.history / 4, LOOK_AGAIN)
+            self._look_again = now + max(tables.coordinator.history / 4, LOOK_AGAIN)
         floor: Timestamp | None = None
         for id, mark in self._marks().items():
             settled = id in self._failed or self._settled.get(id) == mark
-            tablet = None if settled else engine.tablet(id)
+            tablet = None if settled else tables.tablet(id)
             if tablet is None:
                 continue
-            floor = history.compaction_floor(engine) if floor is None else floor
+            floor = history.compaction_floor(tables) if floor is None else floor
             chosen = None
             with self._guard(tablet):
                 chosen = picking.pick(
@@ -158,7 +156,7 @@ class Compactor:
             if chosen is not None:
                 return tablet, chosen.infos, floor
             self._settled[id] = mark
-        self._version = engine.log.version
+        self._version = tables.log.version
         return None
 
     def _marks(self) -> dict[int, tuple[int, ...]]:
@@ -166,8 +164,8 @@ class Compactor:
         deletes. A tablet of one row set without deletes is left out: it has nothing to be done,
         and there may be thousands of those.
         """
-        with self._engine.store.status.read() as cur:
-            live = flush.live_tablets(cur)
+        with self._tables.store.status.read() as cur:
+            live = catalog.live_tablets(cur)
             return {
                 id: tuple(mark)
                 for id, *mark in cur.execute(
@@ -187,13 +185,13 @@ class Compactor:
             CorruptionError: a tablet is damaged; all others are done.
             StorageFullError: the disk is full; what is done is done.
         """
-        engine = self._engine
-        engine.flush()
+        tables = self._tables
+        flush.flush(tables)
         total = Compacted()
-        with engine.store.compaction():
-            compaction.sweep(engine)
-            floor = history.compaction_floor(engine)
-            latest = engine.coordinator.latest()
+        with tables.store.compaction():
+            compaction.sweep(tables)
+            floor = history.compaction_floor(tables)
+            latest = tables.coordinator.latest()
             work: list[tuple[Tablet, tuple[RowSetInfo, ...]]] = []
 
             def pick(tablet: Tablet) -> None:
@@ -202,14 +200,14 @@ class Compactor:
                 work.extend((tablet, group) for group in groups)
 
             ids = [tablet.id for tablet in self.tablets()]
-            failed = engine.each(ids, "compaction", pick)
+            failed = tables.each(ids, "compaction", pick)
             rows = sum(info.rows for _, group in work for info in group)
             done = 0
             for tablet, group in work:
                 if progress is not None:
                     progress(done, rows)
                 made = None
-                with engine.coordinator.damage.guard(tablet.label, "compaction") as one:
+                with tables.coordinator.damage.guard(tablet.label, "compaction") as one:
                     made = self._compact(tablet, group, floor, go_on)
                 if isinstance(one.error, CorruptionError):
                     failed[tablet.id] = one.error
@@ -219,15 +217,15 @@ class Compactor:
                 done += sum(info.rows for info in group)
             if progress is not None:
                 progress(rows, rows)
-        history.collect(engine)
+        history.collect(tables)
         raise_first(failed)
         return total
 
     def tablets(self) -> list[Tablet]:
         """Those of all tables that were not dropped."""
-        with self._engine.store.status.read() as cur:
-            ids = sorted(flush.live_tablets(cur))
-        return [tablet for tablet in map(self._engine.tablet, ids) if tablet is not None]
+        with self._tables.store.status.read() as cur:
+            ids = sorted(catalog.live_tablets(cur))
+        return [tablet for tablet in map(self._tables.tablet, ids) if tablet is not None]
 
     # -- one ---------------------------------------------------------------------------
 
@@ -240,12 +238,12 @@ class Compactor:
     ) -> Compacted | None:
         upto = max(Timestamp(max(info.stamp or 0 for info in infos)), floor)
         # A floor above what it has in memory would make its rows look younger than that.
-        with self._engine.store.status.read() as cur:
+        with self._tables.store.status.read() as cur:
             held.refuse(held.ids(cur, payload.TABLET), [tablet.id])
-        if not resolve.settle(self._engine, [tablet.id], upto):
-            resolve.require_settled(self._engine, tablet, upto)
+        if not resolve.settle(self._tables, [tablet.id], upto):
+            resolve.require_settled(self._tables, tablet, upto)
         try:
-            return compaction.compact(self._engine, tablet, infos, floor, pace)
+            return compaction.compact(self._tables, tablet, infos, floor, pace)
         except (ReplacedError, RowSetRetired):
             return None
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -33,10 +33,8 @@ from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.reading import Piece
 from txnkv.tables.schema import Schema
+from txnkv.tables.tables import Tables
 from txnkv.tables.view import ReadView, Sight
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 OP: Final = "_op"
 COMMIT_TIMESTAMP: Final = "_commit_timestamp"
@@ -94,7 +92,7 @@ def diff_schema(schema: Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def diff(
-    engine: TableEngine, asked: DiffRequest, pieces: Sequence[Piece] | None = None
+    tables: Tables, asked: DiffRequest, pieces: Sequence[Piece] | None = None
 ) -> pa.RecordBatchReader:
     """The net changes of all keys, or of those in some pieces of the table, by tablet and key.
 
@@ -109,7 +107,7 @@ def diff(
     """
     if pieces is None:
         pieces = [Piece(id, KeyRange()) for id in asked.table.tablets]
-    sights, pins = sights_of(engine, asked, {piece.tablet_id for piece in pieces})
+    sights, pins = sights_of(tables, asked, {piece.tablet_id for piece in pieces})
     schema = asked.schema
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -124,7 +122,7 @@ def diff(
 
 
 def sights_of(
-    engine: TableEngine, asked: DiffRequest, tablet_ids: set[int]
+    tables: Tables, asked: DiffRequest, tablet_ids: set[int]
 ) -> tuple[dict[int, tuple[Sight, Sight]], Pins]:
     """Return the sights of some tablets at the start and at the end, by tablet id; and the pins
     that keep them readable while they are held.
@@ -132,11 +130,11 @@ def sights_of(
     Raises:
         As `diff`.
     """
-    engine.require_live(asked.table)
+    tables.require_live(asked.table)
     # The end may be a snapshot of another process, with commits that are not here yet.
-    engine.log.tail(asked.end)
-    tablets = [tablet for tablet in engine.tablets(asked.table) if tablet.id in tablet_ids]
-    found, pins = ReadView(asked.start).pinned(engine, tablets)
+    tables.log.tail(asked.end)
+    tablets = [tablet for tablet in tables.tablets(asked.table) if tablet.id in tablet_ids]
+    found, pins = ReadView(asked.start).pinned(tables, tablets)
     return {
         sight.tablet.id: (sight, Sight.of(sight.tablet, asked.end, sight.state, None, ()))
         for sight in found

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -21,10 +20,8 @@ from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff import DiffRequest, diff, request, sights_of
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.reading import Piece
+from txnkv.tables.tables import Tables
 from txnkv.tables.view import Sight
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class DiffParts:
     rows: int
 
 
-def split(engine: TableEngine, asked: DiffRequest, rows_each: int) -> list[DiffParts]:
+def split(tables: Tables, asked: DiffRequest, rows_each: int) -> list[DiffParts]:
     """Cut a diff into pieces of about `rows_each` changes. None for no change.
 
     Raises:
@@ -55,7 +52,7 @@ def split(engine: TableEngine, asked: DiffRequest, rows_each: int) -> list[DiffP
     """
     groups: list[list[Piece]] = []
     sizes: list[int] = []
-    for piece, count in _pieces(engine, asked, rows_each):
+    for piece, count in _pieces(tables, asked, rows_each):
         if not groups or sizes[-1] + count > rows_each:
             groups.append([])
             sizes.append(0)
@@ -63,7 +60,7 @@ def split(engine: TableEngine, asked: DiffRequest, rows_each: int) -> list[DiffP
         sizes[-1] += count
     return [
         DiffParts(
-            engine.store.store_id,
+            tables.store.store_id,
             asked.table.name,
             asked.table.id,
             asked.columns,
@@ -76,8 +73,8 @@ def split(engine: TableEngine, asked: DiffRequest, rows_each: int) -> list[DiffP
     ]
 
 
-def _pieces(engine: TableEngine, asked: DiffRequest, rows_each: int) -> Iterator[tuple[Piece, int]]:
-    sights, pins = sights_of(engine, asked, set(asked.table.tablets))
+def _pieces(tables: Tables, asked: DiffRequest, rows_each: int) -> Iterator[tuple[Piece, int]]:
+    sights, pins = sights_of(tables, asked, set(asked.table.tablets))
     try:
         for id in asked.table.tablets:
             _, after = sights[id]
@@ -87,7 +84,7 @@ def _pieces(engine: TableEngine, asked: DiffRequest, rows_each: int) -> Iterator
         pins.release()
 
 
-def reopen(engine: TableEngine, token: DiffParts) -> pa.RecordBatchReader:
+def reopen(tables: Tables, token: DiffParts) -> pa.RecordBatchReader:
     """The changes of a token, in any process.
 
     Raises:
@@ -95,19 +92,19 @@ def reopen(engine: TableEngine, token: DiffParts) -> pa.RecordBatchReader:
         TableNotFoundError: the table was dropped.
         HistoryExpiredError: nobody kept the history from its start on.
     """
-    if token.store_id != engine.store.store_id:
+    if token.store_id != tables.store.store_id:
         raise InvalidTokenError(
-            f"the diff token is of store {token.store_id}, this is {engine.store.store_id}: "
+            f"the diff token is of store {token.store_id}, this is {tables.store.store_id}: "
             "open it with a client of its own store"
         )
-    tablet = engine.tablet(token.parts[0][0]) if token.parts else None
+    tablet = tables.tablet(token.parts[0][0]) if token.parts else None
     if tablet is None:
         raise TableNotFoundError(f"table {token.table!r} was dropped since the token was made")
     asked = request(tablet.table, Timestamp(token.start), Timestamp(token.end), token.columns)
-    return diff(engine, asked, [Piece(id, KeyRange(low, high)) for id, low, high in token.parts])
+    return diff(tables, asked, [Piece(id, KeyRange(low, high)) for id, low, high in token.parts])
 
 
-def changed(engine: TableEngine, table: TableInfo, start: Timestamp, end: Timestamp) -> bool:
+def changed(tables: Tables, table: TableInfo, start: Timestamp, end: Timestamp) -> bool:
     """Return True when anything happened to a table with start < commit timestamp <= end.
 
     No I/O, unless the process must hear of commits of others first. True also where it came to
@@ -117,8 +114,8 @@ def changed(engine: TableEngine, table: TableInfo, start: Timestamp, end: Timest
     Raises:
         TableNotFoundError: the table was dropped.
     """
-    engine.require_live(table)
-    for tablet in engine.tablets(table):
+    tables.require_live(table)
+    for tablet in tables.tablets(table):
         after = Sight.of(tablet, end, tablet.state(end), None, ())
         if diff_events.anything(after, int(start)):
             return True

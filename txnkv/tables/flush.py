@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 import lmdb
@@ -37,14 +37,12 @@ from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.tables import history, manifest, replacing, resolve
+from txnkv.tables import catalog, history, manifest, replacing, resolve
 from txnkv.tables.deltas import put_deletes, stored_counts
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, delete_row_set
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet, TabletState
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 _log = logging.getLogger("txnkv")
 
@@ -85,11 +83,19 @@ class _Load:
         return [self.rows.slice(lo, min(ROW_SET_ROWS, n - lo)) for lo in range(0, n, ROW_SET_ROWS)]
 
 
-def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
+def flush_upto(tables: Tables, upto: Timestamp) -> None:
+    """See to it that small commits at or below `upto` are in row sets."""
+    with tables.store.status.read() as cur:
+        flushed = manifest.flushed(cur)
+    if flushed < upto:
+        flush(tables)
+
+
+def flush(tables: Tables, upto: Timestamp | None = None) -> Timestamp:
     """Write what small commits changed into row sets. Any process may; one does at a time.
 
     Args:
-        engine: the tables.
+        tables: the tables.
         upto: commits above it stay in memory; None for all.
 
     Returns:
@@ -100,43 +106,43 @@ def flush(engine: TableEngine, upto: Timestamp | None = None) -> Timestamp:
 
     What cannot be written for a tablet or partition is damaged is held; see `held`.
     """
-    with engine.maintenance():
+    with tables.maintenance():
         began = clock.monotonic_micros()
-        sweep(engine)
-        latest = engine.coordinator.latest()
+        sweep(tables)
+        latest = tables.coordinator.latest()
         target = latest if upto is None else min(upto, latest)
-        with engine.store.status.read() as cur:
+        with tables.store.status.read() as cur:
             flushed = manifest.flushed(cur)
             logged = _is_logged(cur, flushed, target)
-            live = live_tablets(cur)
+            live = catalog.live_tablets(cur)
             kept = held.parts(cur)
         if not logged and (not kept or target < flushed):
             return flushed
-        ids = [id for id in engine.memory.tablet_ids if id in live]
-        settled = resolve.settle(engine, ids, target)
-        floor = history.floor(engine)
+        ids = [id for id in tables.memory.tablet_ids if id in live]
+        settled = resolve.settle(tables, ids, target)
+        floor = history.floor(tables)
         loads: dict[int, _Load] = {}
 
         def load(tablet: Tablet) -> None:
             if not settled:
-                resolve.require_settled(engine, tablet, target)
+                resolve.require_settled(tables, tablet, target)
             found = _load(tablet, target, floor)
             if found is not None:
                 loads[tablet.id] = found
 
-        failed = _failed(engine, engine.each(ids, WORK, load, DAMAGE))
-        failed |= engine.log.write_out(target)
-        _flush(engine, loads, failed, flushed, target)
-        engine.coordinator.latest()  # drops from memory what is in row sets now
-        _count(engine, list(loads.values()), clock.monotonic_micros() - began)
+        failed = _failed(tables, tables.each(ids, WORK, load, DAMAGE))
+        failed |= tables.log.write_out(target)
+        _flush(tables, loads, failed, flushed, target)
+        tables.coordinator.latest()  # drops from memory what is in row sets now
+        _count(tables, list(loads.values()), clock.monotonic_micros() - began)
         return target
 
 
-def _failed(engine: TableEngine, errors: Mapping[int, Exception]) -> dict[held.Key, str]:
+def _failed(tables: Tables, errors: Mapping[int, Exception]) -> dict[held.Key, str]:
     """Tablets to be held, and why."""
     found = {}
     for id, error in errors.items():
-        tablet = engine.tablet(id)
+        tablet = tables.tablet(id)
         if tablet is not None:
             found[payload.TABLET, id] = f"{tablet.label} is damaged: {error}"
     return found
@@ -152,27 +158,14 @@ def _is_logged(cur: apsw.Cursor, after: Timestamp, upto: Timestamp) -> bool:
     )
 
 
-def live_tablets(cur: apsw.Cursor) -> set[int]:
-    """Ids of the tablets of tables that were not dropped, or can be recalled: what others left in
-    memory or in the log has no reader any more.
-    """
-    return {
-        id
-        for (id,) in cur.execute(
-            "SELECT tablets.id FROM tablets JOIN tables ON table_id = tables.id "
-            "WHERE dropped_ts IS NULL OR dropped_ts < 0"
-        )
-    }
-
-
-def sweep(engine: TableEngine) -> None:
+def sweep(tables: Tables) -> None:
     """Remove row sets that a flush claimed and did not publish. Under the maintenance lock."""
-    with engine.store.status.read() as cur:
+    with tables.store.status.read() as cur:
         left = replacing.unfinished(cur, WHO)
-    remove(engine, left)
+    remove(tables, left)
 
 
-def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
+def remove(tables: Tables, row_sets: dict[int, list[int]]) -> None:
     """Remove the blocks of row sets, by tablet, then forget them."""
     if not row_sets:
         return
@@ -184,10 +177,10 @@ def remove(engine: TableEngine, row_sets: dict[int, list[int]]) -> None:
             )
         tablet.forget(row_sets[tablet.id])
 
-    failed = engine.each(row_sets, "removal of unfinished row sets", clear)
+    failed = tables.each(row_sets, "removal of unfinished row sets", clear)
     gone = [id for tablet_id, ids in row_sets.items() if tablet_id not in failed for id in ids]
     if gone:
-        with engine.store.status.write() as cur:
+        with tables.store.status.write() as cur:
             manifest.forget(cur, gone)
 
 
@@ -223,7 +216,7 @@ def _load(tablet: Tablet, upto: Timestamp, floor: Timestamp) -> _Load | None:
 
 
 def _flush(
-    engine: TableEngine,
+    tables: Tables,
     loads: dict[int, _Load],
     failed: dict[held.Key, str],
     after: Timestamp,
@@ -237,7 +230,7 @@ def _flush(
         after: all at or below it is in row sets, but for what is held.
         upto: and now up to here.
     """
-    status = engine.store.status
+    status = tables.store.status
     with status.write() as cur:
         claims = {
             id: [replacing.claim_maintenance(cur, id, WHO) for _ in load.pieces]
@@ -255,9 +248,9 @@ def _flush(
     def kill(tablet: Tablet) -> None:
         counts[tablet.id] = _kill(loads[tablet.id])
 
-    failed |= _failed(engine, engine.each(loads, WORK, write, DAMAGE, side_by_side=True))
+    failed |= _failed(tables, tables.each(loads, WORK, write, DAMAGE, side_by_side=True))
     fault_point("flush.written")
-    failed |= _failed(engine, engine.each(written, WORK, kill, DAMAGE, side_by_side=True))
+    failed |= _failed(tables, tables.each(written, WORK, kill, DAMAGE, side_by_side=True))
     for id in loads.keys() - counts.keys():
         del loads[id]
     with status.write() as cur:
@@ -325,8 +318,8 @@ def _unfenced(_: lmdb.Transaction) -> None:
     """The maintenance lock is the fence."""
 
 
-def _count(engine: TableEngine, loads: Sequence[_Load], micros: int) -> None:
-    metrics = engine.coordinator.metrics
+def _count(tables: Tables, loads: Sequence[_Load], micros: int) -> None:
+    metrics = tables.coordinator.metrics
     rows = sum(load.rows.n for load in loads)
     puts = sum(pc.sum(pc.equal(load.entries.kinds, 1)).as_py() for load in loads)
     metrics.flushes.add()

@@ -19,7 +19,7 @@ Row sets that were replaced stay until no manifest version that has them is pinn
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 
@@ -32,10 +32,8 @@ from txnkv.storage.pin import Pin
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.row_set_writer import delete_row_set
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
-    from txnkv.tables.tablet import Tablet
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablet import Tablet
 
 declare_fault_point("history.raised", "the history floor is raised, nothing is dropped")
 declare_fault_point("history.removed", "the blocks of a replaced row set are gone, it is known")
@@ -100,17 +98,17 @@ def pin_latest(coordinator: Coordinator, pin: Pin | None = None) -> Timestamp:
 # -- the floor -------------------------------------------------------------------------
 
 
-def floor(engine: TableEngine) -> Timestamp:
+def floor(tables: Tables) -> Timestamp:
     """Raise the history floor as far as it may go.
 
     Returns:
         What was dead at it, no snapshot sees, now or later.
     """
-    store = engine.store
+    store = tables.store
     dropped.settle()
-    began = max(clock.now_micros() - int(engine.coordinator.history * 1e6), 0)
+    began = max(clock.now_micros() - int(tables.coordinator.history * 1e6), 0)
     with store.status.read() as cur:
-        wanted = _lowered(engine, cur, Timestamp.from_micros(began))
+        wanted = _lowered(tables, cur, Timestamp.from_micros(began))
         (stored,) = one(cur, "SELECT history_floor FROM clock")
     if wanted > stored:
         with store.status.write() as cur:
@@ -121,17 +119,17 @@ def floor(engine: TableEngine) -> Timestamp:
         fault_point("history.raised")
     with store.status.read() as cur:
         (stored,) = one(cur, "SELECT history_floor FROM clock")
-        return _lowered(engine, cur, Timestamp(stored))
+        return _lowered(tables, cur, Timestamp(stored))
 
 
-def compaction_floor(engine: TableEngine) -> Timestamp:
+def compaction_floor(tables: Tables) -> Timestamp:
     """Call `floor`, and lower what it returns below every small commit that is in memory alone.
 
     A compaction gives rows that are older than the floor one insert stamp. Were that above the
     stamp of an entry in memory that replaces the row, the flush would not know it for older.
     """
-    found = floor(engine)
-    with engine.store.status.read() as cur:
+    found = floor(tables)
+    with tables.store.status.read() as cur:
         (oldest,) = one(
             cur,
             "SELECT min(commit_ts) FROM commit_log "
@@ -140,21 +138,21 @@ def compaction_floor(engine: TableEngine) -> Timestamp:
     return found if oldest is None else Timestamp(min(found, oldest - 1))
 
 
-def _lowered(engine: TableEngine, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
+def _lowered(tables: Tables, cur: apsw.Cursor, wanted: Timestamp) -> Timestamp:
     """Not above the latest commit, pins, and transactions that have not ended or begun to abort."""
     last, live = one(
         cur,
         "SELECT last_commit, (SELECT min(snapshot_ts) FROM transactions "
         "WHERE state NOT IN (2, 4, 5)) FROM clock",
     )
-    pinned = engine.store.runtime.least_pin()
+    pinned = tables.store.runtime.least_pin()
     return Timestamp(min(ts for ts in (wanted, last, live, pinned) if ts is not None))
 
 
 # -- collection ------------------------------------------------------------------------
 
 
-def collect(engine: TableEngine) -> int:
+def collect(tables: Tables) -> int:
     """Remove replaced row sets that nobody reads any more, and forget flushed commits.
 
     Any process may do this at any time, also two at once.
@@ -162,7 +160,7 @@ def collect(engine: TableEngine) -> int:
     Returns:
         How many row sets were removed.
     """
-    store = engine.store
+    store = tables.store
     dropped.settle()
     with store.status.read() as cur:
         (version,) = one(cur, "SELECT manifest_version FROM clock")
@@ -179,24 +177,24 @@ def collect(engine: TableEngine) -> int:
             fault_point("history.removed")
         tablet.forget(doomed[tablet.id])
 
-    failed = engine.each(doomed, "removal of old row sets", remove)
+    failed = tables.each(doomed, "removal of old row sets", remove)
     gone = [id for tablet_id, ids in doomed.items() if tablet_id not in failed for id in ids]
     if gone:
         with store.status.write() as cur:
             manifest.forget(cur, gone)
-        engine.coordinator.metrics.collected_row_sets.add(len(gone))
+        tables.coordinator.metrics.collected_row_sets.add(len(gone))
         fault_point("history.forgotten")
-    trim(engine)
+    trim(tables)
     return len(gone)
 
 
-def trim(engine: TableEngine) -> int:
+def trim(tables: Tables) -> int:
     """Forget small commits that are in row sets, a minute after they were made.
 
     Returns:
         How many.
     """
-    status = engine.store.status
+    status = tables.store.status
     with status.read() as cur:
         upto = _trimmed_upto(cur)
         if (

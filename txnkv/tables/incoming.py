@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -33,11 +33,9 @@ from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import SortedRows
 from txnkv.tables.schema import Schema
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 __all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
@@ -110,7 +108,7 @@ class Evaluated:
 
 
 def evaluate(
-    engine: TableEngine,
+    tables: Tables,
     table: TableInfo,
     view: ReadView,
     batch: pa.RecordBatch,
@@ -130,13 +128,13 @@ def evaluate(
     def layers(tablet: Tablet) -> Layers:
         staged: Sequence[manifest.RowSetInfo] = ()
         if view.txn_id is not None:
-            with engine.store.status.read() as cur:
+            with tables.store.status.read() as cur:
                 staged = manifest.staged(cur, view.txn_id, tablet.id)
         own = None if view.own is None else view.own.memory(tablet.id)
         return Layers(tablet, view.snapshot, tablet.state(view.snapshot), staged, own)
 
     found = []
-    for part in arrange(engine.tablets(table), table.partitioning, batch, op, outcome):
+    for part in arrange(tables.tablets(table), table.partitioning, batch, op, outcome):
         made = decide(part, layers, op, outcome, view.reads)
         if made is not None:
             found.append(made)

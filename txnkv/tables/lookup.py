@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -21,11 +21,9 @@ from txnkv.tables.point_many import chains_of, find_some
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
 from txnkv.tables.sources import memory_columns
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import LARGE_READ, Tablet
 from txnkv.tables.view import EVERY_STAMP, ReadView, Sight, hidden_before
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 _FEW: Final = 1 << 14
 """So many keys are looked for in all blocks of a row set at once; more go block by block."""
@@ -42,23 +40,21 @@ __all__ = [
 ]
 
 
-def get(engine: TableEngine, table: TableInfo, view: ReadView, key: Any) -> dict[str, Any] | None:
+def get(tables: Tables, table: TableInfo, view: ReadView, key: Any) -> dict[str, Any] | None:
     """The row with this key, or None.
 
     Raises:
         SchemaError: the key does not fit the table.
         As `point.find`.
     """
-    writer = engine.row_writer(table)
+    writer = tables.row_writer(table)
     values = writer.checker.of("delete")(key)
     encoded = writer.key(values)
-    found = point.find(engine, writer.tablet(values, encoded), view, encoded)
+    found = point.find(tables, writer.tablet(values, encoded), view, encoded)
     return None if found is None else writer.row(values, found)
 
 
-def get_many(
-    engine: TableEngine, table: TableInfo, view: ReadView, keys: Sequence[Any]
-) -> pa.Table:
+def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
     schema = table.schema
     result = pa.schema([field.with_nullable(True) for field in schema.arrow])
@@ -66,7 +62,7 @@ def get_many(
     batch = pa.record_batch(columns, names=list(schema.primary_key))
     if batch.num_rows == 0:
         return result.empty_table()
-    tablets = engine.tablets(table)
+    tablets = tables.tablets(table)
     encoded = tablets[0].codec.encode(columns)
     numbers: list[pa.Array] = []
     pieces: list[pa.RecordBatch] = []
@@ -74,7 +70,7 @@ def get_many(
         if rows is not None and rows.n == 0:
             continue
         order, probes, first = _ascending(encoded, rows)
-        for found in find_many(engine, tablet, view, probes, schema.names):
+        for found in find_many(tables, tablet, view, probes, schema.names):
             asked, taken = _asked(found.positions, order, first, probes.n)
             arrays = found.columns if taken is None else [a.take(taken) for a in found.columns]
             pieces.append(pa.RecordBatch.from_arrays(arrays, schema=result))
@@ -169,7 +165,7 @@ class Found:
 
 
 def find_many(
-    engine: TableEngine,
+    tables: Tables,
     tablet: Tablet,
     view: ReadView,
     keys: core.Keys,
@@ -180,7 +176,7 @@ def find_many(
     """The rows of some keys of a tablet, in pieces; no key is in two of them.
 
     Args:
-        engine: of the store.
+        tables: of the store.
         tablet: where the keys belong.
         view: what is seen.
         keys: strictly ascending.
@@ -197,9 +193,9 @@ def find_many(
         view.reads.add_keys(tablet.id, keys)
     while True:
         try:
-            return search(view.sight(engine, tablet), keys, names, stamps=stamps)
+            return search(view.sight(tables, tablet), keys, names, stamps=stamps)
         except RowSetRetired:
-            engine.log.latest()
+            tables.log.latest()
 
 
 def search(
@@ -213,11 +209,9 @@ def search(
     return list(_Search(sight, keys, names, stamps).run()) if keys.n else []
 
 
-def present_many(
-    engine: TableEngine, tablet: Tablet, view: ReadView, keys: core.Keys
-) -> pa.UInt32Array:
+def present_many(tables: Tables, tablet: Tablet, view: ReadView, keys: core.Keys) -> pa.UInt32Array:
     """Positions, ascending, of those of `keys` (strictly ascending) that have a row."""
-    found = [piece.positions for piece in find_many(engine, tablet, view, keys, ())]
+    found = [piece.positions for piece in find_many(tables, tablet, view, keys, ())]
     if not found:
         return pa.nulls(0, pa.uint32())
     return found[0] if len(found) == 1 else pc.sort(pa.concat_arrays(found))

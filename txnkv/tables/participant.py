@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import apsw
 import lmdb
@@ -34,17 +34,15 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
 )
-from txnkv.tables import changes, fence, manifest
+from txnkv.tables import changes, fence, flush, manifest
 from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import KIND, TOMBSTONES, RowSetInfo
 from txnkv.tables.overlap import common_keys, common_with
 from txnkv.tables.resolve import Resolution
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet, TabletState
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 _INSIDE_ROWS: Final = 1 << 16
 """Rows of others that may be compared while status.db is locked."""
@@ -77,22 +75,22 @@ class TabletParticipants:
 
     kind = KIND
 
-    def __init__(self, engine: TableEngine) -> None:
-        self._engine = engine
-        self._store = engine.store
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._store = tables.store
 
     # -- OPEN --------------------------------------------------------------------------
 
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         """Keys that two writers of the transaction staged without seeing each other."""
-        self._engine.failed_writes.take_back(row.txn_id)
+        self._tables.failed_writes.take_back(row.txn_id)
         with self._store.status.read() as cur:
             sequence = manifest.sequence(cur)
             staged = {id: manifest.staged(cur, row.txn_id, id) for id in ids}
         errors: list[RowError] = []
         count = 0
         for id, infos in staged.items():
-            tablet = self._engine.tablet(id)
+            tablet = self._tables.tablet(id)
             if tablet is None:
                 continue
             for earlier, later in _unseen_pairs(infos):
@@ -108,7 +106,7 @@ class TabletParticipants:
                     for key in found
                 ]
         if errors:
-            raise RowErrors(errors, count, self._engine.coordinator.txn_id(row.txn_id))
+            raise RowErrors(errors, count, self._tables.coordinator.txn_id(row.txn_id))
         return sequence
 
     def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
@@ -128,7 +126,7 @@ class TabletParticipants:
         with self._store.status.read() as cur:
             since = locks.snapshot_of(cur, row)
         while True:
-            upto = self._engine.log.latest()
+            upto = self._tables.log.latest()
             rows = self._changed_rows(written, since, upto)
             self._validate_reads(row, since, upto)
             if rows == 0:
@@ -153,7 +151,7 @@ class TabletParticipants:
                 )
         # What they have in memory would hide what is staged.
         held.refuse(held.ids(cur, payload.TABLET), ids)
-        upto = self._engine.log.catch_up(cur)
+        upto = self._tables.log.catch_up(cur)
         if upto == validated:
             return True
         written = self._written(row, ids, cur)
@@ -171,7 +169,7 @@ class TabletParticipants:
                 return self._written(row, ids, cur)
         found = []
         for id in ids:
-            tablet = self._engine.tablet(id)
+            tablet = self._tables.tablet(id)
             infos = manifest.staged(cur, row.txn_id, id)
             if tablet is not None and infos:
                 granted = locks.granted_at(cur, row.txn_id, KIND, id)
@@ -187,7 +185,7 @@ class TabletParticipants:
                 part.low, part.high + b"\0", state.flushed, part.after
             )
             if older and older.n:
-                self._engine.flush_upto(part.after)
+                flush.flush_upto(self._tables, part.after)
 
     def _changed_rows(self, written: Sequence[_Written], since: Timestamp, upto: Timestamp) -> int:
         """Count the rows of others that are to be compared."""
@@ -224,13 +222,13 @@ class TabletParticipants:
     def _validate_reads(self, row: TxnRow, since: Timestamp, upto: Timestamp) -> None:
         if row.isolation != "serializable":
             return
-        reads = self._engine.read_sets.get(row.txn_id)
+        reads = self._tables.read_sets.get(row.txn_id)
         if reads is None:
             raise TransactionConflictError(
                 f"transaction {row.txn_id} is serializable, and what it read is not known any "
                 "more: its process is gone. It was aborted whole; run it again"
             )
-        changes.validate_reads(self._engine, reads, since, upto)
+        changes.validate_reads(self._tables, reads, since, upto)
 
     def write_commit(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
@@ -244,21 +242,21 @@ class TabletParticipants:
         remove what does not count.
         """
         swept = self._sweep(row.txn_id, everything=False)
-        raise_first(swept | Resolution(self._engine, row, ids).finalize())
-        metrics = self._engine.coordinator.metrics
+        raise_first(swept | Resolution(self._tables, row, ids).finalize())
+        metrics = self._tables.coordinator.metrics
         metrics.commits.add()
         metrics.bulk_commits.add()
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove every row set of the transaction, and refuse its late writers."""
         raise_first(self._sweep(row.txn_id, everything=True))
-        self._engine.coordinator.metrics.aborts.add()
+        self._tables.coordinator.metrics.aborts.add()
 
     def _sweep(self, txn_id: int, *, everything: bool) -> dict[int, Exception]:
         with self._store.status.read() as cur:
             found = manifest.leftovers(cur, txn_id, everything=everything)
             mark = id_ranges.low_water_mark(cur)
-        failed = self._engine.each(
+        failed = self._tables.each(
             found,
             "removal of row sets that do not count",
             lambda tablet: sweep_row_sets(tablet, found[tablet.id], txn_id, mark),

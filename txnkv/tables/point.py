@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.shield import shielded
@@ -16,6 +16,7 @@ from txnkv.tables import point_blocks
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.point_blocks import Values
 from txnkv.tables.row_set import RowSet, RowSetRetired
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Pages, Tablet, TabletState
 from txnkv.tables.view import (
     EVERY_STAMP,
@@ -24,9 +25,6 @@ from txnkv.tables.view import (
     hidden_before,
     require_history,
 )
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 T = TypeVar("T")
 
@@ -39,7 +37,7 @@ def _there(row: bytes) -> bool:
     return True
 
 
-def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
+def find(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
     """The columns beside the key of the row with this key, in schema order; None: no row.
 
     Raises:
@@ -47,17 +45,17 @@ def find(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> Val
         HistoryExpiredError: the snapshot is older than the history.
     """
     look = _look if view.txn_id is None else _look_stored
-    return look(engine, tablet, view, key, tablet.layout.decode_one, point_blocks.get)
+    return look(tables, tablet, view, key, tablet.layout.decode_one, point_blocks.get)
 
 
-def present(engine: TableEngine, tablet: Tablet, view: ReadView, key: bytes) -> bool:
+def present(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bool:
     """Return True when there is a row with this key; raises as `find`."""
     look = _look if view.txn_id is None else _look_stored
-    return look(engine, tablet, view, key, _there, point_blocks.has) is not None
+    return look(tables, tablet, view, key, _there, point_blocks.has) is not None
 
 
 def _look(
-    engine: TableEngine,
+    tables: Tables,
     tablet: Tablet,
     view: ReadView,
     key: bytes,
@@ -75,7 +73,7 @@ def _look(
     while True:
         try:
             if view.txn_id is not None:
-                sight = view.sight(engine, tablet)
+                sight = view.sight(tables, tablet)
                 staged = [info for info in sight.staged if info.overlaps(key, key)]
                 if staged:
                     decided, found = tablet.look(partial(_staged, tablet, staged, key, of_disk))
@@ -84,8 +82,8 @@ def _look(
                 state = sight.state
             else:
                 state = tablet.state(snapshot)
-                if snapshot < engine.log.history_floor:
-                    require_history(engine, snapshot)
+                if snapshot < tables.log.history_floor:
+                    require_history(tables, snapshot)
             entry = state.memory.get(key, state.flushed, snapshot)
             if entry is not None:
                 return None if entry[1] is None else of_memory(entry[1])
@@ -96,7 +94,7 @@ def _look(
                 return None
             return tablet.look(partial(_first, tablet, infos, key, snapshot, of_disk))
         except RowSetRetired:
-            engine.log.latest()
+            tables.log.latest()
 
 
 _look_stored = shielded(_look)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -13,10 +12,8 @@ from txnkv.tables.catalog import TableInfo
 from txnkv.tables.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.scan import Plan, plan_parts
+from txnkv.tables.tables import Tables
 from txnkv.tables.view import ReadView
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Piece:
 
 
 def plan(
-    engine: TableEngine, asked: Request, view: ReadView, pieces: Sequence[Piece] | None = None
+    tables: Tables, asked: Request, view: ReadView, pieces: Sequence[Piece] | None = None
 ) -> Plan:
     """Bind a request to what a view sees, in all of the table or in some pieces of it.
 
@@ -75,8 +72,8 @@ def plan(
         TableNotFoundError: the table was dropped.
         HistoryExpiredError: the view's snapshot is older than the history.
     """
-    engine.require_live(asked.table)
-    tablets = engine.tablets(asked.table)
+    tables.require_live(asked.table)
+    tablets = tables.tablets(asked.table)
     wanted = asked.filter.key_range(asked.table.schema, tablets[0].codec)
     if pieces is None:
         ranges = [(tablet, wanted) for tablet in tablets]
@@ -88,7 +85,7 @@ def plan(
             view.reads.add_range(tablet.id, key_range.low, key_range.high)
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
     while True:
-        sights, pins = view.pinned(engine, touched)
+        sights, pins = view.pinned(tables, touched)
         by_tablet = {sight.tablet.id: sight for sight in sights}
         try:
             parts = [
@@ -109,9 +106,7 @@ def plan(
         )
 
 
-def bound(
-    engine: TableEngine, asked: Request, view: Callable[[], ReadView]
-) -> tuple[ReadView, Plan]:
+def bound(tables: Tables, asked: Request, view: Callable[[], ReadView]) -> tuple[ReadView, Plan]:
     """Bind a request to what `view` gives now.
 
     Raises:
@@ -120,7 +115,7 @@ def bound(
     seen = view()
     while True:
         try:
-            return seen, plan(engine, asked, seen)
+            return seen, plan(tables, asked, seen)
         except HistoryExpiredError:
             again = view()
             if again.snapshot == seen.snapshot:
@@ -128,9 +123,9 @@ def bound(
             seen = again
 
 
-def count(engine: TableEngine, asked: Request, view: ReadView) -> int:
+def count(tables: Tables, asked: Request, view: ReadView) -> int:
     """Rows that satisfy a request, whose projection is empty."""
-    made = plan(engine, asked, view)
+    made = plan(tables, asked, view)
     try:
         return made.count()
     finally:

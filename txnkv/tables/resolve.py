@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -41,50 +40,48 @@ from txnkv.tables.deltas import Deletes, put_deletes
 from txnkv.tables.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo
 from txnkv.tables.overlap import keys_of, rows_of
 from txnkv.tables.row_set import RowSetRetired
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet, TabletState
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 declare_fault_point("resolve.put", "some of a commit's delete stamps are durable")
 declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
 
 
-def settle(engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp) -> bool:
+def settle(tables: Tables, tablet_ids: Sequence[int], upto: Timestamp) -> bool:
     """Finalize all that committed at or below `upto` in these tablets, the earliest first.
 
     Returns:
         False when that failed in some tablet: see `require_settled`.
     """
-    decided = _decided(engine, tablet_ids, upto)
+    decided = _decided(tables, tablet_ids, upto)
     for _, txn_id in decided:
-        engine.coordinator.orchestrator.finish(txn_id)
-    return not decided or not _decided(engine, tablet_ids, upto)
+        tables.coordinator.orchestrator.finish(txn_id)
+    return not decided or not _decided(tables, tablet_ids, upto)
 
 
-def require_settled(engine: TableEngine, tablet: Tablet, upto: Timestamp) -> None:
+def require_settled(tables: Tables, tablet: Tablet, upto: Timestamp) -> None:
     """Refuse a tablet in which `settle` failed.
 
     Raises:
         TxnkvError: why.
     """
-    for _, txn_id in _decided(engine, [tablet.id], upto):
-        with engine.store.status.read() as cur:
+    for _, txn_id in _decided(tables, [tablet.id], upto):
+        with tables.store.status.read() as cur:
             left = manifest.staged(cur, txn_id, tablet.id)
         if left:
-            raise engine.coordinator.damage.error(tablet.label) or UnavailableError(
+            raise tables.coordinator.damage.error(tablet.label) or UnavailableError(
                 f"{tablet.label}: what transaction {txn_id} committed there is not in its place "
                 "yet. Try it again"
             )
 
 
 def _decided(
-    engine: TableEngine, tablet_ids: Sequence[int], upto: Timestamp
+    tables: Tables, tablet_ids: Sequence[int], upto: Timestamp
 ) -> list[tuple[Timestamp, int]]:
     """Return the commit timestamps, ascending, and ids of transactions that committed in these
     tablets at or below `upto` and are not finalized in all of theirs.
     """
-    with engine.store.status.read() as cur:
+    with tables.store.status.read() as cur:
         rows = [
             status_table.get(cur, txn_id)
             for txn_id in status_table.transactions_of(cur, KIND, tablet_ids)
@@ -152,9 +149,9 @@ class Resolution:
         ids: of its tablets.
     """
 
-    def __init__(self, engine: TableEngine, row: TxnRow, ids: Sequence[int]) -> None:
+    def __init__(self, tables: Tables, row: TxnRow, ids: Sequence[int]) -> None:
         assert row.commit_ts is not None
-        self._engine = engine
+        self._tables = tables
         self._row = row
         self._ids = ids
         self._commit_ts = row.commit_ts
@@ -167,7 +164,7 @@ class Resolution:
             Errors by tablet. There nothing is stamped: its row sets go on hiding rows by key.
         """
         while True:
-            with self._engine.store.status.read() as cur:
+            with self._tables.store.status.read() as cur:
                 self._staged = {
                     id: _in_order(manifest.staged(cur, self._row.txn_id, id)) for id in self._ids
                 }
@@ -181,13 +178,13 @@ class Resolution:
             except (RowSetRetired, _Replaced):
                 # A compaction, or another process that finalizes the same, was quicker.
                 for id in replacing:
-                    tablet = self._engine.tablet(id)
+                    tablet = self._tables.tablet(id)
                     if tablet is not None:
                         tablet.reload()
 
     def _note(self, noted: dict[int, tuple[int, int]]) -> None:
         """One change of the manifest, of all or of nothing."""
-        with self._engine.store.status.write() as cur:
+        with self._tables.store.status.write() as cur:
             if status_table.get(cur, self._row.txn_id).state is not TxnState.FINALIZE_IN_PROGRESS:
                 return  # another process has ended it
             for id, (deleted, last) in noted.items():
@@ -215,13 +212,13 @@ class Resolution:
 
         def resolve(tablet: Tablet) -> None:
             if not settled:
-                require_settled(self._engine, tablet, before)
+                require_settled(self._tables, tablet, before)
             tablet.state(self._commit_ts)  # all that committed before is known here
             noted.update(self._put(tablet, tablet.reload()))
 
         before = Timestamp(self._commit_ts - 1)
-        settled = settle(self._engine, tablet_ids, before)
-        failed = self._engine.each(tablet_ids, "what a commit replaced", resolve)
+        settled = settle(self._tables, tablet_ids, before)
+        failed = self._tables.each(tablet_ids, "what a commit replaced", resolve)
         fault_point("resolve.resolved")
         return noted, failed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txnkv import core
 from txnkv.tables.catalog import TableInfo
@@ -17,9 +17,6 @@ from txnkv.tables.ingest import MISSING
 from txnkv.tables.row_checker import RowChecker, Values
 from txnkv.tables.schema import Schema
 from txnkv.tables.tablet import Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 Place = Callable[[Values, bytes], int]
 """From the values of a key and its bytes to the tablet's number."""
@@ -34,12 +31,12 @@ class RowWriter:
         values_of: the other columns' values.
     """
 
-    def __init__(self, engine: TableEngine, table: TableInfo) -> None:
+    def __init__(self, table: TableInfo, tablets: Sequence[Tablet]) -> None:
         schema = table.schema
         self.table = table
         self.schema = schema
         self.checker = RowChecker(schema)
-        self.tablets: Sequence[Tablet] = engine.tablets(table)
+        self.tablets = tablets
         self.codec = self.tablets[0].codec
         self.layout = self.tablets[0].layout
         names = schema.names

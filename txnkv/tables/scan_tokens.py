@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import InvalidTokenError, TableNotFoundError
@@ -17,11 +17,9 @@ from txnkv.tables.predicate import KeyRange
 from txnkv.tables.reading import Piece, Request, request
 from txnkv.tables.scan import Plan
 from txnkv.tables.sources import Part, Source
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 TOKEN_ROWS: Final = 1 << 20
 """About how many rows one scan token covers, unless another number is asked for."""
@@ -50,7 +48,7 @@ class TokenParts:
 
 
 def split(
-    engine: TableEngine, asked: Request, view: ReadView, made: Plan, rows_each: int
+    tables: Tables, asked: Request, view: ReadView, made: Plan, rows_each: int
 ) -> list[TokenParts]:
     """Cut a plan into pieces of about `rows_each` rows; an ordered one by tablet."""
     by_tablet: dict[int, list[Source]] = {}
@@ -72,7 +70,7 @@ def split(
             filled += rows
     return [
         TokenParts(
-            engine.store.store_id,
+            tables.store.store_id,
             asked.table.name,
             asked.table.id,
             asked.columns,
@@ -116,19 +114,19 @@ def _steps(part: Source, rows_each: int) -> Iterator[tuple[bytes, int]]:
         yield keys.key(start), min(step, keys.n - start)
 
 
-def reopen(engine: TableEngine, token: TokenParts) -> tuple[Request, ReadView, list[Piece]]:
+def reopen(tables: Tables, token: TokenParts) -> tuple[Request, ReadView, list[Piece]]:
     """The request of a token in another process, what it sees, and where.
 
     Raises:
         InvalidTokenError: it is of another store.
         TableNotFoundError: the table was dropped and its files are gone.
     """
-    if token.store_id != engine.store.store_id:
+    if token.store_id != tables.store.store_id:
         raise InvalidTokenError(
-            f"the scan token is of store {token.store_id}, this is {engine.store.store_id}: "
+            f"the scan token is of store {token.store_id}, this is {tables.store.store_id}: "
             "open it with a client of its own store"
         )
-    tablet = engine.tablet(token.parts[0][0]) if token.parts else None
+    tablet = tables.tablet(token.parts[0][0]) if token.parts else None
     if tablet is None:
         raise TableNotFoundError(f"table {token.table!r} was dropped since the token was made")
     asked = request(tablet.table, token.columns, token.where, token.ordered, token.limit)

@@ -14,7 +14,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -40,12 +40,10 @@ from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_set_writer import SortedRows
 from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.validation import Validation
 from txnkv.tables.view import EVERY_STAMP, ReadView
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 1 << 20
@@ -75,9 +73,9 @@ class SmallWrites:
     """
 
     def __init__(
-        self, engine: TableEngine, row: TxnRow, reads: ReadSet | None, *, transactional: bool
+        self, tables: Tables, row: TxnRow, reads: ReadSet | None, *, transactional: bool
     ) -> None:
-        self._engine = engine
+        self._tables = tables
         self._row = row
         self._transactional = transactional
         self._reads = reads
@@ -119,7 +117,7 @@ class SmallWrites:
         view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
         self._lone = None
         # All of it is looked up before any of it is written.
-        for part in incoming.evaluate(self._engine, table, view, batch, op, outcome):
+        for part in incoming.evaluate(self._tables, table, view, batch, op, outcome):
             self._statements += 1
             if part.rows is not None and part.rows.keys.n:
                 memory = self._of(part.tablet)
@@ -265,8 +263,8 @@ class SmallWrites:
         if at in self._found:
             return self._found[at]
         if not decode:
-            return () if lookup.present(self._engine, tablet, self._view, key) else None
-        found = lookup.find(self._engine, tablet, self._view, key)
+            return () if lookup.present(self._tables, tablet, self._view, key) else None
+        found = lookup.find(self._tables, tablet, self._view, key)
         if len(self._found) < _KEPT_ROWS:
             self._found[at] = found
         return found
@@ -311,8 +309,8 @@ class SmallWrites:
     def _of(self, tablet: Tablet) -> core.MemRowSet:
         memory = self._memory.get(tablet.id)
         if memory is None:
-            version = self._engine.live_at(tablet.table)
-            self._engine.refuse_held((tablet.id,))
+            version = self._tables.require_live(tablet.table)
+            self._tables.refuse_held((tablet.id,))
             self._catalog = version if self._catalog is None else min(version, self._catalog)
             memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
             self._tablets[tablet.id] = tablet
@@ -326,7 +324,7 @@ class SmallWrites:
             Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
         ]
         validation = Validation(
-            self._engine,
+            self._tables,
             self._row,
             self._transactional,
             self._catalog,

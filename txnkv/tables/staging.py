@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lmdb
 import pyarrow as pa
@@ -52,10 +52,8 @@ from txnkv.tables.operations import DELETES, PARTIAL
 from txnkv.tables.presence import InFlight, Layers
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set_writer import EncodedRowSet, SortedRows, encode_row_set, put_row_set
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 declare_fault_point("stage.claimed", "row sets are claimed, nothing is written")
 declare_fault_point("stage.written", "all blocks are durable, the row sets are not staged")
@@ -129,7 +127,7 @@ class _Flight:
 
 
 def stage(
-    engine: TableEngine,
+    tables: Tables,
     context: WriteContext,
     table: catalog.TableInfo,
     batches: Iterator[pa.RecordBatch],
@@ -148,19 +146,19 @@ def stage(
     After an error nothing of this call counts.
     """
     require_operation(op)
-    engine.failed_writes.take_back(context.scope.txn_id)
+    tables.failed_writes.take_back(context.scope.txn_id)
     ahead = deque(islice(batches, 2))
     if len(ahead) < 2 or context.scope.attempt is not None:
-        return _stage_chunks(engine, context, table, _drained(ahead, batches), op)
+        return _stage_chunks(tables, context, table, _drained(ahead, batches), op)
     attempt = f"write/{uuid.uuid4().hex}"
     scope = replace(context.scope, attempt=attempt)
     outcome = _stage_chunks(
-        engine, replace(context, scope=scope), table, _drained(ahead, batches), op
+        tables, replace(context, scope=scope), table, _drained(ahead, batches), op
     )
-    with engine.failed_writes.noting(
+    with tables.failed_writes.noting(
         scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, attempt=attempt)
     ):
-        with engine.store.status.write() as cur:
+        with tables.store.status.write() as cur:
             status_table.get_open(cur, scope.txn_id, "stage rows")
             manifest.accept_attempts(cur, scope.txn_id, [attempt])
         fault_point("stage.accepted")
@@ -176,7 +174,7 @@ def _drained(
 
 
 def _stage_chunks(
-    engine: TableEngine,
+    tables: Tables,
     context: WriteContext,
     table: catalog.TableInfo,
     batches: Iterator[pa.RecordBatch],
@@ -187,7 +185,7 @@ def _stage_chunks(
     with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
         try:
             for batch in batches:
-                flight = _stage_chunk(engine, context, table, batch, op, outcome, flight, writer)
+                flight = _stage_chunk(tables, context, table, batch, op, outcome, flight, writer)
                 del batch  # or it would stay in memory while the next one is made
         finally:
             flight.land()
@@ -195,7 +193,7 @@ def _stage_chunks(
 
 
 def _stage_chunk(
-    engine: TableEngine,
+    tables: Tables,
     context: WriteContext,
     table: catalog.TableInfo,
     batch: pa.RecordBatch,
@@ -205,27 +203,27 @@ def _stage_chunk(
     writer: ThreadPoolExecutor,
 ) -> _Flight:
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
-    prepared = arrange(engine.tablets(table), table.partitioning, batch, op, outcome)
+    prepared = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
     ids = [part.tablet.id for part in prepared]
-    _admit(engine, context, ids)
+    _admit(tables, context, ids)
     if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
         before.land()  # columns left out may have their values there
-    layers, checked = _look_around(engine, context, prepared, before)
+    layers, checked = _look_around(tables, context, prepared, before)
     decided = [decide(part, layers, op, outcome, context.reads) for part in prepared]
     fresh = [made for made in decided if made is not None]
     if not fresh:
         return before
-    encoded = _claim_and_encode(engine, context.scope, fresh)
+    encoded = _claim_and_encode(tables, context.scope, fresh)
     before.land()
     keys = [(made.tablet, made.keys) for made in fresh]
     flight = _Flight(keys, op in DELETES, checked, before.staged)
-    flight.future = writer.submit(_write, engine, context.scope, encoded, flight)
+    flight.future = writer.submit(_write, tables, context.scope, encoded, flight)
     return flight
 
 
-def _admit(engine: TableEngine, context: WriteContext, ids: Sequence[int]) -> None:
-    engine.refuse_held(ids)
-    engine.coordinator.admit(
+def _admit(tables: Tables, context: WriteContext, ids: Sequence[int]) -> None:
+    tables.refuse_held(ids)
+    tables.coordinator.admit(
         context.row,
         KIND,
         ids,
@@ -235,7 +233,7 @@ def _admit(engine: TableEngine, context: WriteContext, ids: Sequence[int]) -> No
 
 
 def _look_around(
-    engine: TableEngine, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
+    tables: Tables, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
 ) -> tuple[Callable[[Tablet], Layers], int]:
     """Prepare the look for the keys of a chunk.
 
@@ -244,10 +242,10 @@ def _look_around(
         have what its transaction staged.
     """
     row, scope = context.row, context.scope
-    with engine.store.status.read() as cur:
+    with tables.store.status.read() as cur:
         # The claim asks too, but there is none when nothing is left of the rows.
         status_table.get_open(cur, row.txn_id, "write rows")
-        live = catalog.live_tables(cur)
+        live = catalog.live(cur)
         checked = manifest.sequence(cur)
         own = {
             part.tablet.id: manifest.staged(cur, row.txn_id, part.tablet.id, scope.attempt)
@@ -272,9 +270,7 @@ def _look_around(
     return layers, checked
 
 
-def stage_evaluated(
-    engine: TableEngine, context: WriteContext, changes: Sequence[Evaluated]
-) -> None:
+def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Evaluated]) -> None:
     """Stage what a transaction has looked up already, and held in memory until now.
 
     Raises:
@@ -282,23 +278,23 @@ def stage_evaluated(
     """
     if not changes:
         return
-    engine.failed_writes.take_back(context.scope.txn_id)
+    tables.failed_writes.take_back(context.scope.txn_id)
     ids = [made.tablet.id for made in changes]
-    _admit(engine, context, ids)
-    with engine.store.status.read() as cur:
+    _admit(tables, context, ids)
+    with tables.store.status.read() as cur:
         checked = manifest.sequence(cur)
-    encoded = _claim_and_encode(engine, context.scope, changes)
-    _write(engine, context.scope, encoded, _Flight(checked=checked))
+    encoded = _claim_and_encode(tables, context.scope, changes)
+    _write(tables, context.scope, encoded, _Flight(checked=checked))
 
 
 # -- writing ---------------------------------------------------------------------------
 
 
 def _claim_and_encode(
-    engine: TableEngine, scope: Scope, fresh: Sequence[Evaluated]
+    tables: Tables, scope: Scope, fresh: Sequence[Evaluated]
 ) -> list[EncodedRowSet]:
     claims = []
-    with engine.store.status.write() as cur:
+    with tables.store.status.write() as cur:
         for made in fresh:
             catalog.require_live(cur, made.tablet.table)
             kind = TOMBSTONES if made.rows is None else ROWS
@@ -323,9 +319,7 @@ def _claim_and_encode(
     ]
 
 
-def _write(
-    engine: TableEngine, scope: Scope, encoded: Sequence[EncodedRowSet], flight: _Flight
-) -> None:
+def _write(tables: Tables, scope: Scope, encoded: Sequence[EncodedRowSet], flight: _Flight) -> None:
     for row_set in encoded:
         put_row_set(row_set, _fenced(row_set.tablet, scope))
     fault_point("stage.written")
@@ -333,15 +327,15 @@ def _write(
     ids = [info.id for info in written]
     try:
         with (
-            engine.failed_writes.noting(
+            tables.failed_writes.noting(
                 scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, ids)
             ),
-            engine.store.status.write() as cur,
+            tables.store.status.write() as cur,
         ):
             flight.staged = manifest.stage(cur, scope, written)
     except InvalidTxnStateError:
         # Swept already if the transaction was aborted; a job that ended leaves it to us.
-        engine.discard(written)
+        tables.discard(written)
         raise
     fault_point("stage.staged")
 

@@ -8,7 +8,6 @@ all: the catalog by its version, locks by whether there are any, keys by the lat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import apsw
 
@@ -27,10 +26,8 @@ from txnkv.tables import catalog, changes
 from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import KIND
 from txnkv.tables.read_set import ReadSet
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 
 class LockedByYoungerError(TransactionLockedError):
@@ -41,7 +38,7 @@ class Validation:
     """Called with the cursor and the latest commit timestamp.
 
     Args:
-        engine: of the tables.
+        tables: of the store.
         row: of the transaction.
         transactional: False for a write outside of any transaction, which waits for no lock.
         catalog: a version of the catalog in which the tables were live.
@@ -51,12 +48,18 @@ class Validation:
     """
 
     __slots__ = (
-        "_catalog", "_engine", "_reads", "_row", "_tablets", "_transactional", "_written",
+        "_catalog",
+        "_reads",
+        "_row",
+        "_tables",
+        "_tablets",
+        "_transactional",
+        "_written",
     )  # fmt: skip
 
     def __init__(
         self,
-        engine: TableEngine,
+        tables: Tables,
         row: TxnRow,
         transactional: bool,
         catalog: int | None,
@@ -64,7 +67,7 @@ class Validation:
         tablets: Mapping[int, Tablet],
         written: Callable[[], Iterable[tuple[Tablet, core.Keys]]],
     ) -> None:
-        self._engine = engine
+        self._tables = tables
         self._row = row
         self._transactional = transactional
         self._catalog = catalog
@@ -82,7 +85,7 @@ class Validation:
             TableNotFoundError: a table was dropped.
             CorruptionError: a tablet is damaged, and takes no writes.
         """
-        row, log = self._row, self._engine.log
+        row, log = self._row, self._tables.log
         if past_timeout(row):
             raise timed_out(row, "commit")
         if log.catalog_version != self._catalog:
@@ -99,7 +102,7 @@ class Validation:
                 if key is not None:
                     raise _conflict(tablet, key)
             if self._reads is not None:
-                changes.validate_reads(self._engine, self._reads, since, since)
+                changes.validate_reads(self._tables, self._reads, since, since)
 
 
 def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:

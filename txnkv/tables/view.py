@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from txnkv import core
 from txnkv.coordinator import status_table
@@ -27,10 +27,8 @@ from txnkv.tables import history, manifest
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.pins import Pins
 from txnkv.tables.read_set import ReadSet
+from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet, TabletState
-
-if TYPE_CHECKING:
-    from txnkv.tables.engine import TableEngine
 
 EVERY_STAMP: Final = int(MAX_TIMESTAMP)
 """Entries of a transaction's own memory are stamped by its statements: all count."""
@@ -59,7 +57,7 @@ class ReadView:
     own: OwnWrites | None = None
     reads: ReadSet | None = None
 
-    def sight(self, engine: TableEngine, tablet: Tablet) -> Sight:
+    def sight(self, tables: Tables, tablet: Tablet) -> Sight:
         """Return the part of a tablet that this view sees.
 
         Raises:
@@ -68,16 +66,16 @@ class ReadView:
         """
         staged: Sequence[RowSetInfo] = ()
         if self.txn_id is not None:
-            with engine.store.status.read() as cur:
+            with tables.store.status.read() as cur:
                 # Aborted by another process, it would read as if it had written nothing.
                 status_table.get_open(cur, self.txn_id, "read")
                 staged = manifest.staged(cur, self.txn_id, tablet.id)
         state = tablet.state(self.snapshot)
-        require_history(engine, self.snapshot)
+        require_history(tables, self.snapshot)
         memory = None if self.own is None else self.own.memory(tablet.id)
         return Sight.of(tablet, self.snapshot, state, memory, staged)
 
-    def pinned(self, engine: TableEngine, tablets: Sequence[Tablet]) -> tuple[list[Sight], Pins]:
+    def pinned(self, tables: Tables, tablets: Sequence[Tablet]) -> tuple[list[Sight], Pins]:
         """Return the sights of some tablets, by one manifest version, and the pins that keep that
         readable while they are held.
 
@@ -86,10 +84,10 @@ class ReadView:
         """
         while True:
             version = min((tablet.state(self.snapshot).version for tablet in tablets), default=0)
-            pins = Pins(engine.store.runtime, self.snapshot, version)
+            pins = Pins(tables.store.runtime, self.snapshot, version)
             try:
-                engine.log.latest()  # what was published before the pins were is seen from here on
-                sights = [self.sight(engine, tablet) for tablet in tablets]
+                tables.log.latest()  # what was published before the pins were is seen from here on
+                sights = [self.sight(tables, tablet) for tablet in tablets]
             except BaseException:
                 pins.release()
                 raise
@@ -98,14 +96,14 @@ class ReadView:
             pins.release()
 
 
-def require_history(engine: TableEngine, snapshot: Timestamp) -> None:
+def require_history(tables: Tables, snapshot: Timestamp) -> None:
     """Refuse a snapshot of which versions may be gone; asked after the state was taken.
 
     Raises:
         HistoryExpiredError: it lies below the history floor.
     """
-    if snapshot < engine.log.history_floor:
-        history.require(engine.coordinator, snapshot)
+    if snapshot < tables.log.history_floor:
+        history.require(tables.coordinator, snapshot)
 
 
 @dataclass(frozen=True)

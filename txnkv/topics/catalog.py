@@ -240,6 +240,21 @@ def live_partitions(cur: apsw.Cursor) -> set[int]:
     }
 
 
+def partition_ids(cur: apsw.Cursor) -> set[int]:
+    """Ids of all partitions, those of dropped topics too."""
+    return {id for (id,) in cur.execute("SELECT id FROM partitions")}
+
+
+def dropped_before(cur: apsw.Cursor, snapshot: int | None) -> list[TopicInfo]:
+    """The topics that were dropped, and that no snapshot from this one on has; None for none."""
+    found: list[Any] = cur.execute(
+        "SELECT id, name, buffer, options FROM topics "
+        "WHERE dropped_ts < coalesce(?, dropped_ts + 1)",
+        (snapshot,),
+    ).fetchall()
+    return [_info(cur, *each) for each in found]
+
+
 def sidecar_partitions(cur: apsw.Cursor) -> list[int]:
     """Ids of live partitions with side logs."""
     found = cur.execute(

@@ -184,7 +184,7 @@ class Subscriptions:
         with self._store.status.write() as cur:
             there = subscription_rows.drop(cur, info.id)
             touched = status_table.transactions_of(cur, KIND, [info.id])
-        self._topics.abort_all(touched, f"{info} was dropped")
+        self._topics.coordinator.orchestrator.abort_all(touched, f"{info} was dropped")
         return there
 
     def committed(self, info: SubscriptionInfo) -> dict[int, int]:

@@ -19,11 +19,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from txnkv.coordinator import payload, status_table
+from txnkv.coordinator import payload, purge, status_table
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.lease import Lease
+from txnkv.storage import dropped
 from txnkv.storage.seam import clock
-from txnkv.topics import catalog, completing, producers, purging, retention
+from txnkv.topics import catalog, completing, producers, retention, side_own
 from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.participant import KIND, PartitionParticipants
 from txnkv.topics.partition import Partition
@@ -79,8 +80,8 @@ class TopicEngine(Topics):
             catalog.drop(cur, topic)
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
             touched += self.subscriptions.transactions_of(cur, topic)
-        self.abort_all(touched, f"topic {name!r} was dropped")
-        purging.purge(self)
+        self.coordinator.orchestrator.abort_all(touched, f"topic {name!r} was dropped")
+        self.purge()
         return True
 
     def sweep(self, lease: Lease) -> None:
@@ -90,9 +91,10 @@ class TopicEngine(Topics):
             completing.complete_marked(self)
         with guard("topics", "removal of what was dropped"):
             if lease.term is not None and lease.term != self._swept_term:
-                purging.remove_strays(self)
+                folder = self.store.directory.log_dir(0).parent
+                purge.remove_strays(self.store, folder, catalog.partition_ids, self._remove)
                 self._swept_term = lease.term
-            purging.purge(self)
+            self.purge()
         with guard("topics", "side logs"):
             self._sweep_side_logs(lease)
         with guard("topics", "retention and idle producers"):
@@ -122,3 +124,23 @@ class TopicEngine(Topics):
                 partition.side.sweep(partition.log, check)
 
         self.each(ids, "its side logs", sweep)
+
+    def purge(self) -> None:
+        """Remove the files of dropped topics that nobody reads any more."""
+        dropped.settle()
+        with self.store.status.read() as cur:
+            gone = catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+        ids = [id for topic in gone for id in topic.partitions]
+        purge.forget_extents(self.store, "logs", ids)
+        for id in ids:
+            self.forget(id)
+            self._remove(id)
+        if gone:
+            with self.store.status.write() as cur:
+                cur.executemany("DELETE FROM topics WHERE id = ?", [(topic.id,) for topic in gone])
+
+    def _remove(self, id: int) -> None:
+        folder = self.store.directory.log_dir(id)
+        side_own.close_all(self.store.environments, folder, f"logs/{id}")
+        self.store.environments.drop(f"logs/{id}")
+        self.store.directory.remove_log_dir(id)

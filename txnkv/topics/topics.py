@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import apsw
@@ -12,7 +11,6 @@ from txnkv.coordinator import held, payload
 from txnkv.coordinator.catalog import Catalog
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.damage import EVERY, Kinds
-from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.locks import new_lock
 from txnkv.topics import catalog, end_markers
 from txnkv.topics.catalog import TopicInfo
@@ -94,14 +92,6 @@ class Topics(Catalog[TopicInfo]):
             for topic in topics:
                 catalog.require_live(cur, topic)
             held.refuse(held.ids(cur, payload.TOPIC), partition_ids)
-
-    def abort_all(self, txn_ids: Iterable[int], reason: str) -> None:
-        """Abort stored transactions that touched what was dropped."""
-        orchestrator = self.coordinator.orchestrator
-        for txn_id in set(txn_ids):
-            with suppress(InvalidTxnStateError):  # one with its commit timestamp goes on
-                orchestrator.start_abort(txn_id, reason)
-            orchestrator.finish(txn_id)
 
     # -- partitions --------------------------------------------------------------------
 

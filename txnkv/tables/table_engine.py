@@ -1,0 +1,170 @@
+"""The tables of one store in this process: catalog, tablets, sweeps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txnkv.coordinator import payload, purge, status_table
+from txnkv.coordinator.coordinator import Coordinator
+from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.query import one
+from txnkv.storage import dropped
+from txnkv.storage.seam import clock
+from txnkv.tables import catalog, flush, history, replacing
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.compactor import Compactor
+from txnkv.tables.manifest import KIND
+from txnkv.tables.participant import TabletParticipants
+from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.schema import Schema
+from txnkv.tables.tables import Tables
+
+FLUSH_BYTES: Final = 16 << 20
+FLUSH_COMMITS: Final = 1 << 16
+FLUSH_AGE: Final = 60 * 1_000_000
+"""Microseconds for which a small commit may be in the log alone."""
+
+
+class TableEngine(Tables):
+    """Tables, and the work on them: takes part in transactions and in the leader's rounds."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        super().__init__(coordinator)
+        self.log.add_member(payload.TABLET, self.memory)
+        self.compactor = Compactor(self)
+        self._swept_term: int | None = None
+        coordinator.orchestrator.add_handler(TabletParticipants(self))
+        coordinator.maintenance.add_sweep(self.sweep)
+        coordinator.maintenance.add_look(self.forget_gone)
+
+    # -- catalog -----------------------------------------------------------------------
+
+    def create(self, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
+        with self.store.status.write() as cur:
+            return catalog.create(cur, name, schema, partitioning)
+
+    def drop(self, name: str, keep: float = 0) -> bool:
+        """Drop a table; open transactions that touched it are aborted.
+
+        Args:
+            keep: seconds for which `recall` brings it back.
+
+        Returns:
+            False when there is no such table.
+        """
+        with self.store.status.write() as cur:
+            table = catalog.find(cur, name)
+            if table is None:
+                return False
+            catalog.drop(cur, table, keep)
+            touched = status_table.transactions_of(cur, KIND, table.tablets)
+        self.coordinator.orchestrator.abort_all(touched, f"table {name!r} was dropped")
+        self.purge()
+        return True
+
+    def recall(self, name: str) -> TableInfo:
+        """Bring back a table that was dropped and is kept.
+
+        Raises:
+            As `catalog.recall`.
+        """
+        with self.store.status.write() as cur:
+            return catalog.recall(cur, name)
+
+    # -- memory and row sets -----------------------------------------------------------
+
+    def flush(self, upto: Timestamp | None = None) -> Timestamp:
+        """Write what small commits changed into row sets; see `txnkv.tables.flush`."""
+        return flush.flush(self, upto)
+
+    # -- background --------------------------------------------------------------------
+
+    def sweep(self, lease: Lease) -> None:
+        """Do the leader's work on tables.
+
+        Compaction has a thread of its own, for it takes long and the round has transactions to
+        look after.
+        """
+        guard = self.coordinator.damage.guard
+        with guard("tables", "the first round of a leader"):
+            if lease.term is not None and lease.term != self._swept_term:
+                folder = self.store.directory.tablet_dir(0).parent
+                purge.remove_strays(self.store, folder, catalog.tablet_ids, self._remove)
+                self._swept_term = lease.term
+        with guard("tables", "removal of what was dropped"):
+            self.purge()
+        with guard("tables", "flush"):
+            if self._flush_due():
+                flush.flush(self)
+            else:
+                self._remove_leftovers()
+        with guard("tables", "collection of old row sets"):
+            history.collect(self)
+        with guard("tables", "compaction"):
+            self.compactor.wake()
+
+    def _flush_due(self) -> bool:
+        """Tell whether the commit log is long or old enough to be flushed."""
+        self.log.latest()
+        lag = self._lag()
+        metrics = self.coordinator.metrics
+        metrics.flush_lag_seconds.set(lag / 1e6)
+        metrics.memory_bytes.set(self.memory.nbytes)
+        log = self.log
+        long = log.pending_bytes > FLUSH_BYTES or log.pending_commits > FLUSH_COMMITS
+        return long or lag > FLUSH_AGE
+
+    def _lag(self) -> int:
+        """Age in microseconds of the oldest commit that is in the log alone; 0 for none."""
+        with self.store.status.read() as cur:
+            (oldest,) = one(
+                cur,
+                "SELECT min(commit_ts) FROM commit_log "
+                "WHERE commit_ts > (SELECT flushed_ts FROM clock)",
+            )
+        return 0 if oldest is None else max(clock.now_micros() - Timestamp(oldest).micros, 0)
+
+    def _remove_leftovers(self) -> None:
+        with self.store.status.read() as cur:
+            left = replacing.unfinished(cur, flush.WHO)
+        if left:
+            with self.maintenance():
+                flush.sweep(self)
+
+    def close(self) -> None:
+        """End the background work of tables."""
+        self.compactor.close()
+
+    def after_fork_in_child(self) -> None:
+        """The background work belongs to the parent."""
+        self.compactor.after_fork_in_child()
+
+    def purge(self) -> None:
+        """Remove the files of dropped tables that no snapshot can read any more."""
+        dropped.settle()
+        self._let_go()
+        with self.store.status.read() as cur:
+            gone = catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+        ids = [id for table in gone for id in table.tablets]
+        purge.forget_extents(self.store, "tablets", ids)
+        for table in gone:
+            for id in table.tablets:
+                self._remove(id)
+            with self.store.status.write() as cur:
+                cur.execute("DELETE FROM tables WHERE id = ?", (table.id,))
+        if gone:
+            self.forget_gone()
+
+    def _remove(self, id: int) -> None:
+        self.store.environments.drop(f"tablets/{id}")
+        self.store.directory.remove_tablet_dir(id)
+
+    def _let_go(self) -> None:
+        """Tables whose time to be recalled is over are dropped as others."""
+        now = Timestamp.from_micros(clock.now_micros())
+        with self.store.status.read() as cur:
+            until = catalog.kept_until(cur)
+        if until is not None and until <= now:
+            with self.store.status.write() as cur:
+                catalog.let_go(cur, now)
