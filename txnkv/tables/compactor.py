@@ -20,7 +20,7 @@ from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.shield import go_on
 from txnkv.storage.write_queue import BusyError, not_waiting
-from txnkv.tables import catalog, compaction, history, manifest, picking, replacing, resolve
+from txnkv.tables import catalog, compaction, flush, history, manifest, picking, replacing, resolve
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSetRetired
