@@ -21,7 +21,8 @@ from txnkv.tables import fence, manifest
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS, BlockInfo, Header
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import Pages
 
 _SECRET: Final = ("token_key",)
 _BY_TABLET: Final = ("row_sets",)

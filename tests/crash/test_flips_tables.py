@@ -13,7 +13,8 @@ import txnkv
 from tools.flips import Reader, Row, changes, outcome, records
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables import row_set_format
-from txnkv.tables.tablet import BLOCKS_DB, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import BLOCKS_DB
 
 BLOCK_ROWS = 16
 

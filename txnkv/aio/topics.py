@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, InTurn, Wrapper
+from txnkv.client.consumer import Consumer
+from txnkv.client.producer import Producer
+from txnkv.client.subscription import Subscription
 from txnkv.client.topic import Topic
 from txnkv.options import Start, SubscriptionType
 from txnkv.topics.fetch import FetchResult
 from txnkv.topics.message import Message, MessageId
 from txnkv.transaction.message_operations import Acknowledged
-
-if TYPE_CHECKING:
-    from txnkv.aio.transaction import AsyncTransaction
-    from txnkv.client.consumer import Consumer
-    from txnkv.client.producer import Producer
-    from txnkv.client.subscription import Subscription
 
 T = TypeVar("T")
 
@@ -224,6 +221,16 @@ class AsyncConsumer(_Held):
                 yield message
 
 
+class Acknowledging(Protocol):
+    """A transaction that acknowledgements go with: an `AsyncTransaction`."""
+
+    async def ack(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
+        """Acknowledge with the commit."""
+
+    async def ack_cumulative(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
+        """Acknowledge all messages up to this one, with the commit."""
+
+
 class AsyncSubscription(_Held):
     """See `txnkv.Subscription`. Belongs to one task at a time."""
 
@@ -243,16 +250,14 @@ class AsyncSubscription(_Held):
         receive = self.blocking.receive_many
         return await self._waiting(lambda wait: receive(max_messages, timeout=wait), timeout)
 
-    async def ack(self, message: Acknowledged, txn: AsyncTransaction | None = None) -> None:
+    async def ack(self, message: Acknowledged, txn: Acknowledging | None = None) -> None:
         """Acknowledge a message or its id, at once or with a transaction."""
         if txn is not None:
             await txn.ack(self, message)
         else:
             await self._turn(self.blocking.ack, message)
 
-    async def ack_cumulative(
-        self, message: Acknowledged, txn: AsyncTransaction | None = None
-    ) -> None:
+    async def ack_cumulative(self, message: Acknowledged, txn: Acknowledging | None = None) -> None:
         """Acknowledge all messages of a partition up to this one."""
         if txn is not None:
             await txn.ack_cumulative(self, message)

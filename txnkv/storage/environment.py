@@ -35,7 +35,6 @@ from txnkv.storage.lmdb_errors import translate
 from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
 from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb, ReopenError
 from txnkv.storage.locks import new_lock
-from txnkv.storage.read_scope import ReadScope
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.shrink import copy, shrink
 from txnkv.storage.write_queue import BusyError, FolderTurn
@@ -448,3 +447,24 @@ class Environment:
         if translated is None:
             raise error
         raise translated from error
+
+
+class ReadScope:
+    """A read transaction as a `with` block."""
+
+    __slots__ = ("_environment", "_scope")
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._scope: Scope | None = None
+
+    def __enter__(self) -> Any:
+        self._scope = self._environment.begin_read()
+        return self._scope.txn
+
+    def __exit__(self, *reason: object) -> None:
+        assert self._scope is not None
+        self._environment.end_read(self._scope)
+        for error in reason:
+            if isinstance(error, lmdb.Error):
+                self._environment.fail(error)

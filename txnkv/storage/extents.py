@@ -27,18 +27,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
 
 from txnkv.errors import CorruptionError
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError
-
-if TYPE_CHECKING:
-    from txnkv.storage.status_db import StatusDatabase
 
 SCHEMA: Final = """
 CREATE TABLE extents (                  -- of LMDB environments
@@ -95,13 +92,23 @@ def put_mark(txn: Any, extent: Extent) -> None:
     txn.put(_MARK, _FORM.pack(extent.identity, extent.written - txn.id()))
 
 
+class Status(Protocol):
+    """The status database, as far as extents need it."""
+
+    def read(self, *, durable: bool = True) -> AbstractContextManager[apsw.Cursor]:
+        """Begin a read."""
+
+    def write(self, *, sync: bool, wait: bool) -> AbstractContextManager[apsw.Cursor]:
+        """Begin a write."""
+
+
 class Extents:
     """The extents of a store's environments in this process. Shared by threads.
 
     They are kept from `keep` on; before that all is allowed.
     """
 
-    def __init__(self, status: StatusDatabase) -> None:
+    def __init__(self, status: Status) -> None:
         self._status = status
         self._kept = False
         self._lock = new_lock()

@@ -18,7 +18,8 @@ from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.row_set_writer import delete_row_set
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablet import BLOCKS_DB, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import BLOCKS_DB
 
 
 class _Aside(Tablet):

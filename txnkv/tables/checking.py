@@ -17,7 +17,8 @@ from txnkv.tables.merging import Source, merged
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_blocks import RowSetRetired
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, INSERTS, KEYS, Header
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import Pages
 
 _NAMED = 3
 """Keys that a problem names."""

@@ -13,7 +13,7 @@ Where a row has a stamp already, the earlier one stays: a row dies once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lmdb
 import pyarrow as pa
@@ -33,9 +33,7 @@ from txnkv.tables.row_set_format import (
     unpack_delta,
 )
 from txnkv.tables.row_set_writer import Check
-
-if TYPE_CHECKING:
-    from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Tablet
 
 Deletes = dict[int, tuple[pa.UInt32Array, pa.UInt64Array]]
 """By row set id: rows, ascending, numbered over the whole row set, and their delete stamps."""

@@ -19,7 +19,7 @@ from txnkv.core import compute as pc
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Pages
+from txnkv.tables.tablet_files import Pages
 from txnkv.tables.view import Sight, first_stamp
 
 Events = tuple[core.Keys, pa.UInt64Array]

@@ -22,7 +22,8 @@ from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
 from txnkv.tables.sources import memory_columns
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablet import LARGE_READ, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import LARGE_READ
 from txnkv.tables.view import EVERY_STAMP, ReadView, Sight, hidden_before
 
 _FEW: Final = 1 << 14

@@ -20,7 +20,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Pages
+from txnkv.tables.tablet_files import Pages
 from txnkv.tables.view import EVERY_STAMP, Sight, hidden_before, hides
 
 _FEW: Final = 8

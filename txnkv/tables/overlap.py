@@ -13,7 +13,8 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.tablet import LARGE_CHECK, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import LARGE_CHECK
 
 _KEYS_AT_ONCE: Final = 1 << 18
 

@@ -17,7 +17,8 @@ from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.point_blocks import Values
 from txnkv.tables.row_set import RowSet, RowSetRetired
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablet import Pages, Tablet, TabletState
+from txnkv.tables.tablet import Tablet, TabletState
+from txnkv.tables.tablet_files import Pages
 from txnkv.tables.view import (
     EVERY_STAMP,
     ReadView,

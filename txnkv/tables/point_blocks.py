@@ -23,7 +23,8 @@ from typing import Any
 from txnkv import core
 from txnkv.tables.row_set import RowSet
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, HEADER, KEYS, block_key
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import Pages
 
 Values = tuple[Any, ...]
 

@@ -22,7 +22,8 @@ from txnkv.core import compute as pc
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.point_blocks import PointBlock, at_hand
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Pages, Tablet, TabletState
+from txnkv.tables.tablet import Tablet, TabletState
+from txnkv.tables.tablet_files import Pages
 
 
 @dataclass(frozen=True)

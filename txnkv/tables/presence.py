@@ -25,7 +25,8 @@ from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
-from txnkv.tables.tablet import LARGE_CHECK, Tablet, TabletState
+from txnkv.tables.tablet import Tablet, TabletState
+from txnkv.tables.tablet_files import LARGE_CHECK
 
 Gather = Callable[[Sequence[str]], list[pa.Array]]
 """The values of some columns, of the rows that were found in one place."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,9 +16,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.row_set_blocks import RowSetBlocks, RowSetRetired
 from txnkv.tables.row_set_format import BLOOM
-
-if TYPE_CHECKING:
-    from txnkv.tables.tablet import Pages
+from txnkv.tables.tablet_files import Pages
 
 __all__ = ["RowSet", "RowSetRetired"]
 

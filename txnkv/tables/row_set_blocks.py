@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,9 +37,7 @@ from txnkv.tables.row_set_format import (
     block_key,
     unpack_delta,
 )
-
-if TYPE_CHECKING:
-    from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet_files import Pages, TabletFiles
 
 _STAMPS_AT = 32
 """The offset in bytes at which the values of a block of stamps begin: behind its header."""
@@ -58,7 +56,7 @@ class RowSetBlocks:
     the row set's `delta_seq` is seen to have changed.
     """
 
-    def __init__(self, tablet: Tablet, info: RowSetInfo) -> None:
+    def __init__(self, tablet: TabletFiles, info: RowSetInfo) -> None:
         self.info = info
         self.id = info.id
         self._tablet = tablet

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import lmdb
 import pyarrow as pa
@@ -33,9 +33,7 @@ from txnkv.tables.row_set_format import (
     row_set_range,
     rows_per_block,
 )
-
-if TYPE_CHECKING:
-    from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet import Tablet
 
 declare_fault_point("stage.blocks", "a batch of a row set's blocks is durable, others are not")
 

@@ -29,7 +29,7 @@ from txnkv.tables.masks import Masks
 from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import Filter, KeyRange
 from txnkv.tables.sources import BATCH_ROWS, MemoryPart, Part, Selection, Source, Unit, clusters
-from txnkv.tables.tablet import LARGE_READ
+from txnkv.tables.tablet_files import LARGE_READ
 from txnkv.tables.view import EVERY_STAMP, Sight
 
 _AHEAD: Final = 4

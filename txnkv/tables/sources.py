@@ -20,7 +20,8 @@ from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.masks import Mask, RowSetMask, hidden
 from txnkv.tables.predicate import Filter, KeyRange
 from txnkv.tables.row_set import RowSet
-from txnkv.tables.tablet import Pages, Tablet
+from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablet_files import Pages
 from txnkv.tables.view import EVERY_STAMP, Sight
 
 BATCH_ROWS: Final = 1 << 16
