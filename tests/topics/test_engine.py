@@ -555,8 +555,9 @@ def test_a_read_only_client_reads_what_is_in_the_log(
     send(client, row, partition, [b"b"])
     client.close()
     reader = process(
+        "from txnkv.topics import completing\n"
         "engine = client.instance.topics\n"
-        "say([engine.complete(engine.partition(id)) for id in ids])\n",
+        "say([completing.complete(engine, engine.partition(id)) for id in ids])\n",
         options={"read_only": True},
         ids=[partition.id, empty.id],
     )

@@ -450,12 +450,12 @@ def test_a_stopped_process_goes_on_and_is_fenced(
         import signal, threading
         from txnkv.client.producer import Producer
         producer = Producer(client, client.instance.topics.get("events"), "billing", linger=60)
-        commit = producer._sender._engine.log.commit
+        commit = producer._sender._topics.log.commit
         def stopping(asked):
             say("stops")
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread at once
             return commit(asked)
-        producer._sender._engine.log.commit = stopping
+        producer._sender._topics.log.commit = stopping
         future = producer.send("zombie")
         try:
             producer.flush()

@@ -48,7 +48,7 @@ def copy(source: Writer, dest: txnkv.Client, **options: Any) -> Replicated:
 
 def state(client: txnkv.Client, number: int = 0) -> dict[str, Any]:
     """Return what a log says of itself, after it was brought up to date."""
-    client.instance.topics.complete(partitions(client, TOPIC)[number])
+    completing.complete(client.instance.topics, partitions(client, TOPIC)[number])
     partition = partitions(client, TOPIC)[number]
     log = partition.log
     with partition.environment.read() as txn:

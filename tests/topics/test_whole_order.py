@@ -285,18 +285,18 @@ def test_appends_that_begin_while_it_helps_are_for_the_next_look(
     """
     engine, partition = client.instance.topics, partition_of(client, topic, 0)
     small(client, [partition], [b"T1"])
-    complete = engine.complete
+    complete = completing.complete
 
     def take_one(*_: Any) -> int:
         """Offsets of an append that is under way, in another process."""
         with engine.store.status.write() as cur:
             return catalog.take_offsets(cur, partition.id, 1)
 
-    def complete_beside_others(one: Any) -> int:
-        end = complete(one)
+    def complete_beside_others(*args: Any) -> int:
+        end = complete(*args)
         take_one()
         return end
 
     take_one()
-    monkeypatch.setattr(engine, "complete", complete_beside_others)
+    monkeypatch.setattr(completing, "complete", complete_beside_others)
     assert told(whole(topic).poll(timeout=0)) == [(0, b"T1")]
