@@ -200,7 +200,7 @@ class AsyncClient(Wrapper):
     ) -> T:
         age_ts: Timestamp | None = None
         while True:
-            begun = await self._calls(self.blocking.begin, **settings, age_ts=age_ts)
+            begun = await self._calls(Transaction.begin, self.blocking, **settings, age_ts=age_ts)
             begun.context.hold = hold
             age_ts = begun.age
             try:

@@ -21,7 +21,7 @@ from txnkv.client.topic import Topic
 from txnkv.options import Start, SubscriptionType
 from txnkv.topics.fetch import FetchResult
 from txnkv.topics.message import Message, MessageId
-from txnkv.transaction.message_operations import Acknowledged
+from txnkv.transaction.acknowledged import Acknowledged
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import RowError
 from txnkv.options import FlushMode, Operation
-from txnkv.transaction.message_operations import Acknowledged
+from txnkv.transaction.acknowledged import Acknowledged
 from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES
 from txnkv.transaction.token import TxnToken

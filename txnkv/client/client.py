@@ -4,45 +4,52 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv import instance as instances
-from txnkv.client.catalog_operations import CatalogOperations
 from txnkv.client.compacting import CompactReport, compact_store
 from txnkv.client.inspection import CheckReport, check_store, store_stats
+from txnkv.client.loss import accept_loss
 from txnkv.client.producer import close_producers
-from txnkv.client.table import At, Snapshot
-from txnkv.coordinator import clock, status_table
+from txnkv.client.table import Snapshot, Table
+from txnkv.client.topic import Topic
+from txnkv.client.typed_values import ValueSchema, declared
+from txnkv.coordinator import applications, clock
+from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
 from txnkv.coordinator.liveness import MIN_KEEPALIVE
 from txnkv.coordinator.locks import LOCK_TIMEOUT
+from txnkv.coordinator.loss import Loss
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
-    ClosedError,
     CommitOutcomeUnknownError,
     NotSupportedError,
+    TableExistsError,
+    TableNotFoundError,
+    TopicExistsError,
+    TopicNotFoundError,
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.instance import Instance
 from txnkv.metrics import MetricsSnapshot
-from txnkv.options import FlushMode, Isolation, Locking, one_of
+from txnkv.options import Buffer, Compression, FlushMode, Isolation, Locking
 from txnkv.storage.shield import shielded
+from txnkv.tables.partitioning import PartitionBy, Partitioning
+from txnkv.tables.schema import Schema
+from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.holding import Hold
 from txnkv.transaction import one_phase_commit, two_phase_commit
-from txnkv.transaction.begin import begin
 from txnkv.transaction.closeable import Closing
+from txnkv.transaction.connection import Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.info import TxnInfo
+from txnkv.transaction.info import TxnInfo, listed
 from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
 from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES
 from txnkv.transaction.transaction import Transaction
-from txnkv.transaction.versions import ApplicationOperations
 
 T = TypeVar("T")
 
@@ -96,16 +103,10 @@ def connect(
     return Client(instances.acquire(path, make, read_only, history, cache_bytes), keepalive_time)
 
 
-class Client(CatalogOperations, ApplicationOperations, Closing):
+class Client(Connection, Closing):
     """A connection to a store. Shared by threads; a context manager."""
 
     _elsewhere = "connect there too; a transaction crosses processes as txn.serialize()"
-
-    def __init__(self, instance: Instance, keepalive_time: float) -> None:
-        self.instance = instance
-        self._keepalive_time = keepalive_time
-        self._closed = False
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()  # those outside transactions
 
     def __repr__(self) -> str:
         kind = ", read only" if self.instance.read_only else ""
@@ -117,26 +118,188 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         if not self._closed:
             close_producers(self)
             self._closed = True
-            self._end_sessions()
+            self.end_sessions()
             instances.release(self.instance)
 
-    @property
-    def path(self) -> str:
-        """The store's directory."""
-        return str(self.instance.store.directory.path)
+    # -- tables ------------------------------------------------------------------------
 
-    def _itself(self) -> Client:
-        return self
+    @shielded
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partition_by: PartitionBy = None,
+        exists_ok: bool = False,
+    ) -> Table:
+        """Make a table. Takes effect at once, outside of transactions.
 
-    def _end_sessions(self) -> None:
-        """Let the next row or message of a session find out that the client is closed."""
-        for session in self._sessions:
-            session.end()
-        for known in list(self.instance.contexts.values()):
-            context: TxnContext | None = known()
-            if context is not None:
-                for one in context.sessions:
-                    one.end()
+        Args:
+            name: a new one.
+            schema: columns and primary key.
+            partition_by: `hash_partition`, `range_partition`, or a list of them; by default
+                the table is one tablet.
+            exists_ok: return the table of this name when there is one with this schema and
+                partitioning.
+
+        Raises:
+            TableExistsError: the name is taken (with exists_ok: by a table that is different; the
+                message names how).
+            SchemaError: the partitioning does not fit the schema.
+        """
+        self.require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a table's name is a non-empty string, not {name!r}")
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
+        partitioning = Partitioning.of(schema, partition_by)
+        engine = self.instance.engine
+        while True:
+            try:
+                return Table(self, engine.create(name, schema, partitioning))
+            except TableExistsError:
+                if not exists_ok:
+                    raise
+            found = engine.find(name)
+            if found is not None:  # else it was dropped meanwhile
+                found.require_alike(schema, partitioning)
+                return Table(self, found)
+
+    def table(self, name: str) -> Table:
+        """The table of this name.
+
+        Raises:
+            TableNotFoundError: there is none.
+        """
+        self.require_open()
+        return Table(self, self.instance.engine.get(name))
+
+    @shielded
+    def tables(self) -> list[str]:
+        """The names of all tables, sorted."""
+        self.require_open()
+        return self.instance.engine.names()
+
+    @shielded
+    def drop_table(self, name: str | Table, missing_ok: bool = False, keep: float = 0.0) -> None:
+        """Drop a table at once; open transactions that touched it are aborted.
+
+        Args:
+            name: or a handle of it.
+            missing_ok: do nothing when there is none.
+            keep: seconds for which `recall_table` brings it back with all its rows; its name
+                is free meanwhile, its space is not.
+
+        Raises:
+            TableNotFoundError: there is none, and `missing_ok` is false.
+        """
+        if keep < 0:
+            raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
+        self.require_writable()
+        text = name if isinstance(name, str) else name.name
+        if not self.instance.engine.drop(text, keep) and not missing_ok:
+            raise TableNotFoundError(f"there is no table {text!r} to drop")
+
+    def recall_table(self, name: str) -> Table:
+        """Bring back a table that was dropped with `keep`, until its time is over.
+
+        Handles of it work again; of several kept ones of this name it is the one made last.
+
+        Raises:
+            TableNotFoundError: none of this name is kept, or no longer.
+            TableExistsError: the name was given to another table.
+        """
+        self.require_writable()
+        return Table(self, self.instance.engine.recall(name))
+
+    # -- topics ------------------------------------------------------------------------
+
+    @shielded
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        buffer: Buffer = "marker",
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: Compression | None = None,
+        exists_ok: bool = False,
+        value_schema: ValueSchema | None = None,
+        retain_unacknowledged: bool = False,
+    ) -> Topic:
+        """Make a topic. Takes effect at once, outside of transactions.
+
+        Args:
+            name: a new one.
+            partitions: how many; messages of one key stay in one of them, in their order.
+            buffer: where messages of open transactions wait. "marker": in the log itself, so
+                that readers see them where they were sent, and wait behind an open transaction;
+                "sidecar": beside it, so that readers see transactions in the order of their
+                commits and nobody waits.
+            retention_seconds: messages older than this may go; None keeps them.
+            retention_bytes: of a partition, what is older than so many bytes may go.
+            compression: None, "lz4" or "zstd".
+            exists_ok: return the topic of this name when there is one that was made alike.
+            value_schema: columns of which each value is a row, as those of a `Schema`
+                ({"id": "int64", "note": "string?"}) or a `pyarrow.Schema`; None: bytes. No column
+                has the name of what messages have beside: key, headers, timestamp, partition,
+                offset, txn_id. It stays as it is.
+            retain_unacknowledged: retention keeps what a subscription has not acknowledged, however
+                long that takes; else it takes such messages too, and warns.
+
+        Raises:
+            TopicExistsError: the name is taken (with exists_ok: by a topic that is different; the
+                message names how).
+            SchemaError: a column of values has a type or name that it cannot have.
+            ValueError: an argument makes no sense.
+        """
+        self.require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a topic's name is a non-empty string, not {name!r}")
+        options = TopicOptions(
+            compression=compression,
+            retention_seconds=retention_seconds,
+            retention_bytes=retention_bytes,
+            value_schema=declared(value_schema),
+            retain_unacknowledged=retain_unacknowledged,
+        )
+        topics = self.instance.topics
+        while True:
+            try:
+                return Topic(self, topics.create(name, partitions, buffer, options))
+            except TopicExistsError:
+                if not exists_ok:
+                    raise
+            found = topics.find(name)
+            if found is not None:  # else it was dropped meanwhile
+                found.require_alike(partitions, buffer, options)
+                return Topic(self, found)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name.
+
+        Raises:
+            TopicNotFoundError: there is none.
+        """
+        self.require_open()
+        return Topic(self, self.instance.topics.get(name))
+
+    @shielded
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        self.require_open()
+        return self.instance.topics.names()
+
+    @shielded
+    def drop_topic(self, name: str | Topic, missing_ok: bool = False) -> None:
+        """Drop a topic at once; open transactions that touched it are aborted.
+
+        Raises:
+            TopicNotFoundError: there is none, and `missing_ok` is false.
+        """
+        self.require_writable()
+        text = name if isinstance(name, str) else name.name
+        if not self.instance.topics.drop(text) and not missing_ok:
+            raise TopicNotFoundError(f"there is no topic {text!r} to drop")
 
     # -- transactions ------------------------------------------------------------------
 
@@ -161,35 +324,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
             lock_timeout: seconds for which it waits, in all of its timeout, for the end of a
                 younger transaction that has locked a tablet.
         """
-        return self.begin(timeout, isolation, locking, keepalive, None, lock_timeout)
-
-    def begin(
-        self,
-        timeout: float | None,
-        isolation: Isolation,
-        locking: Locking,
-        keepalive: bool,
-        age_ts: Timestamp | None,
-        lock_timeout: float = LOCK_TIMEOUT,
-    ) -> Transaction:
-        """`new_transaction`, as old for wait-die as one that began at `age_ts`."""
-        self.require_writable()
-        one_of("isolation", isolation, Isolation)
-        one_of("locking", locking, Locking)
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
-        if lock_timeout < 0:
-            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
-        context = begin(
-            self.instance,
-            timeout=timeout,
-            isolation=isolation,
-            locking=locking,
-            keepalive=self._keepalive_time,
-            age_ts=age_ts,
-        )
-        context.lock_timeout = lock_timeout
-        return Transaction(self, context, joined=False, keepalive=keepalive)
+        return Transaction.begin(self, timeout, isolation, locking, keepalive, lock_timeout)
 
     def transaction(self, **options: Any) -> Transaction:
         """`with client.transaction() as txn:` commits at the end, rolls back on an exception.
@@ -231,7 +366,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
     ) -> T:
         age_ts: Timestamp | None = None
         while True:
-            txn = self.begin(**settings, age_ts=age_ts)
+            txn = Transaction.begin(self, **settings, age_ts=age_ts)
             txn.context.hold = hold
             age_ts = txn.age
             try:
@@ -261,9 +396,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
     ) -> Session:
         """A session outside of any transaction: each flush is one of its own. See `Session`."""
         self.require_writable()
-        session = Session(self, None, flush_mode, buffer_bytes)
-        self._sessions.add(session)
-        return session
+        return Session(self, None, flush_mode, buffer_bytes)
 
     @shielded
     def transaction_state(self, id: int) -> TxnState:
@@ -285,26 +418,7 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
     def transactions(self) -> list[TxnInfo]:
         """All transactions in the status table: those that have not ended, and recent ones."""
         self.require_open()
-        with self.instance.store.status.read() as cur:
-            rows = status_table.select(cur)
-            participants = {
-                row.txn_id: sum(map(len, status_table.participants(cur, row.txn_id).values()))
-                for row in rows
-            }
-        return [
-            TxnInfo(
-                self.instance.coordinator.txn_id(row.txn_id),
-                row.state,
-                row.begin_ts,
-                row.commit_ts if row.state is not TxnState.ABORTED else None,
-                None if row.timeout is None else row.timeout / 1e6,
-                row.isolation,
-                row.locking,
-                participants[row.txn_id],
-                row.reason,
-            )
-            for row in rows
-        ]
+        return listed(self.instance)
 
     @shielded
     def abort_transaction(self, id: int) -> None:
@@ -363,19 +477,40 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         self.require_open()
         return Snapshot(self, self.timestamp_of(at))
 
-    def timestamp_of(self, at: At) -> Timestamp:
-        """The timestamp that `at` names; the latest snapshot for None."""
-        coordinator = self.instance.coordinator
-        if at is None:
-            return coordinator.latest()
-        if isinstance(at, Snapshot):
-            at.require_open()
-            return at.timestamp
-        if isinstance(at, datetime):
-            return coordinator.snapshot_at(Timestamp.from_datetime(at))
-        return coordinator.snapshot_at(Timestamp(at))
+    # -- versions of applications ----------------------------------------------------------
 
-    # -- looking after -----------------------------------------------------------------
+    @shielded
+    def applied(self, app_id: str) -> Applied | None:
+        """The last version of an application that is committed; None when there is none.
+
+        See `Transaction.mark_applied`.
+        """
+        self.require_open()
+        with self.instance.store.status.read() as cur:
+            return applications.find(cur, app_id, self.instance.coordinator.tcid)
+
+    @shielded
+    def applications(self) -> dict[str, Applied]:
+        """The last version of every application, by its id."""
+        self.require_open()
+        with self.instance.store.status.read() as cur:
+            return applications.every(cur, self.instance.coordinator.tcid)
+
+    @shielded
+    def forget_applied(self, app_id: str) -> bool:
+        """Let an application begin anew, from any version and with any source.
+
+        What its versions committed stays. A driver that still runs commits its next version as
+        the first one.
+
+        Returns:
+            Whether anything was known of it.
+        """
+        self.require_writable()
+        with self.instance.store.status.write() as cur:
+            return applications.forget(cur, app_id)
+
+    # -- maintenance -----------------------------------------------------------------
 
     @shielded
     def stats(self) -> dict[str, Any]:
@@ -427,24 +562,26 @@ class Client(CatalogOperations, ApplicationOperations, Closing):
         self.require_writable()
         return compact_store(self.instance, progress)
 
-    def require_open(self) -> None:
-        """Refuse a closed client.
+    @shielded
+    def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:
+        """Give up what a damaged tablet or partition has lost; what is left of it works again.
+
+        Lost offsets of a topic are passed over, and never given again. Of a table whole row sets
+        go, where anything of them is damaged or gone; rows that they had replaced do not come back.
+        Its undecided transactions are aborted. It cannot be taken back: restore its files first, if
+        there is a backup.
+
+        Args:
+            part: a name and the number of a tablet or partition, from 0: "orders/0"; where there
+                are both, "table:orders/0" or "topic:orders/0".
+            dry_run: only say what would be lost.
+
+        Returns:
+            What was lost; true if that is anything.
 
         Raises:
-            ClosedError: it was closed.
+            TableNotFoundError, TopicNotFoundError: there is no such part.
+            UnavailableError: another process has its files open.
         """
-        if self._closed:
-            raise ClosedError(f"the client of {self.path} was closed; connect again")
-
-    def require_writable(self) -> None:
-        """Refuse to write where this client was opened to read only.
-
-        Raises:
-            NotSupportedError: it was.
-            ClosedError: it is closed.
-        """
-        self.require_open()
-        if self.instance.read_only:
-            raise NotSupportedError(
-                f"the store {self.path} was opened with read_only=True: connect without it to write"
-            )
+        self.require_writable()
+        return accept_loss(self.instance, part, really=not dry_run)

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 import pyarrow as pa
 
@@ -22,14 +22,12 @@ from txnkv.topics.fetch import FETCH_BYTES, HELD_BYTES
 from txnkv.topics.log_view import bounds, offset_for_time
 from txnkv.topics.message import Message, messages_of
 from txnkv.topics.offset_reader import OffsetReader, PartitionReader
+from txnkv.topics.partition import Partition
 from txnkv.topics.values import ValueCodec
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.whole_order import WholeOrder
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.topics.partition import Partition
+from txnkv.transaction.connection import Connection
 
 ISOLATIONS: Final = get_args(ReadIsolation)
 ORDERS: Final = get_args(Order)
@@ -47,7 +45,7 @@ class Consumer(Closing):
     Belongs to one thread at a time. In a forked child it goes on from where it was.
 
     Args:
-        client: of the store.
+        connection: to the store.
         topic: what to read.
         isolation: "read_committed": messages of committed transactions, and those outside of
             any; "read_uncommitted": all that is in the log, also what is aborted later (over a
@@ -74,7 +72,7 @@ class Consumer(Closing):
 
     def __init__(
         self,
-        client: Client,
+        connection: Connection,
         topic: TopicInfo,
         *,
         isolation: ReadIsolation = "read_committed",
@@ -93,10 +91,10 @@ class Consumer(Closing):
             raise ValueError(
                 "order='commit' shows what is committed: take isolation='read_committed'"
             )
-        client.require_open()
-        self._client = client
+        connection.require_open()
+        self._connection = connection
         self._topic = topic
-        self._engine = client.instance.topics
+        self._engine = connection.instance.topics
         self._engine.require_live(topic)
         self._isolation = isolation
         self._max_bytes = max_bytes
@@ -140,7 +138,7 @@ class Consumer(Closing):
             CorruptionError: a batch is damaged.
             ClosedError: the consumer or its client was closed.
         """
-        txn_id = self._client.instance.coordinator.txn_id
+        txn_id = self._connection.instance.coordinator.txn_id
         messages: list[Message] = []
         for number, rows in self._poll(max_messages, timeout):
             messages += messages_of(rows, number, txn_id, self._topic.options.codec)
@@ -329,7 +327,7 @@ class Consumer(Closing):
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError(f"this consumer of {self._topic.name!r} was closed; make another")
-        self._client.require_open()
+        self._connection.require_open()
 
     def _poll(self, most: int, timeout: float | None) -> _Parts:
         if most <= 0:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from txnkv.storage.shield import shielded
 from txnkv.tables import diff_tokens
 from txnkv.tables.diff_tokens import DiffParts
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
+from txnkv.transaction.connection import Connection
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class DiffToken:
         return self.parts.rows
 
     @shielded
-    def open(self, client: Client) -> pa.RecordBatchReader:
+    def open(self, client: Connection) -> pa.RecordBatchReader:
         """Its changes, as `Table.diff` gives them.
 
         Raises:

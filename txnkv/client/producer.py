@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -46,9 +46,7 @@ from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
 from txnkv.topics.partitioner import Sticky, spread
 from txnkv.topics.sending import PATIENCE, Delivered, Sender
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
+from txnkv.transaction.connection import Connection
 
 _log = logging.getLogger("txnkv")
 
@@ -72,7 +70,7 @@ class Producer(Closing):
     """Sends messages to one topic, each of them once. A context manager.
 
     Args:
-        client: of the store.
+        connection: to the store.
         topic: to which.
         name: a later producer of the same name and topic fences this one, in any process: what
             this one sends from then on is refused. None: nobody can fence it.
@@ -86,7 +84,7 @@ class Producer(Closing):
 
     def __init__(
         self,
-        client: Client,
+        connection: Connection,
         topic: TopicInfo,
         name: str | None = None,
         *,
@@ -98,13 +96,13 @@ class Producer(Closing):
             raise ValueError(f"a producer's name is a non-empty string or None, not {name!r}")
         if linger < 0 or batch_bytes <= 0 or patience < 0:
             raise ValueError("linger and patience are at least 0, batch_bytes is above 0")
-        self.client = client
+        self.connection = connection
         self._topic = topic
         self._name = name
         self._linger = linger
         self._batch_bytes = batch_bytes
         self._encode = encoder_of(topic)
-        self._sender = Sender(client.instance.topics, topic, name, patience)
+        self._sender = Sender(connection.instance.topics, topic, name, patience)
         self._sticky = Sticky()
         self._pid = os.getpid()
         self._wake = new_condition()
@@ -241,7 +239,7 @@ class Producer(Closing):
             raise self._closed_error()
         if self._dead is not None:
             raise self._dead.with_traceback(None)
-        self.client.require_open()
+        self.connection.require_open()
 
     def _closed_error(self) -> ClosedError:
         what = "was closed" if self._closed else "belongs to the process that forked this one"
@@ -371,15 +369,15 @@ def _size(row: Pending) -> int:
 _OPEN: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def close_producers(client: Client | None = None) -> None:
+def close_producers(connection: Connection | None = None) -> None:
     """Send what waits in the producers of a client, or in all of this process, and close them.
 
     What cannot be sent is said in the log; the futures have it, too.
     """
     for producer in list(_OPEN):
-        if client is None:
+        if connection is None:
             producer.hurry(_EXIT_PATIENCE)
-        elif producer.client is not client:
+        elif producer.connection is not connection:
             continue
         try:
             producer.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -21,9 +21,7 @@ from txnkv.tables.scan import Plan
 from txnkv.tables.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.view import ReadView
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
+from txnkv.transaction.connection import Connection
 
 _THREADS: Final = 2
 
@@ -44,7 +42,7 @@ class ScanToken:
         return self.parts.rows
 
     @shielded
-    def open(self, client: Client) -> Scan:
+    def open(self, client: Connection) -> Scan:
         """The part as a scan.
 
         Raises:
@@ -68,9 +66,9 @@ class Scan(Closing):
     _elsewhere = "hand on scan.tokens() and open them there"
 
     def __init__(
-        self, client: Client, asked: Request, bind: Callable[[], tuple[ReadView, Plan]]
+        self, connection: Connection, asked: Request, bind: Callable[[], tuple[ReadView, Plan]]
     ) -> None:
-        self._client = client
+        self._connection = connection
         self._asked = asked
         self._bind = bind
         self._share: Callable[[], ReadView] | None = None
@@ -80,7 +78,7 @@ class Scan(Closing):
     @classmethod
     def over(
         cls,
-        client: Client,
+        connection: Connection,
         table: TableInfo,
         view: Callable[[], ReadView],
         columns: Sequence[str] | None,
@@ -101,9 +99,9 @@ class Scan(Closing):
         asked = reading.request(table, columns, where, ordered, limit)
 
         def bind() -> tuple[ReadView, Plan]:
-            return reading.bound(client.instance.engine, asked, view)
+            return reading.bound(connection.instance.engine, asked, view)
 
-        scan = cls(client, asked, bind)
+        scan = cls(connection, asked, bind)
         scan._share = share
         return scan
 
@@ -120,18 +118,18 @@ class Scan(Closing):
     @property
     def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
-        self._client.require_open()
+        self._connection.require_open()
         return self._both()[0].snapshot
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
-        self._client.require_open()
+        self._connection.require_open()
         return shielded_steps(self._planned().batches())
 
     @shielded
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
-        self._client.require_open()
+        self._connection.require_open()
         batches = list(self._planned().batches(threads=_THREADS))
         if not self._asked.columns:
             return pa.Table.from_batches(batches) if batches else pa.table({})
@@ -163,9 +161,9 @@ class Scan(Closing):
             rows: about how many rows a part covers. An ordered scan is cut by tablet, each
                 part ordered in itself; a limit holds for each part.
         """
-        self._client.require_open()
+        self._connection.require_open()
         view, plan = self._both()
-        engine = self._client.instance.engine
+        engine = self._connection.instance.engine
         if self._share is not None:
             view = self._share()
             plan = reading.plan(engine, self._asked, view)

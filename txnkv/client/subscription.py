@@ -16,7 +16,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import Any, Final, Unpack
 
 from txnkv.errors import (
     AckConflictError,
@@ -29,6 +29,7 @@ from txnkv.options import Start, SubscriptionType
 from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.locks import new_lock
 from txnkv.storage.shield import shielded
+from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.leases import LeaseReader
 from txnkv.topics.message import Message, MessageId
@@ -43,11 +44,9 @@ from txnkv.topics.subscriptions import (
 from txnkv.topics.values import Encoded
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.topics.catalog import TopicInfo
-    from txnkv.transaction.transaction import Transaction
+from txnkv.transaction.connection import Connection
+from txnkv.transaction.session import Session
+from txnkv.transaction.transaction import Transaction
 
 _log = logging.getLogger("txnkv")
 
@@ -59,7 +58,7 @@ class _Stirred(Exception):
 
 
 def subscribe(
-    client: Client,
+    connection: Connection,
     topic: TopicInfo,
     name: str,
     type: SubscriptionType = "exclusive",
@@ -70,7 +69,7 @@ def subscribe(
     """A consumer of a subscription, which is made when there is none of this name.
 
     Args:
-        client: of the store.
+        connection: to the store.
         topic: of which topic.
         name: of the subscription; unique in the topic.
         type: "exclusive"; "failover": exclusive, and further consumers wait until the one that
@@ -100,8 +99,10 @@ def subscribe(
             f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
             f"them, not {partitions!r}"
         )
-    info, place = client.instance.topics.subscriptions.subscribe(topic, name, type, start, options)
-    return Subscription(client, info, place, numbers)
+    info, place = connection.instance.topics.subscriptions.subscribe(
+        topic, name, type, start, options
+    )
+    return Subscription(connection, info, place, numbers)
 
 
 class Subscription(Closing):
@@ -113,15 +114,15 @@ class Subscription(Closing):
 
     def __init__(
         self,
-        client: Client,
+        connection: Connection,
         info: SubscriptionInfo,
         place: Place | None,
         partitions: Sequence[int],
     ) -> None:
         """Made by `Topic.subscribe`."""
-        self._client = client
+        self._connection = connection
         self.info = info
-        self._engine = client.instance.topics
+        self._engine = connection.instance.topics
         self._pid = os.getpid()
         self._partitions = partitions
         self._state: Exclusive | None = None
@@ -255,7 +256,7 @@ class Subscription(Closing):
         self._given = []
 
     def _count(self, found: list[Message]) -> None:
-        metrics = self._client.instance.coordinator.metrics
+        metrics = self._connection.instance.coordinator.metrics
         metrics.messages_delivered.add(len(found))
         metrics.messages_redelivered.add(sum(m.redelivery_count > 0 for m in found))
 
@@ -272,7 +273,7 @@ class Subscription(Closing):
             for name, value in zip(_DEAD_LETTER_HEADERS, about, strict=True)
         ]
         try:
-            with self._client.transaction() as txn:
+            with Transaction.begin(self._connection) as txn:
                 txn.send(
                     topic,
                     None if message.raw is None else Encoded(message.raw),
@@ -281,7 +282,7 @@ class Subscription(Closing):
                     timestamp=message.timestamp,
                 )
                 txn.ack(self, message)
-            self._client.instance.coordinator.metrics.dead_letters.add()
+            self._connection.instance.coordinator.metrics.dead_letters.add()
         except AckConflictError:
             return  # somebody acknowledged it after all
 
@@ -330,7 +331,7 @@ class Subscription(Closing):
         if txn is not None:
             getattr(txn, how)(self, message)
             return
-        with self._client.new_session() as session:
+        with Session(self._connection, None, "manual", None) as session:
             getattr(session, how)(self, message)
             session.flush()
 
@@ -421,7 +422,7 @@ class Subscription(Closing):
             raise InvalidTxnStateError(
                 f"{self.info} was opened by process {self._pid}: subscribe in this one"
             )
-        self._client.require_open()
+        self._connection.require_open()
         if not self._close.alive:
             raise ClosedError(f"{self.info}: this consumer was closed; subscribe again")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -20,12 +19,10 @@ from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff import DiffRequest
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.view import ReadView
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.tables.table_engine import TableEngine
+from txnkv.transaction.connection import AnyTable, At, Connection
 
 T = TypeVar("T")
 
@@ -36,18 +33,18 @@ class Snapshot(Closing):
     """The store at one instant. A context manager; keeps history from being collected.
 
     Args:
-        client: of the store.
+        connection: to the store.
         timestamp: everything that committed at or below it is seen.
 
     Raises:
         HistoryExpiredError: it is older than the history that the store keeps.
     """
 
-    def __init__(self, client: Client, timestamp: Timestamp) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, timestamp: Timestamp) -> None:
+        self._connection = connection
         self._timestamp = timestamp
-        runtime = client.instance.store.runtime
-        history.pin(client.instance.coordinator, timestamp)
+        runtime = connection.instance.store.runtime
+        history.pin(connection.instance.coordinator, timestamp)
         self._unpin = WhenDropped(self, unpin, runtime, timestamp)
 
     @property
@@ -55,28 +52,31 @@ class Snapshot(Closing):
         """Everything that committed at or below it is seen."""
         return self._timestamp
 
-    def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
+    def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key, or None."""
-        return self._client.resolve(table).get(key, snapshot=self)
+        return self._table(table).get(key, snapshot=self)
 
-    def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
+    def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
-        return self._client.resolve(table).get_many(keys, snapshot=self)
+        return self._table(table).get_many(keys, snapshot=self)
 
     def scan(
         self,
-        table: str | Table,
+        table: AnyTable,
         columns: Sequence[str] | None = None,
         where: Any = None,
         ordered: bool = False,
         limit: int | None = None,
     ) -> Scan:
         """A scan of a table at this snapshot; see `Table.scan`."""
-        return self._client.resolve(table).scan(columns, where, self, ordered, limit)
+        return self._table(table).scan(columns, where, self, ordered, limit)
+
+    def _table(self, table: AnyTable) -> Table:
+        return Table(self._connection, self._connection.table_info(table))
 
     def __repr__(self) -> str:
         closed = "" if self._unpin.alive else ", closed"
-        return f"<Snapshot {int(self._timestamp)} of {self._client.path!r}{closed}>"
+        return f"<Snapshot {int(self._timestamp)} of {self._connection.path!r}{closed}>"
 
     def require_open(self) -> None:
         """Refuse a closed snapshot.
@@ -93,14 +93,11 @@ class Snapshot(Closing):
         self._unpin()
 
 
-At = Snapshot | Timestamp | datetime | None
-
-
 class Table(Closing):
     """A table. Shared by threads."""
 
-    def __init__(self, client: Client, info: TableInfo) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, info: TableInfo) -> None:
+        self._connection = connection
         self.info = info
         self._lock = new_lock()
         self._row_ids: range = range(0)
@@ -168,12 +165,12 @@ class Table(Closing):
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
         """
-        client = self._client
-        client.require_open()
+        connection = self._connection
+        connection.require_open()
         if isinstance(snapshot, Snapshot):
             snapshot.require_open()
         return Scan.over(
-            client, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
+            connection, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
     @shielded
@@ -218,7 +215,7 @@ class Table(Closing):
             rows: about how many changes a part covers.
 
         Returns:
-            Picklable tokens, none where nothing changed; `token.open(client)` reads one.
+            Picklable tokens, none where nothing changed; `token.open(connection)` reads one.
 
         Raises:
             As `diff`.
@@ -231,13 +228,13 @@ class Table(Closing):
     def _diff_request(self, start: At, end: At, columns: Sequence[str] | None) -> DiffRequest:
         if start is None:
             raise ValueError("diff takes the time to start from: a timestamp or aware datetime")
-        of = self._client.timestamp_of
+        of = self._connection.timestamp_of
         return diff.request(self.info, of(start), of(end), columns)
 
     @shielded
     def next_id(self) -> int:
         """An id that no other call in any process gets, known before commit; gaps happen."""
-        self._client.require_open()
+        self._connection.require_open()
         with self._lock:
             if not self._row_ids:
                 with self._engine().store.status.write() as cur:
@@ -251,21 +248,21 @@ class Table(Closing):
         return self.scan().__arrow_c_stream__(requested_schema)
 
     def _engine(self) -> TableEngine:
-        self._client.require_open()
-        engine = self._client.instance.engine
+        self._connection.require_open()
+        engine = self._connection.instance.engine
         engine.require_live(self.info)
         return engine
 
     def _read(self, at: At, read: Callable[[TableEngine, ReadView], T]) -> T:
         engine = self._engine()
         while True:
-            snapshot = self._client.timestamp_of(at)
+            snapshot = self._connection.timestamp_of(at)
             try:
                 return read(engine, ReadView(snapshot))
             except HistoryExpiredError:
                 # Not pinned, the latest snapshot may be overtaken by the history.
-                if at is not None or self._client.timestamp_of(at) == snapshot:
+                if at is not None or self._connection.timestamp_of(at) == snapshot:
                     raise
 
     def _view(self, at: At) -> ReadView:
-        return ReadView(self._client.timestamp_of(at))
+        return ReadView(self._connection.timestamp_of(at))

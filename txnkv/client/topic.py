@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import pyarrow as pa
 
+from txnkv.client.consumer import Consumer
+from txnkv.client.producer import Producer
+from txnkv.client.subscription import Subscription
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
 from txnkv.storage.shield import shielded
@@ -14,15 +17,10 @@ from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.fetch import HELD_BYTES, FetchResult, fetch
 from txnkv.topics.log_view import Bounds, bounds
 from txnkv.topics.partition import Partition
+from txnkv.topics.subscription_info import SubscriptionOptions
+from txnkv.topics.topic_engine import TopicEngine
 from txnkv.transaction.closeable import Closing
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.client.consumer import Consumer
-    from txnkv.client.producer import Producer
-    from txnkv.client.subscription import Subscription
-    from txnkv.topics.subscription_info import SubscriptionOptions
-    from txnkv.topics.topic_engine import TopicEngine
+from txnkv.transaction.connection import Connection
 
 
 class Topic(Closing):
@@ -31,8 +29,8 @@ class Topic(Closing):
     It is sent to by transactions and sessions (`txn.send`), or by a `producer`.
     """
 
-    def __init__(self, client: Client, info: TopicInfo) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, info: TopicInfo) -> None:
+        self._connection = connection
         self.info = info
 
     @property
@@ -121,7 +119,7 @@ class Topic(Closing):
 
         self._engine()
         return Consumer(
-            self._client,
+            self._connection,
             self.info,
             isolation=isolation,
             order=order,
@@ -152,9 +150,9 @@ class Topic(Closing):
         """
         from txnkv.client.subscription import subscribe
 
-        self._client.require_writable()
+        self._connection.require_writable()
         self._engine()
-        return subscribe(self._client, self.info, name, type, start, partitions, **options)
+        return subscribe(self._connection, self.info, name, type, start, partitions, **options)
 
     def subscriptions(self) -> list[str]:
         """The names of its subscriptions, sorted."""
@@ -170,7 +168,7 @@ class Topic(Closing):
             TopicNotFoundError: there is none of this name, and `missing_ok` is false; or the
                 topic was dropped.
         """
-        self._client.require_writable()
+        self._connection.require_writable()
         subscriptions = self._engine().subscriptions
         known = {info.name: info for info in subscriptions.of_topic(self.info)}
         found = known.get(name)
@@ -192,15 +190,15 @@ class Topic(Closing):
         """
         from txnkv.client.producer import Producer
 
-        self._client.require_writable()
+        self._connection.require_writable()
         self._engine()
-        return Producer(self._client, self.info, name, **options)
+        return Producer(self._connection, self.info, name, **options)
 
     # -- inside ------------------------------------------------------------------------
 
     def _engine(self) -> TopicEngine:
-        self._client.require_open()
-        engine = self._client.instance.topics
+        self._connection.require_open()
+        engine = self._connection.instance.topics
         engine.require_live(self.info)
         return engine
 

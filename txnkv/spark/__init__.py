@@ -82,7 +82,7 @@ def options(
     if (table is None) == (topic is None):
         raise ValueError("give a table or a topic, one of both")
     txn.context.require_open("hand it to Spark")
-    client = txn.client
+    client = txn.connection
     what = (
         {"table": client.table_info(table).name}
         if table is not None

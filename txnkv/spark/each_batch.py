@@ -207,7 +207,7 @@ class Read:
         Raises:
             AckConflictError: another transaction has acknowledged a part of it.
         """
-        with txn.client.instance.store.status.read() as cur:
+        with txn.connection.instance.store.status.read() as cur:
             found = cursors.load(cur, self.info.id)
         for number, end in self.ends.items():
             cursor = found.get(self.info.topic.partitions[number])

@@ -14,6 +14,9 @@ from txnkv.storage.shield import go_on
 from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema
 
+TASKS: Final = 4
+"""Tasks of a job that a machine is thought to run at once."""
+
 CHUNK_ROWS: Final = 1 << 21
 CHUNK_BYTES: Final = 64 << 20
 

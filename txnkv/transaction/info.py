@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.states import TxnState
+from txnkv.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -26,3 +28,27 @@ class TxnInfo:
     locking: str
     participants: int
     reason: str | None
+
+
+def listed(instance: Instance) -> list[TxnInfo]:
+    """All transactions in the status table: those that have not ended, and recent ones."""
+    with instance.store.status.read() as cur:
+        rows = status_table.select(cur)
+        participants = {
+            row.txn_id: sum(map(len, status_table.participants(cur, row.txn_id).values()))
+            for row in rows
+        }
+    return [
+        TxnInfo(
+            instance.coordinator.txn_id(row.txn_id),
+            row.state,
+            row.begin_ts,
+            row.commit_ts if row.state is not TxnState.ABORTED else None,
+            None if row.timeout is None else row.timeout / 1e6,
+            row.isolation,
+            row.locking,
+            participants[row.txn_id],
+            row.reason,
+        )
+        for row in rows
+    ]

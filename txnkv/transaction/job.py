@@ -80,7 +80,7 @@ class Job:
         """
         context = self._txn.context
         scope = Scope(context.row.txn_id, self.id, self._scoped(attempt), alone)
-        return Session(self._txn.client, context.with_scope(scope), "manual", None)
+        return Session(self._txn.connection, context.with_scope(scope), "manual", None)
 
     @shielded
     def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:

@@ -11,25 +11,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
 
+from txnkv.client.typed_values import Encode
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
 from txnkv.storage.locks import new_lock
-from txnkv.topics import messages, outbox
+from txnkv.tables import ingest
+from txnkv.topics import message_batches, messages, outbox
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
 from txnkv.topics.partitioner import Sticky, partition_of_one, spread
-
-if TYPE_CHECKING:
-    from txnkv.topics.topic_engine import TopicEngine
-    from txnkv.transaction.context import TxnContext
-
+from txnkv.topics.topic_engine import TopicEngine
+from txnkv.transaction.connection import AnyTopic
+from txnkv.transaction.context import TxnContext
 
 _ALONE_BYTES: Final = 64 << 20
 """So much is appended to a log in one piece, outside of a transaction."""
+
+
+ShortCut: TypeAlias = tuple[AnyTopic | None, Callable[[Any], None], Encode | None]
+"""A topic; a call that takes its messages without ado, while the topic stays the same; and the
+encoder of its values to bytes, where they are typed.
+"""
+
+
+def nothing(taken: object) -> None:
+    """Take a row or message, and do nothing: where there is no short cut."""
+
+
+NO_SHORT_CUT: Final[ShortCut] = (None, nothing, None)
 
 
 class Parcel(NamedTuple):
@@ -103,6 +116,18 @@ class Sending:
         sticky = self._sticky.setdefault(topic.id, Sticky()).turn(len(topic.partitions))
         for some in outgoing:
             yield Parcel(topic, [*spread(some, len(topic.partitions), sticky)])
+
+    def parcels_from(self, topic: TopicInfo, data: Any) -> Iterable[Parcel]:
+        """Messages of Arrow data, by partition; read and cut as they are taken.
+
+        Raises:
+            SchemaError: a column is missing, not known or of another type.
+        """
+        given, batches = ingest.open_stream(data)
+        codec = topic.options.codec
+        message_batches.check_columns(given, codec)
+        outgoing = message_batches.outgoing_of(batches, len(topic.partitions), codec)
+        return self.parcels_of(topic, outgoing)
 
     def _parcel_of(self, topic: TopicInfo, message: Single) -> Parcel:
         partitions = len(topic.partitions)

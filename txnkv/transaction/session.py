@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import pyarrow as pa
 
+from txnkv.client.typed_values import encoder_of
 from txnkv.coordinator.ids import TxnId
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     RowError,
+    StorageFullError,
     TableNotFoundError,
+    UnavailableError,
 )
 from txnkv.options import FlushMode, Operation, one_of
 from txnkv.storage.locks import new_rlock
@@ -24,36 +27,36 @@ from txnkv.tables import ingest
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import require_operation
 from txnkv.tables.row_checker import Adder
+from txnkv.topics import catalog, messages
+from txnkv.topics.acks import refuse
+from txnkv.transaction.acknowledged import Acknowledged, AnySubscription, ids_of, info_of
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.closeable import Closing
+from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.row_operations import RowOperations
-from txnkv.transaction.sending import Parcel, alone, send_alone
+from txnkv.transaction.sending import NO_SHORT_CUT, Sending, ShortCut, alone, nothing, send_alone
 from txnkv.transaction.session_background import Background
 from txnkv.transaction.session_buffer import Room
-from txnkv.transaction.session_messages import Acks, SessionMessages
-from txnkv.transaction.session_rows import Rows, Run, Unsure, write_all
+from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
 from txnkv.transaction.write_result import ErrorBuffer, WriteResult
 
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.client.table import Table
 
-_TASKS: Final = 4
-"""Tasks of a job that a machine is thought to run at once."""
-
-
-def _nothing(row: object) -> None: ...
-
-
-class Session(RowOperations, SessionMessages, Closing):
+class Session(Closing):
     """Writes rows and sends messages, in a transaction or, without one, each flush in a transaction
     of its own.
+
+    A row is a dict, a tuple in schema order or a dataclass. A column that a dict does not name
+    has its default, or null, in a new row, and keeps its value in one that is there; None is
+    null. Rows are checked at the call; whether their keys are there shows when they are flushed.
+    Every operation on rows raises SchemaError when a column is unknown or missing or a value does
+    not fit, and with flush mode auto_sync RowErrors when the row is refused.
+
+    In a transaction rows, messages and acknowledgements take effect at its commit, all or none.
 
     Belongs to one thread at a time.
 
     Args:
-        client: whose tables it writes.
+        connection: to the store.
         context: the transaction, or None.
         flush_mode: "manual": rows and messages wait for `flush` or the commit; "auto_sync": each
             call is a flush; "auto_background": a thread flushes them, after a second or when they
@@ -65,15 +68,20 @@ class Session(RowOperations, SessionMessages, Closing):
 
     def __init__(
         self,
-        client: Client,
+        connection: Connection,
         context: TxnContext | None,
         flush_mode: FlushMode,
         buffer_bytes: int | None,
     ) -> None:
         one_of("flush_mode", flush_mode, FlushMode)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
-        self._begin_messages()
-        self._client = client
+        self._sending = Sending()
+        self._short: ShortCut = NO_SHORT_CUT
+        self._acks: list[Acks] = []
+        self._sent = self._acked = 0
+        # What `send_batch` failed with and has taken, and how many messages it is.
+        self._unsent: tuple[Any, int] | None = None
+        self._connection = connection
         self._context = context
         self._mode: FlushMode = flush_mode
         self._rows = Rows(self._room)
@@ -84,22 +92,48 @@ class Session(RowOperations, SessionMessages, Closing):
         self._lock = new_rlock()
         self._background: Background | None = None
         # The run that rows are added to without ado, while table and operation stay the same.
-        self._table: str | Table | None = None
+        self._table: AnyTable | None = None
         self._op = ""
-        self._take: Adder = _nothing
+        self._take: Adder = nothing
+        if context is None:
+            connection.sessions.add(self)
 
     # -- rows --------------------------------------------------------------------------
 
-    def insert(self, table: str | Table, row: Any) -> None:
+    def insert(self, table: AnyTable, row: Any) -> None:
         """A new row; refused when its key is there already."""
         if table is self._table and self._op == "insert":
             self._take(row)
         else:
             self._add(table, "insert", row)
 
-    def _add(self, table: str | Table, op: str, row: Any) -> None:
+    def insert_ignore(self, table: AnyTable, row: Any) -> None:
+        """A new row; ignored when its key is there already."""
+        self._add(table, "insert_ignore", row)
+
+    def upsert(self, table: AnyTable, row: Any) -> None:
+        """A new row, or new values for the row that is there."""
+        self._add(table, "upsert", row)
+
+    def update(self, table: AnyTable, row: Any) -> None:
+        """New values for the row with this key; refused when there is none."""
+        self._add(table, "update", row)
+
+    def update_ignore(self, table: AnyTable, row: Any) -> None:
+        """New values for the row with this key; ignored when there is none."""
+        self._add(table, "update_ignore", row)
+
+    def delete(self, table: AnyTable, key: Any) -> None:
+        """Delete the row with this key, a scalar or a tuple; refused when there is none."""
+        self._add(table, "delete", key)
+
+    def delete_ignore(self, table: AnyTable, key: Any) -> None:
+        """Delete the row with this key; ignored when there is none."""
+        self._add(table, "delete_ignore", key)
+
+    def _add(self, table: AnyTable, op: str, row: Any) -> None:
         self._require_open(op)
-        writer = self._client.writer(table)
+        writer = self._connection.writer(table)
         with self._lock:
             run = self._rows.add(writer, op, row)
         if self._mode == "manual":
@@ -114,13 +148,13 @@ class Session(RowOperations, SessionMessages, Closing):
             self.flush()
         elif self._mode == "auto_background":
             if self._background is None:
-                self._background = Background(self._client.instance, self._room, self._lock)
+                self._background = Background(self._connection.instance, self._room, self._lock)
             self._background.added(self)
 
     # -- batches -----------------------------------------------------------------------
 
     @shielded
-    def write(self, table: str | Table, data: Any, op: Operation = "insert") -> WriteResult:
+    def write(self, table: AnyTable, data: Any, op: Operation = "insert") -> WriteResult:
         """Write Arrow data at once, behind the rows that wait.
 
         Args:
@@ -139,7 +173,7 @@ class Session(RowOperations, SessionMessages, Closing):
         """
         require_operation(op)
         self._require_open("write")
-        info = self._client.table_info(table)
+        info = self._connection.table_info(table)
         if self.has_pending:
             self.flush()
         context = self._context
@@ -147,14 +181,185 @@ class Session(RowOperations, SessionMessages, Closing):
 
         def write(context: TxnContext) -> Outcome:
             batches: Iterator[pa.RecordBatch] = ingest.chunks(
-                info.schema, data, op, shared_by=_TASKS if in_a_job else 1
+                info.schema, data, op, shared_by=ingest.TASKS if in_a_job else 1
             )
             return context.write_batches(info, op, batches)
 
         if context is not None:
             return self._errors.result(write(context))
         again = not isinstance(data, pa.RecordBatchReader)
-        return self._errors.result(write_alone(self._client.instance, write, again=again))
+        return self._errors.result(write_alone(self._connection.instance, write, again=again))
+
+    # -- messages --------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: AnyTopic,
+        value: Any,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        """Send one message.
+
+        Args:
+            topic: to which.
+            value: bytes; text is sent as UTF-8. Where the topic has a value schema, a row of it:
+                a dict, a tuple in schema order or a dataclass. None: no value.
+            key: bytes or text. Messages of one key go to one partition, in their order.
+            partition: the number of the partition; by default it follows from the key, and
+                without one all that is flushed together goes to one.
+            headers: pairs of a name and bytes, or a mapping.
+            timestamp: an aware datetime; by default the time of the flush.
+
+        Raises:
+            TypeError, ValueError: one of these is not what it should be.
+            SchemaError: the value is not of the topic's value schema.
+            TopicNotFoundError: there is no such topic, or it was dropped.
+            InvalidTxnStateError: the transaction is not open.
+        """
+        to, put, encode = self._short
+        room = self._room.left
+        if topic is to and encode is not None:
+            value = encode(value)
+        bare = partition is None and headers is None and timestamp is None
+        if topic is to and bare and value.__class__ is bytes and room[0] > 0:
+            if key is None:
+                put(value)
+                room[0] -= 8 + len(value)
+                return
+            if key.__class__ is bytes:
+                put((value, key))
+                room[0] -= 16 + len(value) + len(key)
+                return
+        self._require_open("send")
+        if self._context is not None:
+            self._context.look_open("send")
+        info = self._connection.topic_info(topic)
+        catalog.require_writable(info)
+        if topic is not to or encode is None:
+            encode = encoder_of(info)
+            if encode is not None:
+                value = encode(value)
+        count = len(info.partitions)
+        put = self._sending.appender(info)
+        message = messages.pending(value, key, partition, headers, timestamp, count)
+        self._room.take((message,) if isinstance(message, bytes) else message)
+        put(message)
+        if self._mode == "manual":
+            self._short = topic, put, encode
+        self._after_call()
+
+    @shielded
+    def send_batch(self, topic: AnyTopic, data: Any) -> WriteResult:
+        """Send Arrow data at once, behind the messages that wait.
+
+        Args:
+            topic: to which.
+            data: pyarrow, pandas, polars, or any object with `__arrow_c_stream__` or
+                `__arrow_c_array__`: column value (binary or string), and where wanted key,
+                headers (binary as a reader gives them, map, or list of name and value),
+                timestamp (with a time zone) and partition. Where the topic has a value schema,
+                its columns in place of value; a row in which all of them are null has no value.
+
+        Raises:
+            SchemaError: a column is missing, not known or of another type. Nothing is sent.
+            ValueError: there is no such partition. Nothing is sent; of a stream, nothing
+                from there on.
+            TopicNotFoundError: there is no such topic, or it was dropped.
+            InvalidTxnStateError: the transaction is not open.
+            StorageFullError, UnavailableError: the disk is full or failed. Outside of a
+                transaction, and in an attempt of a job, nothing was sent. Else what was taken
+                goes with the next flush or the commit; call it again with the same object, and
+                all of it is sent once.
+        """
+        self._require_open("send")
+        info = self._connection.topic_info(topic)
+        catalog.require_writable(info)
+        parcels: Any = self._sending.parcels_from(info, data)
+        unsent = self._unsent
+        if self.has_pending:
+            self.flush()
+        if unsent is not None and unsent[0] is data:
+            self._unsent = None
+            return WriteResult(sent=unsent[1])
+        streamed = isinstance(data, pa.RecordBatchReader)
+        if not streamed:  # looked at as a whole before any of it is sent
+            parcels = list(parcels)
+        result = WriteResult()
+
+        def write(context: TxnContext) -> Outcome:
+            result.sent = 0
+            left = iter(parcels)
+            try:
+                for parcel in left:
+                    context.send(parcel.topic, parcel.parts, more=True)
+                    result.sent += parcel.rows
+                    context.settle(more=True)
+                context.settle()
+            except (StorageFullError, UnavailableError):
+                if context is self._context and context.scope is None:
+                    self._note(sent=result.sent)
+                    if not streamed:
+                        self._sending.put_back([*left])
+                        self._unsent = data, sum(parcel.rows for parcel in parcels)
+                raise
+            return Outcome()
+
+        if self._context is not None:
+            with self._context.taking_back():
+                write(self._context)
+        elif not streamed and alone(parcels):
+            send_alone(self._connection.instance.topics, parcels)
+            result.sent = sum(parcel.rows for parcel in parcels)
+        else:
+            write_alone(self._connection.instance, write, again=not streamed)
+        self._connection.instance.coordinator.metrics.messages_sent.add(result.sent)
+        return result
+
+    def _note(self, *, sent: int = 0, acked: int = 0) -> None:
+        """Have these counted by the next flush and the metrics."""
+        self._sent += sent
+        self._acked += acked
+        metrics = self._connection.instance.coordinator.metrics
+        metrics.messages_sent.add(sent)
+        metrics.messages_acked.add(acked)
+
+    def ack(self, subscription: AnySubscription, message: Acknowledged) -> None:
+        """Acknowledge a message, its id, or a list of them: with the commit they are done with.
+
+        Raises:
+            AckConflictError: another transaction acknowledged it first, or it is done with. The
+                transaction was aborted.
+            InvalidTxnStateError: the transaction is not open.
+            NotSupportedError: in an attempt of a job.
+        """
+        self._acknowledge(subscription, message, cumulative=False)
+
+    def ack_cumulative(self, subscription: AnySubscription, message: Acknowledged) -> None:
+        """Acknowledge all messages of a partition up to this one; of an exclusive subscription.
+
+        Raises:
+            AckConflictError: as for `ack`.
+            InvalidTxnStateError: the transaction is not open.
+        """
+        self._acknowledge(subscription, message, cumulative=True)
+
+    @shielded
+    def _acknowledge(
+        self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
+    ) -> None:
+        self._require_open("acknowledge")
+        info, ids = info_of(subscription), ids_of(message)
+        if self._context is None:
+            refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
+            self._acks.append((info, ids, cumulative))
+        else:
+            self._context.acknowledge(info, ids, cumulative=cumulative)
+            self._context.settle_if_possible()
+            self._note(acked=len(ids))
+        self._after_call()
 
     # -- flush -------------------------------------------------------------------------
 
@@ -168,7 +373,7 @@ class Session(RowOperations, SessionMessages, Closing):
         """
         self._wait_for_background()
         if self.has_pending:
-            self._client.require_open()
+            self._connection.require_open()
         outcome = self._flush_all()
         sent, acked, self._sent, self._acked = self._sent, self._acked, 0, 0
         self._unsent = None
@@ -222,7 +427,7 @@ class Session(RowOperations, SessionMessages, Closing):
         """Flush, and raise what nobody has been told of."""
         self._wait_for_background()
         if self.has_pending:
-            self._client.require_open()
+            self._connection.require_open()
             outcome = self._flush_all(counted=False)
             if outcome.refused:
                 self._errors.keep(outcome)
@@ -232,7 +437,7 @@ class Session(RowOperations, SessionMessages, Closing):
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""
         self._take_runs()
-        self._stop_short_cut()
+        self._short = NO_SHORT_CUT
         self._sending.discard()
         self._acks = []
         self._unsure = self._unsent = None
@@ -244,7 +449,7 @@ class Session(RowOperations, SessionMessages, Closing):
     def end(self) -> None:
         """The transaction has ended: the next call is to find out."""
         self._table = None
-        self._stop_short_cut()
+        self._short = NO_SHORT_CUT
 
     @shielded
     def close(self) -> None:
@@ -261,7 +466,7 @@ class Session(RowOperations, SessionMessages, Closing):
         finally:
             self._closed = True
             self._table = None
-            self._stop_short_cut()
+            self._short = NO_SHORT_CUT
             if self._background is not None:
                 self._background.cancel()
 
@@ -288,7 +493,7 @@ class Session(RowOperations, SessionMessages, Closing):
     def _require_open(self, what: str) -> None:
         if self._closed:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
-        self._client.require_open()
+        self._connection.require_open()
         if self._context is not None:
             self._context.require_open(what)
 
@@ -303,7 +508,7 @@ class Session(RowOperations, SessionMessages, Closing):
 
     def _flush_all(self, *, counted: bool = True) -> Outcome:
         context = self._context
-        self._stop_short_cut()
+        self._short = NO_SHORT_CUT
         if context is None:
             return self._flush_alone()
         context.settle()  # what an earlier flush gave and could not stage
@@ -342,34 +547,34 @@ class Session(RowOperations, SessionMessages, Closing):
         what is of a table or topic that is gone.
         """
         self._ask_about_the_last()
-        runs = self._take_runs()
-        parcels = self._sending.take()
+        runs, parcels = self._take_runs(), self._sending.take()
         with self._lock:
             acks, self._acks = self._acks, []
-        if not runs and not parcels and not acks:
+        lot = Lot(runs, parcels, acks)
+        if lot.is_empty:
             return self._take_flushed()
         outcome = Outcome()
 
         def write(context: TxnContext) -> Outcome:
             nonlocal outcome
-            outcome = write_all(context, runs, parcels, acks)
+            outcome = lot.write(context)
             return outcome
 
         try:
             if not runs and not acks and alone(parcels):
-                send_alone(self._client.instance.topics, parcels)
+                send_alone(self._connection.instance.topics, parcels)
             else:
-                write_alone(self._client.instance, write, again=True)
+                write_alone(self._connection.instance, write, again=True)
         except CommitOutcomeUnknownError as error:
             if error.ask is not None:
-                self._unsure = Unsure(error.ask, outcome, runs, parcels, acks)
+                self._unsure = Unsure(error.ask, outcome, lot)
             raise
         except BaseException as error:
             gone = isinstance(error, TableNotFoundError)
-            self._put_back([] if gone else runs, parcels, acks)
+            self._put_back(lot._replace(runs=[]) if gone else lot)
             raise
         self._flushed.add(outcome)
-        self._count_sent(parcels, acks)
+        self._note(sent=lot.sent, acked=lot.acked)
         return self._take_flushed()
 
     def _ask_about_the_last(self) -> None:
@@ -381,18 +586,16 @@ class Session(RowOperations, SessionMessages, Closing):
         self._unsure = None
         if there:
             self._flushed.add(unsure.outcome)
-            self._count_sent(unsure.parcels, unsure.acks)
+            self._note(sent=unsure.lot.sent, acked=unsure.lot.acked)
         else:
-            self._put_back(unsure.runs, unsure.parcels, unsure.acks)
+            self._put_back(unsure.lot)
 
-    def _put_back(self, runs: list[Run], parcels: list[Parcel], acks: list[Acks]) -> None:
+    def _put_back(self, lot: Lot) -> None:
+        topics = self._connection.instance.topics
         with self._lock:
             self._table = None
-            self._rows.put_back(runs)
-            self._acks = self._living(acks) + self._acks
-            self._room.take_back(sum(parcel.nbytes for parcel in parcels))
-            self._sending.put_back_living(self._client.instance.topics, parcels)
-
-    def _count_sent(self, parcels: list[Parcel], acks: list[Acks]) -> None:
-        sent = sum(parcel.rows for parcel in parcels)
-        self._note(sent=sent, acked=sum(len(ids) for _, ids, _ in acks))
+            self._rows.put_back(lot.runs)
+            # Acks of a topic that was dropped could never be flushed.
+            self._acks = [one for one in lot.acks if topics.is_live(one[0].topic)] + self._acks
+            self._room.take_back(sum(parcel.nbytes for parcel in lot.parcels))
+            self._sending.put_back_living(topics, lot.parcels)

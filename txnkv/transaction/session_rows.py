@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from txnkv.tables.incoming import Outcome
 from txnkv.tables.operations import PARTIAL
 from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
 from txnkv.tables.row_writer import RowWriter
+from txnkv.topics.message import MessageId
+from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.sending import Parcel
 from txnkv.transaction.session_buffer import Room, size_of
-from txnkv.transaction.session_messages import Acks
+
+Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]
+"""Acknowledged messages of a subscription; whether each with all before it."""
 
 
 class Run:
@@ -93,19 +97,38 @@ class Rows:
         self._room.take_back(sum(size_of(row) for run in runs for row in run.rows))
 
 
-def write_all(
-    context: TxnContext, runs: list[Run], parcels: list[Parcel], acks: list[Acks]
-) -> Outcome:
-    """Write what a session keeps in a transaction; what became of the rows."""
-    outcome = Outcome()
-    for parcel in parcels:
-        context.send(parcel.topic, parcel.parts)
-    for info, ids, cumulative in acks:
-        context.acknowledge(info, ids, cumulative=cumulative)
-    context.settle()
-    for run in runs:
-        outcome.add(run.write(context))
-    return outcome
+class Lot(NamedTuple):
+    """All that waited in a session, to be written together."""
+
+    runs: list[Run]
+    parcels: list[Parcel]
+    acks: list[Acks]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.runs or self.parcels or self.acks)
+
+    @property
+    def sent(self) -> int:
+        """The number of messages."""
+        return sum(parcel.rows for parcel in self.parcels)
+
+    @property
+    def acked(self) -> int:
+        """The number of acknowledged messages."""
+        return sum(len(ids) for _, ids, _ in self.acks)
+
+    def write(self, context: TxnContext) -> Outcome:
+        """Write all of it in a transaction; return what became of the rows."""
+        outcome = Outcome()
+        for parcel in self.parcels:
+            context.send(parcel.topic, parcel.parts)
+        for info, ids, cumulative in self.acks:
+            context.acknowledge(info, ids, cumulative=cumulative)
+        context.settle()
+        for run in self.runs:
+            outcome.add(run.write(context))
+        return outcome
 
 
 class Unsure(NamedTuple):
@@ -114,11 +137,9 @@ class Unsure(NamedTuple):
     Attributes:
         ask: tells which.
         outcome: of its rows, if it is there.
-        runs, parcels, acks: what it was to write.
+        lot: what it was to write.
     """
 
     ask: Callable[[], bool]
     outcome: Outcome
-    runs: list[Run]
-    parcels: list[Parcel]
-    acks: list[Acks]
+    lot: Lot

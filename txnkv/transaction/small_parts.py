@@ -12,7 +12,6 @@ inside one SQLite transaction; or all are staged, when it turns large.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import apsw
 import pyarrow as pa
@@ -27,11 +26,9 @@ from txnkv.tables import staging
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.small import SmallWrites
 from txnkv.tables.staging import WriteContext
+from txnkv.topics.holding import Hold
 from txnkv.topics.messages import Single
 from txnkv.topics.outbox import Outbox
-
-if TYPE_CHECKING:
-    from txnkv.topics.holding import Hold
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
 """Messages for one topic, by number of their partition."""

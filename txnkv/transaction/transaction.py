@@ -8,47 +8,48 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from txnkv.client.scan import Scan
+from txnkv.coordinator.applications import Mark
 from txnkv.coordinator.ids import Timestamp, TxnId
+from txnkv.coordinator.locks import LOCK_TIMEOUT
 from txnkv.coordinator.metadata_store import late_by
 from txnkv.coordinator.orchestration import ending_error
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
+    RowError,
     RowErrors,
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.options import FlushMode
+from txnkv.options import FlushMode, Isolation, Locking, Operation, one_of
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.shield import shielded
 from txnkv.tables import lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
+from txnkv.transaction.acknowledged import Acknowledged, AnySubscription
+from txnkv.transaction.begin import begin
 from txnkv.transaction.closeable import Closing
+from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.default_session import OwnSession
 from txnkv.transaction.heartbeats import Heart
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES
 from txnkv.transaction.token import TxnToken
-from txnkv.transaction.versions import Marking
-
-if TYPE_CHECKING:
-    from txnkv.client.client import Client
-    from txnkv.client.table import Table
+from txnkv.transaction.write_result import WriteResult
 
 
-class Transaction(OwnSession, Marking, Closing):
+class Transaction(Closing):
     """One transaction. Shared by threads; crosses processes as a token.
 
     Used as a context manager it commits at the end and rolls back on an exception; one made
@@ -59,9 +60,10 @@ class Transaction(OwnSession, Marking, Closing):
     _elsewhere = "hand on txn.serialize(), and join by Transaction.deserialize(client, token)"
 
     def __init__(
-        self, client: Client, context: TxnContext, *, joined: bool, keepalive: bool
+        self, connection: Connection, context: TxnContext, *, joined: bool, keepalive: bool
     ) -> None:
-        self.client = client
+        self.connection = connection
+        self._own_session: Session | None = None
         self.context = context
         self._joined = joined
         self._keepalive = keepalive
@@ -72,6 +74,40 @@ class Transaction(OwnSession, Marking, Closing):
         context.handle = weakref.ref(self)
         if context.stored:
             self.start_heart()
+
+    @classmethod
+    def begin(
+        cls,
+        connection: Connection,
+        timeout: float | None = 60.0,
+        isolation: Isolation = "snapshot",
+        locking: Locking = "optimistic",
+        keepalive: bool = True,
+        lock_timeout: float = LOCK_TIMEOUT,
+        age_ts: Timestamp | None = None,
+    ) -> Transaction:
+        """Begin a transaction; see `Client.new_transaction`.
+
+        Args:
+            age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
+        """
+        connection.require_writable()
+        one_of("isolation", isolation, Isolation)
+        one_of("locking", locking, Locking)
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+        if lock_timeout < 0:
+            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
+        context = begin(
+            connection.instance,
+            timeout=timeout,
+            isolation=isolation,
+            locking=locking,
+            keepalive=connection.keepalive_time,
+            age_ts=age_ts,
+        )
+        context.lock_timeout = lock_timeout
+        return cls(connection, context, joined=False, keepalive=keepalive)
 
     # -- what it is --------------------------------------------------------------------
 
@@ -99,7 +135,7 @@ class Transaction(OwnSession, Marking, Closing):
             TxnNotFoundError: it ended so long ago that it was forgotten.
             CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
-        self.client.require_open()
+        self.connection.require_open()
         return one_phase_commit.current(self.context).state
 
     def __repr__(self) -> str:
@@ -137,7 +173,7 @@ class Transaction(OwnSession, Marking, Closing):
         Raises:
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
-        self.client.require_open()
+        self.connection.require_open()
         if any(session.has_pending for session in self.context.sessions):
             raise InvalidTxnStateError(
                 "cannot start committing: a session of the transaction has rows that were not "
@@ -155,7 +191,7 @@ class Transaction(OwnSession, Marking, Closing):
             InvalidTxnStateError: the transaction is still open, or was aborted (as the error
                 that says why: TransactionConflictError and the like).
         """
-        self.client.require_open()
+        self.connection.require_open()
         row = one_phase_commit.current(self.context)
         if row.state is TxnState.OPEN:
             raise InvalidTxnStateError(
@@ -187,6 +223,31 @@ class Transaction(OwnSession, Marking, Closing):
             future.set_exception(error)
             return future
 
+    # -- versions of applications ----------------------------------------------------------
+
+    @shielded
+    def mark_applied(self, app_id: str, version: int, source: str | None = None) -> None:
+        """This transaction is version `version` of application `app_id`.
+
+        When it has committed, `client.applied(app_id)` says so, and no other transaction commits
+        this version or one below it. A transaction may be a version of several applications.
+
+        Args:
+            app_id: the application, any text.
+            version: 0 or above; versions only grow, with gaps where there are some.
+            source: who drives the application, as a streaming query's id. Another source than the
+                one that is known is refused; None is not compared.
+
+        Raises:
+            AlreadyAppliedError: this version or a later one is committed. The transaction was
+                aborted. `commit` raises it too, where another one was faster.
+            ValueError: the application is driven by another source, or the transaction is another
+                version of it; or an argument makes no sense. Nothing was marked.
+            InvalidTxnStateError: the transaction is not open.
+        """
+        self.connection.require_open()
+        self.context.mark(Mark(app_id, version, source))
+
     # -- rollback ----------------------------------------------------------------------
 
     @shielded
@@ -196,7 +257,7 @@ class Transaction(OwnSession, Marking, Closing):
         Raises:
             InvalidTxnStateError: it is committed.
         """
-        self.client.require_open()
+        self.connection.require_open()
         self.context.require_process()
         with self._lock:  # not from under a commit that flushes: it would commit the rest
             for session in self.context.sessions:
@@ -225,7 +286,7 @@ class Transaction(OwnSession, Marking, Closing):
             InvalidTxnStateError: it was committed or rolled back, or is being committed, and no
                 other process has ever known of it.
         """
-        self.client.require_open()
+        self.connection.require_open()
         self.context.require_process()
         self.require_shareable("serialize")
         if not self.context.stored:
@@ -253,7 +314,7 @@ class Transaction(OwnSession, Marking, Closing):
 
     @classmethod
     @shielded
-    def deserialize(cls, client: Client, token: TxnToken | bytes | str) -> Transaction:
+    def deserialize(cls, client: Connection, token: TxnToken | bytes | str) -> Transaction:
         """Join a transaction by its token, in any process.
 
         Raises:
@@ -285,36 +346,114 @@ class Transaction(OwnSession, Marking, Closing):
         Raises:
             InvalidTxnStateError: commit was called already, or it is not open.
         """
-        self.client.require_open()
+        self.connection.require_open()
         session = self._new_session(flush_mode, buffer_bytes)
         self.context.require_open("make a session")
         return session
 
+    # -- writing: on a session of its own, made at the first call -------------------------
+
+    def insert(self, table: AnyTable, row: Any) -> None:
+        """Insert a row; see `Session.insert`."""
+        self._session().insert(table, row)
+
+    def insert_ignore(self, table: AnyTable, row: Any) -> None:
+        """Insert a row, unless its key is there; see `Session.insert_ignore`."""
+        self._session().insert_ignore(table, row)
+
+    def upsert(self, table: AnyTable, row: Any) -> None:
+        """Insert a row, or give the one that is there new values; see `Session.upsert`."""
+        self._session().upsert(table, row)
+
+    def update(self, table: AnyTable, row: Any) -> None:
+        """Give the row with this key new values; see `Session.update`."""
+        self._session().update(table, row)
+
+    def update_ignore(self, table: AnyTable, row: Any) -> None:
+        """Give the row with this key new values, if it is there; see `Session.update_ignore`."""
+        self._session().update_ignore(table, row)
+
+    def delete(self, table: AnyTable, key: Any) -> None:
+        """Delete the row with this key; see `Session.delete`."""
+        self._session().delete(table, key)
+
+    def delete_ignore(self, table: AnyTable, key: Any) -> None:
+        """Delete the row with this key, if it is there; see `Session.delete_ignore`."""
+        self._session().delete_ignore(table, key)
+
+    def write(self, table: AnyTable, data: Any, op: Operation = "insert") -> WriteResult:
+        """Write Arrow data; see `Session.write`."""
+        return self._session().write(table, data, op)
+
+    def send(
+        self,
+        topic: AnyTopic,
+        value: Any,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        """Send one message; see `Session.send`."""
+        self._session().send(topic, value, key, partition, headers, timestamp)
+
+    def send_batch(self, topic: AnyTopic, data: Any) -> WriteResult:
+        """Send Arrow data; see `Session.send_batch`."""
+        return self._session().send_batch(topic, data)
+
+    def ack(self, subscription: AnySubscription, message: Acknowledged) -> None:
+        """Acknowledge a message, its id, or a list of them; see `Session.ack`."""
+        self._session().ack(subscription, message)
+
+    def ack_cumulative(self, subscription: AnySubscription, message: Acknowledged) -> None:
+        """Acknowledge all messages up to this one; see `Session.ack_cumulative`."""
+        self._session().ack_cumulative(subscription, message)
+
+    def flush(self) -> WriteResult:
+        """Write and send what waits; see `Session.flush`."""
+        return self._session().flush()
+
+    def pending_errors(self) -> list[RowError]:
+        """Return the rows refused since the last call; see `Session.pending_errors`."""
+        return self._session().pending_errors()
+
+    def _session(self) -> Session:
+        found = self._own_session
+        if found is None:
+            with self._lock:
+                found = self._own_session
+                if found is None:
+                    found = self._own_session = self._new_session("manual", None)
+                    # Rows and messages by the thousand go straight there.
+                    self.__dict__["insert"] = found.insert
+                    self.__dict__["send"] = found.send
+        return found
+
     # -- reading -----------------------------------------------------------------------
 
-    def get(self, table: str | Table, key: Any) -> dict[str, Any] | None:
+    def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
-        writer = self.client.writer(table)
+        writer = self.connection.writer(table)
         self._before_read()
         return self.context.get(writer, key)
 
     @shielded
-    def get_many(self, table: str | Table, keys: Sequence[Any]) -> pa.Table:
+    def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
-        info = self.client.table_info(table)
+        info = self.connection.table_info(table)
         self._before_read()
         return lookup.get_many(self.context.instance.engine, info, self.context.view(), keys)
 
     def scan(
         self,
-        table: str | Table,
+        table: AnyTable,
         columns: Sequence[str] | None = None,
         where: Any = None,
         ordered: bool = False,
         limit: int | None = None,
     ) -> Scan:
         """A scan of the transaction's snapshot and its own writes, which are flushed first."""
-        info = self.client.table_info(table)
+        info = self.connection.table_info(table)
 
         def view() -> Any:
             self._before_read()
@@ -326,7 +465,7 @@ class Transaction(OwnSession, Marking, Closing):
             self.context.ensure_large()
             return self.context.view()
 
-        return Scan.over(self.client, info, view, columns, where, ordered, limit, share)
+        return Scan.over(self.connection, info, view, columns, where, ordered, limit, share)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -336,12 +475,12 @@ class Transaction(OwnSession, Marking, Closing):
                 f"transaction commit has already started: transaction {self.context.row.txn_id} "
                 "takes no new sessions"
             )
-        session = Session(self.client, self.context, flush_mode, buffer_bytes)
+        session = Session(self.connection, self.context, flush_mode, buffer_bytes)
         self.context.sessions.append(session)
         return session
 
     def _before_read(self) -> None:
-        self.client.require_open()
+        self.connection.require_open()
         self.context.require_open("read")
         for session in self.context.sessions:
             if session.has_pending:
@@ -354,7 +493,7 @@ class Transaction(OwnSession, Marking, Closing):
             self.context.instance.coordinator.heartbeats.add(self._heart)
 
     def _begin_ending(self, *, flush: bool) -> None:
-        self.client.require_open()
+        self.connection.require_open()
         context = self.context
         context.require_process()
         with self._lock:  # who comes second finds nothing to flush, and all of it flushed

@@ -68,10 +68,10 @@ class TableTarget:
     def make_room(self, txn: Transaction, job: Job) -> None:
         """In mode overwrite: delete all rows that the transaction sees, if the job is committed."""
         if self.overwrite:
-            table = txn.client.table(self.table)
-            keys = txn.scan(table, columns=list(table.schema.primary_key))
+            schema = txn.connection.table_info(self.table).schema
+            keys = txn.scan(self.table, columns=list(schema.primary_key))
             with job.session(_OVERWRITE) as session:
-                session.write(table, keys, "delete")
+                session.write(self.table, keys, "delete")
 
     def stage(
         self, client: Client, job: Job, done: Written, batches: Iterator[pa.RecordBatch]

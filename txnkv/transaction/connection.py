@@ -1,0 +1,142 @@
+"""A client's hold on a store, as its handles know it."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+
+from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import ClosedError, NotSupportedError
+from txnkv.instance import Instance
+from txnkv.tables.catalog import TableInfo
+from txnkv.tables.row_writer import RowWriter
+from txnkv.topics.catalog import TopicInfo
+
+
+class NamesTable(Protocol):
+    """A `Table`."""
+
+    @property
+    def info(self) -> TableInfo:
+        """The table as the catalog has it."""
+
+
+class NamesTopic(Protocol):
+    """A `Topic`."""
+
+    @property
+    def info(self) -> TopicInfo:
+        """The topic as the catalog has it."""
+
+
+class Instant(Protocol):
+    """A `Snapshot`."""
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """Everything that committed at or below it is seen."""
+
+    def require_open(self) -> None:
+        """Refuse a snapshot that keeps its history no more."""
+
+
+AnyTable: TypeAlias = str | NamesTable
+"""A name of a table, or its handle."""
+
+AnyTopic: TypeAlias = str | NamesTopic
+"""A name of a topic, or its handle."""
+
+At: TypeAlias = Timestamp | datetime | Instant | None
+"""A time to read at; None for now."""
+
+
+class Connection:
+    """A store that is open, for one client and its handles. Shared by threads.
+
+    Attributes:
+        instance: the store's, shared by all connections of this process.
+        keepalive_time: seconds without heartbeat after which a transaction is aborted.
+        sessions: those outside of transactions.
+    """
+
+    def __init__(self, instance: Instance, keepalive_time: float) -> None:
+        self.instance = instance
+        self.keepalive_time = keepalive_time
+        self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The store's directory."""
+        return str(self.instance.store.directory.path)
+
+    def require_open(self) -> None:
+        """Refuse a closed client.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        if self._closed:
+            raise ClosedError(f"the client of {self.path} was closed; connect again")
+
+    def require_writable(self) -> None:
+        """Refuse to write where this client was opened to read only.
+
+        Raises:
+            NotSupportedError: it was.
+            ClosedError: it is closed.
+        """
+        self.require_open()
+        if self.instance.read_only:
+            raise NotSupportedError(
+                f"the store {self.path} was opened with read_only=True: connect without it to write"
+            )
+
+    def table_info(self, table: AnyTable) -> TableInfo:
+        """The catalog entry of a name or a handle, of a table that is not dropped."""
+        self.require_open()
+        if isinstance(table, str):
+            return self.instance.engine.get(table)
+        info = getattr(table, "info", None)
+        if not isinstance(info, TableInfo):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        self.instance.engine.require_live(info)
+        return info
+
+    def writer(self, table: AnyTable) -> RowWriter:
+        """Return the row writer of a table that is not dropped."""
+        return self.instance.engine.row_writer(self.table_info(table))
+
+    def topic_info(self, topic: AnyTopic) -> TopicInfo:
+        """The catalog entry of a name or a handle, of a topic that is not dropped."""
+        self.require_open()
+        if isinstance(topic, str):
+            return self.instance.topics.get(topic)
+        info = getattr(topic, "info", None)
+        if not isinstance(info, TopicInfo):
+            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
+        self.instance.topics.require_live(info)
+        return info
+
+    def timestamp_of(self, at: At) -> Timestamp:
+        """The timestamp that `at` names; the latest snapshot for None."""
+        coordinator = self.instance.coordinator
+        if at is None:
+            return coordinator.latest()
+        if isinstance(at, datetime):
+            return coordinator.snapshot_at(Timestamp.from_datetime(at))
+        if isinstance(at, int):
+            return coordinator.snapshot_at(Timestamp(at))
+        at.require_open()
+        return at.timestamp
+
+    def end_sessions(self) -> None:
+        """Let the next row or message of a session find out that the client is closed."""
+        for session in self.sessions:
+            session.end()
+        for known in list(self.instance.contexts.values()):
+            context = known()
+            if context is not None:
+                for one in context.sessions:
+                    one.end()
