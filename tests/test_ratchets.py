@@ -94,8 +94,7 @@ def test_no_circles_of_imports() -> None:
         for name, tree in modules().items()
     }
     places = [f"{len(one)} modules: {', '.join(sorted(one))}" for one in circles(graph)]
-    told("modules in circles of imports", [name for one in circles(graph) for name in one], 52)
-    told("circles of imports", places, 5)
+    told("circles of imports", places, 0)
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -126,32 +125,46 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
+def test_front_doors() -> None:
+    """Imports of a module of another folder, where the folder's `__init__` is its front door."""
+    places = []
+    for name, tree in modules().items():
+        room = (
+            name if (PACKAGE.parent / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
+        )
+        for to, line in imports(tree):
+            owner = to.rpartition(".")[0]
+            if owner not in ("txnkv", room) and not room.startswith(owner + "."):
+                places.append(f"{name}:{line} {to}")
+    told("imports past a front door", places, 956)
+
+
 def test_type_only_imports() -> None:
     places = [
         f"{name}:{line} {to}"
         for name, tree in modules().items()
         for to, line in imports(tree, types_only=True)
     ]
-    told("imports of own modules for types alone", places, 0)
+    told("imports of own modules for types alone", places, 11)
 
 
 def test_few_modules() -> None:
-    told("modules", list(modules()), 0)
+    told("modules", list(modules()), 347)
     top = [name for name in modules() if name.count(".") == 1]
-    told("names at the top of txnkv", top, 0)
+    told("names at the top of txnkv", top, 17)
 
 
 def test_a_name_means_one_thing() -> None:
     basenames = Counter(name.rsplit(".", 1)[-1] for name in modules())
     places = [f"{name}: {count} modules" for name, count in basenames.items() if count > 1]
-    told("basenames of several modules", places, 0)
+    told("basenames of several modules", places, 21)
     classes = defaultdict(list)
     for name, tree in modules().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name].append(name)
     places = [f"{name}: {', '.join(where)}" for name, where in classes.items() if len(where) > 1]
-    told("public classes of one name", places, 0)
+    told("public classes of one name", places, 13)
 
 
 def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -167,8 +180,8 @@ def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> No
     for number in range(50):
         table.get(number)
     get, written = (calls(partial(do, 7)) for do in (table.get, write))
-    told("Python calls of a get of a row on disk", get, 0)
-    told("Python calls of a transaction of one row", written, 0)
+    told("Python calls of a get of a row on disk", get, 67)
+    told("Python calls of a transaction of one row", written, 366)
 
 
 def calls(do: Callable[[], object]) -> list[str]:

@@ -431,8 +431,7 @@ class Session(Closing):
             outcome = self._flush_all(counted=False)
             if outcome.refused:
                 self._errors.keep(outcome)
-        if self._errors.untold:
-            self._errors.tell()
+        self._errors.tell()
 
     def discard(self) -> None:
         """Forget what waits: the transaction is rolled back."""

@@ -35,11 +35,6 @@ class ErrorBuffer:
         self._errors: list[RowError] = []
         self._untold = 0
 
-    @property
-    def untold(self) -> int:
-        """The number of refused rows that nobody was told of."""
-        return self._untold
-
     def keep(self, outcome: Outcome) -> None:
         """Take what was refused."""
         if outcome.refused:
