@@ -5,8 +5,8 @@ Each is also checked at the call; what is checked against is made of these.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias, get_args
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
@@ -23,15 +23,16 @@ Start: TypeAlias = Literal["earliest", "latest"]
 SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover"]
 
 
-_known = cache(get_args)  # each transaction and session asks
+FLUSH_MODES: Final = get_args(FlushMode)
+ISOLATIONS: Final = get_args(Isolation)
+LOCKINGS: Final = get_args(Locking)
 
 
-def one_of(option: str, given: object, words: Any) -> None:
+def one_of(option: str, given: object, words: Sequence[str]) -> None:
     """Refuse what is none of the words that an option takes.
 
     Raises:
         ValueError: it is none.
     """
-    known = _known(words)
-    if given not in known:
-        raise ValueError(f"{option} is one of {', '.join(known)}, not {given!r}")
+    if given not in words:
+        raise ValueError(f"{option} is one of {', '.join(words)}, not {given!r}")

@@ -20,7 +20,7 @@ from txnkv.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from txnkv.options import FlushMode, Operation, one_of
+from txnkv.options import FLUSH_MODES, FlushMode, Operation, one_of
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
 from txnkv.tables import ingest
@@ -73,7 +73,7 @@ class Session(Closing):
         flush_mode: FlushMode,
         buffer_bytes: int | None,
     ) -> None:
-        one_of("flush_mode", flush_mode, FlushMode)
+        one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._sending = Sending()
         self._short: ShortCut = NO_SHORT_CUT
@@ -404,7 +404,7 @@ class Session(Closing):
     @flush_mode.setter
     def flush_mode(self, mode: FlushMode) -> None:
         self._require_open("change the flush mode")
-        one_of("flush_mode", mode, FlushMode)
+        one_of("flush_mode", mode, FLUSH_MODES)
         self._wait_for_background()
         if self.has_pending:
             raise InvalidTxnStateError(

@@ -29,7 +29,7 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.options import FlushMode, Isolation, Locking, Operation, one_of
+from txnkv.options import ISOLATIONS, LOCKINGS, FlushMode, Isolation, Locking, Operation, one_of
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.shield import shielded
@@ -92,8 +92,8 @@ class Transaction(Closing):
             age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
         """
         connection.require_writable()
-        one_of("isolation", isolation, Isolation)
-        one_of("locking", locking, Locking)
+        one_of("isolation", isolation, ISOLATIONS)
+        one_of("locking", locking, LOCKINGS)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
         if lock_timeout < 0:
