@@ -165,7 +165,7 @@ class Target:
                 is missing has no rows for the operation.
         """
         found = self._found()
-        if found is None and operation in UPDATES + DELETES:
+        if found is None and operation in UPDATES | DELETES:
             raise ValueError(f"there is no table {self.table!r}: nothing to {operation}")
         self._schema = found or self._given()
         sources: list[Source] = []

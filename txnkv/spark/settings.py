@@ -125,7 +125,7 @@ def require_rows_left(operation: str, overwrite: bool) -> None:
     Raises:
         ValueError: the operation updates or deletes.
     """
-    if overwrite and operation in UPDATES + DELETES:
+    if overwrite and operation in UPDATES | DELETES:
         raise ValueError(
             f"mode overwrite leaves no rows to {operation}: take mode append for it, or "
             "operation insert, insert_ignore or upsert"

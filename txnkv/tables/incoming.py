@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,16 +18,23 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import (
-    AlreadyPresentError,
-    NotFoundError,
     RowError,
     RowErrors,
-    SchemaError,
     TxnkvError,
 )
 from txnkv.tables import manifest
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.operations import DELETES, IGNORING, INSERTS, PARTIAL, require_operation
+from txnkv.tables.operations import (
+    DELETES,
+    INSERTS,
+    PARTIAL,
+    RULES,
+    Effect,
+    already_there,
+    incomplete,
+    not_there,
+    require_operation,
+)
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.presence import Layers, Presence, by_position
 from txnkv.tables.read_set import ReadSet
@@ -40,11 +48,6 @@ from txnkv.tables.view import ReadView
 __all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
 _NONE: Final = pa.nulls(0, pa.uint32())
-_ABSENT: Final = "no row has this key"
-_DELETED: Final = "an earlier row of the same data deleted this key"
-_EARLIER: Final = "an earlier row of the same data has this key"
-_OWN: Final = "this transaction has staged the key already"
-_THERE: Final = "a row with this key is in the table"
 
 
 @dataclass
@@ -186,7 +189,7 @@ def arrange(
         )
         part = Incoming(tablet, once, pc.subtract(spots, before))
         if op in INSERTS:
-            _leave(outcome, op, part, part.again, lambda: AlreadyPresentError(_EARLIER))
+            _leave(outcome, op, part, part.again, lambda: already_there(earlier=True))
         prepared.append(part)
     return prepared
 
@@ -238,14 +241,13 @@ def decide(
 
 def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
     """The rows whose keys are as the operation wants them."""
-    n = part.rows.keys.n
-    found = len(present.positions)
-    if op in INSERTS:
+    n, found = part.rows.keys.n, len(present.positions)
+    if RULES[op].there is Effect.REFUSED:
         kept = None if found == 0 else present.bitmap.zeros()
-    elif op == "upsert" and not _missing_required(part):
-        kept = None
-    else:
+    elif RULES[op].absent is Effect.REFUSED or _missing_required(part):
         kept = None if found == n else core.Rows.from_arrow(present.positions)
+    else:
+        kept = None
     if kept is None:
         return part.rows if n else None
     return _some(part.rows, kept) if kept.n else None
@@ -260,10 +262,10 @@ def _some(rows: SortedRows, kept: core.Rows) -> SortedRows:
 
 def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None:
     """Add what became of the rows of a part."""
-    n, found = part.rows.keys.n, len(present.positions)
-    if op in INSERTS:
+    n, found, rule = part.rows.keys.n, len(present.positions), RULES[op]
+    if rule.there is Effect.REFUSED:
         for hit in present.hits:
-            _leave(outcome, op, part, hit.positions, _present(hit.own))
+            _leave(outcome, op, part, hit.positions, partial(already_there, own=hit.own))
         outcome.inserted += n - found
         return
     again = part.again
@@ -273,28 +275,21 @@ def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None
     else:
         lost = _NONE
     absent = _NONE if found == n else present.bitmap.zeros().to_arrow()
-    if op in DELETES:
+    if rule.there is Effect.GONE:
         outcome.deleted += found
-        _leave(outcome, op, part, again, lambda: NotFoundError(_DELETED))
+        _leave(outcome, op, part, again, partial(not_there, earlier=True))
     else:
         outcome.updated += found + len(again)
-    if op == "upsert":
-        required = _missing_required(part)
-        if not required:
-            outcome.inserted += len(absent)
-            outcome.updated += len(lost)
-            return
-        why = (
-            f"no row has this key, and a new one needs a value for {', '.join(required)}: not "
-            "nullable and without a default"
-        )
-        _leave(outcome, op, part, _joined(absent, lost), lambda: SchemaError(why))
+    if rule.absent is Effect.REFUSED:
+        _leave(outcome, op, part, _joined(absent, lost), not_there)
         return
-    _leave(outcome, op, part, _joined(absent, lost), lambda: NotFoundError(_ABSENT))
-
-
-def _present(own: bool) -> Callable[[], TxnkvError]:
-    return lambda: AlreadyPresentError(_OWN if own else _THERE)
+    required = _missing_required(part)
+    if required:
+        columns = ", ".join(required)
+        _leave(outcome, op, part, _joined(absent, lost), partial(incomplete, columns))
+        return
+    outcome.inserted += len(absent)
+    outcome.updated += len(lost)
 
 
 def _joined(a: pa.UInt32Array, b: pa.UInt32Array) -> pa.UInt32Array:
@@ -311,7 +306,7 @@ def _leave(
     """Refuse or ignore the rows of these positions."""
     if not len(positions):
         return
-    if op in IGNORING:
+    if RULES[op].ignores:
         outcome.ignored += len(positions)
         return
     tablet, keys = part.tablet, part.rows.keys

@@ -13,7 +13,7 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,17 +25,14 @@ from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import compute as pc
 from txnkv.errors import (
-    AlreadyPresentError,
-    NotFoundError,
     RowError,
-    SchemaError,
     TxnkvError,
 )
 from txnkv.tables import incoming, lookup
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.incoming import Evaluated, Outcome
 from txnkv.tables.ingest import MISSING
-from txnkv.tables.operations import IGNORING
+from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_set_writer import SortedRows
@@ -58,12 +55,6 @@ FEW_ROWS: Final = 12
 
 _KEPT_ROWS: Final = 4096
 """Rows of the snapshot that are remembered, for those who change what they have just read."""
-
-_ABSENT: Final = "no row has this key"
-_DELETED: Final = "an earlier row of the same data deleted this key"
-_EARLIER: Final = "an earlier row of the same data has this key"
-_OWN: Final = "this transaction has staged the key already"
-_THERE: Final = "a row with this key is in the table"
 
 
 class SmallWrites:
@@ -155,13 +146,13 @@ class SmallWrites:
         """
         self._before = self._statements
         self._counted = counted
-        apply = _BY_ROW[op]
+        rule = RULES[op]
         try:
             for values in rows:
-                error = apply(self, writer, values, outcome)
+                error = self._apply(writer, rule, values, outcome)
                 if error is None:
                     continue
-                if op in IGNORING:
+                if rule.ignores:
                     outcome.ignored += 1
                     continue
                 refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
@@ -170,76 +161,37 @@ class SmallWrites:
             self._undo(self._before)
             raise
 
-    def _insert(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
-        given = writer.key_of(values)
+    def _apply(
+        self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
+    ) -> TxnkvError | None:
+        """Take one row; return the error where it is refused."""
+        deletes = rule.there is Effect.GONE
+        given = values if deletes else writer.key_of(values)
+        new = () if deletes else writer.values_of(values)
         key = writer.key(given)
         tablet = writer.tablet(given, key)
-        own = self._own(tablet, key)
-        if own is not None:
-            if own[1] is not None:
-                return AlreadyPresentError(_EARLIER if own[0] > self._before else _OWN)
-        elif self._known(tablet, key, decode=False) is not None:
-            return AlreadyPresentError(_THERE)
-        self._put(tablet, key, writer.layout.encode_one(writer.values_of(values)))
-        outcome.inserted += 1
-        return None
-
-    def _upsert(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
-        given = writer.key_of(values)
-        key = writer.key(given)
-        tablet = writer.tablet(given, key)
-        new = writer.values_of(values)
         partial = MISSING in new
-        if not partial and not self._counted:
-            self._replaces = True
-            self._put(tablet, key, writer.layout.encode_one(new))
-            return None
-        old = self._find(writer, tablet, key, decode=partial)
-        if old is not None:
-            if partial:
-                new = writer.completed(new, old)
-            self._replaces = True
-        elif partial:
-            filled = writer.defaults(new)
-            if isinstance(filled, str):
-                return SchemaError(
-                    f"{_ABSENT}, and a new one needs a value for {filled}: not nullable and "
-                    "without a default"
-                )
-            new = filled
-        self._put(tablet, key, writer.layout.encode_one(new))
-        if old is None:
-            outcome.inserted += 1
-        else:
-            outcome.updated += 1
-        return None
-
-    def _update(self, writer: RowWriter, values: Values, outcome: Outcome) -> TxnkvError | None:
-        given = writer.key_of(values)
-        key = writer.key(given)
-        tablet = writer.tablet(given, key)
-        new = writer.values_of(values)
-        partial = MISSING in new
-        old = self._find(writer, tablet, key, decode=partial)
-        if old is None:
-            return NotFoundError(_ABSENT)
-        if partial:
-            new = writer.completed(new, old)
-        self._replaces = True
-        self._put(tablet, key, writer.layout.encode_one(new))
-        outcome.updated += 1
-        return None
-
-    def _delete(self, writer: RowWriter, given: Values, outcome: Outcome) -> TxnkvError | None:
-        key = writer.key(given)
-        tablet = writer.tablet(given, key)
-        if self._find(writer, tablet, key, decode=False) is None:
+        blind = not self._counted and rule.there is rule.absent and not partial
+        old = () if blind else self._find(writer, tablet, key, decode=partial)
+        if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
-            again = own is not None and own[0] > self._before
-            return NotFoundError(_DELETED if again else _ABSENT)
-        self._replaces = True
-        self._put(tablet, key, None)
-        outcome.deleted += 1
+            earlier = own is not None and own[0] > self._before
+            if old is None:
+                return not_there(earlier=earlier)
+            return already_there(earlier=earlier, own=own is not None)
+        if partial:
+            filled = writer.defaults(new) if old is None else writer.completed(new, old)
+            if isinstance(filled, str):
+                return incomplete(filled)
+            new = filled
+        self._replaces = self._replaces or old is not None
+        self._put(tablet, key, None if deletes else writer.layout.encode_one(new))
+        if deletes:
+            outcome.deleted += 1
+        elif old is None:
+            outcome.inserted += 1
+        elif not blind:
+            outcome.updated += 1
         return None
 
     def _find(
@@ -351,18 +303,6 @@ class SmallWrites:
             for id, memory in self._memory.items()
             for part in _evaluated(self._tablets[id], memory, self._replaces)
         ]
-
-
-_ByRow = Callable[[SmallWrites, RowWriter, Values, Outcome], TxnkvError | None]
-_BY_ROW: Final[dict[str, _ByRow]] = {
-    "insert": SmallWrites._insert,
-    "insert_ignore": SmallWrites._insert,
-    "upsert": SmallWrites._upsert,
-    "update": SmallWrites._update,
-    "update_ignore": SmallWrites._update,
-    "delete": SmallWrites._delete,
-    "delete_ignore": SmallWrites._delete,
-}
 
 
 def _readable(writer: RowWriter, op: str, values: Values) -> Any:
