@@ -15,6 +15,7 @@ from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_schema import SCHEMA
 from txnkv.coordinator.status_table import TxnRow
@@ -22,7 +23,7 @@ from txnkv.storage.seam import disarm
 from txnkv.storage.store import Store
 
 
-class Notebook:
+class Notebook(Participants):
     """A participant handler that holds no data."""
 
     kind = "page"
@@ -35,9 +36,6 @@ class Notebook:
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         self.calls.append(("check", row.txn_id))
         return 0
-
-    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
-        return True
 
     def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
         self.calls.append(("begin_commit", row.txn_id))

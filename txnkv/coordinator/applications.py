@@ -23,15 +23,17 @@ refused, until somebody says that the application begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator import status_table
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import AlreadyAppliedError
@@ -265,31 +267,23 @@ def _drop_staged(cur: apsw.Cursor, txn_id: int) -> None:
     cur.execute("DELETE FROM application_marks WHERE txn_id = ?", (txn_id,))
 
 
-class ApplicationParticipants:
-    """The coordinator's handler for marks.
+class ApplicationParticipants(Participants):
+    """Marks of stored transactions.
 
     Args:
         store: the store.
-        latest: gives the latest snapshot.
+        log: tells the latest commit.
     """
 
     kind = KIND
 
-    def __init__(self, store: Store, latest: Callable[[], Timestamp]) -> None:
+    def __init__(self, store: Store, log: CommitLog) -> None:
+        super().__init__(log)
         self._store = store
-        self._latest = latest
-
-    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
-        """A version that is there is refused, it is no error that could be mended."""
-        return 0
-
-    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
-        """Nothing was checked."""
-        return True
 
     def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
         """Before others are asked, who have more to do."""
-        latest = self._latest()
+        latest = super().begin_commit(row, ids)
         if ids:
             with self._store.status.read() as cur:
                 _refuse_all(cur, _staged(cur, row.txn_id))
@@ -309,9 +303,6 @@ class ApplicationParticipants:
         """The versions are there."""
         _write(cur, _staged(cur, row.txn_id), commit_ts, row.txn_id)
         _drop_staged(cur, row.txn_id)
-
-    def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """The commit point did it all."""
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Nothing of it is a version."""

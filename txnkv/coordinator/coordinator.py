@@ -77,7 +77,7 @@ class Coordinator:
         with store.status.read() as cur:
             self.tcid, self.token_key = one(cur, "SELECT tcid, token_key FROM store")
         self.orchestrator.tcid = self.tcid
-        self.orchestrator.add_handler(ApplicationParticipants(store, self.log.latest))
+        self.orchestrator.add_handler(ApplicationParticipants(store, self.log))
 
     # -- snapshots ---------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import Timestamp, TxnId
 from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
-from txnkv.coordinator.participant import AloneHandler, ParticipantHandler
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -96,9 +96,9 @@ class Orchestrator:
         self.damage = damage or Damage()
         self._metadata = metadata
         self.tcid = 0
-        self._handlers: dict[str, ParticipantHandler] = {}
+        self._handlers: dict[str, Participants] = {}
 
-    def add_handler(self, handler: ParticipantHandler) -> None:
+    def add_handler(self, handler: Participants) -> None:
         self._handlers[handler.kind] = handler
 
     def start_commit(self, txn_id: int) -> TxnRow:
@@ -155,7 +155,7 @@ class Orchestrator:
             return False
         ((kind, ids),) = parts.items()
         handler = self._handlers[kind]
-        if len(ids) != 1 or not isinstance(handler, AloneHandler):
+        if len(ids) != 1:
             return False
 
         def decide(cur: apsw.Cursor) -> Timestamp | None:

@@ -1,6 +1,6 @@
 """The participant interface: calls of the coordinator to those that hold a transaction's data.
 
-One handler serves all participants of a kind (all tablets, say); the coordinator knows
+One object serves all participants of a kind (all tablets, say); the coordinator knows
 nothing else of them. Every call may come again after a crash, from another process.
 
     check            OPEN            errors in the rows; the transaction stays OPEN
@@ -15,18 +15,29 @@ nothing else of them. Every call may come again after a crash, from another proc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import apsw
 
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import TxnRow
 
 
-class ParticipantHandler(Protocol):
-    @property
-    def kind(self) -> str:
-        """The name of the kind, as it stands in the participants table."""
+class Participants:
+    """All participants of a kind; by default without errors, conflicts, or data.
+
+    Args:
+        log: tells the latest commit.
+
+    Attributes:
+        kind: as it stands in the participants table.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
 
     def check(self, row: TxnRow, ids: Sequence[int]) -> int:
         """Find row errors that no writer could see alone. Answers what `checked_all` compares.
@@ -34,9 +45,28 @@ class ParticipantHandler(Protocol):
         Raises:
             RowErrors: two workers staged the same key. The transaction stays OPEN.
         """
+        return 0
 
     def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
         """Nothing was staged since `check` answered `checked`."""
+        return True
+
+    def commit_alone(
+        self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
+    ) -> bool:
+        """Commit the only participant of a transaction in one step, where the kind can: take its
+        lock, so that no write to it is under way, and decide.
+
+        Args:
+            row: of the transaction, OPEN when it was read.
+            id: of the participant.
+            decide: writes the commit point with the cursor of a write of status.db; the commit
+                timestamp. None when something came in between: that write is to change nothing.
+
+        Returns:
+            Whether it was decided.
+        """
+        return False
 
     def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
         """Validate against what committed since the snapshot, unlocked.
@@ -47,6 +77,7 @@ class ParticipantHandler(Protocol):
         Raises:
             TransactionConflictError, TransactionLockedError: it must abort.
         """
+        return self._log.latest()
 
     def validate(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
@@ -56,6 +87,7 @@ class ParticipantHandler(Protocol):
         Raises:
             TransactionConflictError, TransactionLockedError: it must abort.
         """
+        return True
 
     def write_commit(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
@@ -74,24 +106,4 @@ class ParticipantHandler(Protocol):
 
         Raises:
             TxnkvError: some participant failed; all others are done.
-        """
-
-
-@runtime_checkable
-class AloneHandler(Protocol):
-    """A handler of participants of which one can be committed in one step, where it is alone."""
-
-    def commit_alone(
-        self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
-    ) -> bool:
-        """Take the participant's lock, so that no write to it is under way, and decide.
-
-        Args:
-            row: of the transaction, OPEN when it was read.
-            id: of its only participant.
-            decide: writes the commit point with the cursor of a write of status.db; the commit
-                timestamp. None when something came in between: that write is to change nothing.
-
-        Returns:
-            Whether it was decided.
         """

@@ -21,6 +21,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import random
 import signal
 import sys
 import time
@@ -34,6 +35,19 @@ EPOCH_SECONDS = 1_577_836_800
 """2020-01-01 00:00 UTC in Unix seconds: where the wall clock of the store begins."""
 
 FAULT_VARIABLE = "TXNKV_FAULT"
+
+
+def back_off(tries: int, first: float, longest: float) -> float:
+    """Return the seconds to wait before another try: twice as long each time, with chance in it,
+    so that those who failed together do not meet again.
+
+    Args:
+        tries: that failed, at least 1.
+        first: seconds after the first of them.
+        longest: seconds, at most.
+    """
+    pause: float = min(first * 2 ** min(tries - 1, 20), longest)
+    return pause * random.uniform(0.5, 1.5)
 
 
 # -- time ------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from txnkv import core
 from txnkv.coordinator import held, id_ranges, locks, payload
 from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
     AlreadyPresentError,
@@ -70,12 +71,13 @@ class _Written:
         return max(info.max_key for info in self.infos)
 
 
-class TabletParticipants:
-    """The coordinator's handler for tablets."""
+class TabletParticipants(Participants):
+    """Tablets: what is staged in them is committed by the row of the transaction."""
 
     kind = KIND
 
     def __init__(self, tables: Tables) -> None:
+        super().__init__(tables.log)
         self._tables = tables
         self._store = tables.store
 
@@ -229,11 +231,6 @@ class TabletParticipants:
                 "more: its process is gone. It was aborted whole; run it again"
             )
         changes.validate_reads(self._tables, reads, since, upto)
-
-    def write_commit(
-        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
-    ) -> None:
-        """Nothing: what is staged is committed by the transaction's row."""
 
     # -- the end -----------------------------------------------------------------------
 

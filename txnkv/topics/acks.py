@@ -24,6 +24,7 @@ import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import (
@@ -60,6 +61,8 @@ _GRACE: Final = 1_000_000
 """Microseconds after a deadline by which a commit that was in time is over."""
 
 declare_fault_point("acks.registered", "acks of a transaction are pending in status.db")
+declare_fault_point("acks.applied", "acks are applied inside the commit point")
+declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
 
 
 class PendingAcks:
@@ -490,3 +493,28 @@ def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: i
     if any(one.state is None for one in acks.values()):
         with suppress(ClosedError), store.status.write(sync=False) as cur:
             pending_acks.give_back(cur, store, txn_id, stored=False)
+
+
+class SubscriptionParticipants(Participants):
+    """Subscriptions of stored transactions: acks are rows from the call on, and keep others off,
+    so that there is nothing to validate.
+    """
+
+    kind = KIND
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics.log)
+        self._store = topics.store
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Delete what is pending."""
+        pending_acks.apply(cur, row.txn_id)
+        fault_point("acks.applied")
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Have what is pending delivered again."""
+        with self._store.status.write() as cur:
+            pending_acks.give_back(cur, self._store, row.txn_id)
+        fault_point("acks.returned")

@@ -23,6 +23,7 @@ from txnkv.coordinator import id_ranges, status_table
 from txnkv.coordinator.damage import raise_first
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.metadata_store import PARTITION as KIND
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
@@ -40,26 +41,17 @@ declare_fault_point("marker.aborted", "an abort marker is in its log, durable")
 declare_fault_point("marker.written", "all end markers of a commit are in their logs")
 
 
-class PartitionParticipants:
-    """The coordinator's handler for partitions."""
+class PartitionParticipants(Participants):
+    """Partitions of topics."""
 
     kind = KIND
 
     def __init__(self, topics: Topics) -> None:
+        super().__init__(topics.log)
         self._topics = topics
         self._store = topics.store
         # By transaction and partition, as begin_commit saw it: final by then.
         self._ends: dict[int, dict[int, EndMarker]] = {}
-
-    # -- OPEN --------------------------------------------------------------------------
-
-    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
-        """Messages have no errors that show late."""
-        return 0
-
-    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
-        """Nothing was checked."""
-        return True
 
     # -- alone -------------------------------------------------------------------------
 
@@ -108,13 +100,7 @@ class PartitionParticipants:
                 if end is not None:
                     ends[id] = end
         self._ends[row.txn_id] = ends
-        return self._topics.log.latest()
-
-    def validate(
-        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
-    ) -> bool:
-        """Messages conflict with nothing."""
-        return True
+        return self._log.latest()
 
     def write_commit(
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp

@@ -14,7 +14,6 @@ patience ran out are they not known; the producer then goes on in a new epoch, a
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.errors import CommitOutcomeUnknownError, OutOfOrderSequenceError, TxnkvError
-from txnkv.storage.seam import clock
+from txnkv.storage.seam import back_off, clock
 from txnkv.topics import catalog, chunking, producer_state, producers
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import now_micros
@@ -40,6 +39,7 @@ from txnkv.topics.topics import Topics
 PATIENCE: Final = 120.0
 """Seconds for which a commit is tried again."""
 
+_FIRST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.5
 
 
@@ -189,7 +189,7 @@ class Sender:
 
     def _commit_patiently(self, shares: list[_Share]) -> None:
         began = time.monotonic()
-        pause = 0.002
+        tries = 0
         unsure: CommitOutcomeUnknownError | None = None
         while True:
             try:
@@ -208,8 +208,8 @@ class Sender:
             if time.monotonic() - began > self.patience:
                 self._unsure = unsure is not None
                 raise unsure or failed
-            time.sleep(random.uniform(pause / 2, pause))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            tries += 1
+            time.sleep(back_off(tries, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     def _commit(self, shares: list[_Share]) -> None:
         topics = self._topics

@@ -30,10 +30,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import apsw
-
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.lease import Lease
+from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import TxnkvError
 from txnkv.storage.seam import boot_id, declare_fault_point, fault_point
@@ -55,10 +54,7 @@ class StagedSendsFolder:
         self._topics = topics
         self._store = topics.store
         self.folder = topics.store.directory.path / "staged"
-        self.handler = StagedParticipants(self)
-
-    def latest(self) -> Timestamp:
-        return self._topics.log.latest()
+        self.handler = StagedParticipants(self, topics.log)
 
     def path(self, file: StagedFile) -> Path:
         """Return the path where a file is, or would be."""
@@ -131,38 +127,16 @@ class StagedSendsFolder:
         return None
 
 
-class StagedParticipants:
-    """The coordinator's handler: an abort removes files. A commit finds none, for it is refused
-    while a job that may have some has not ended.
+class StagedParticipants(Participants):
+    """Files of attempts: an abort removes them. A commit finds none, for it is refused while a job
+    that may have some has not ended.
     """
 
     kind = KIND
 
-    def __init__(self, staged: StagedSendsFolder) -> None:
+    def __init__(self, staged: StagedSendsFolder, log: CommitLog) -> None:
+        super().__init__(log)
         self._staged = staged
-
-    def check(self, row: TxnRow, ids: Sequence[int]) -> int:
-        """Nothing is checked."""
-        return 0
-
-    def checked_all(self, cur: apsw.Cursor, row: TxnRow, checked: int) -> bool:
-        """Nothing was checked."""
-        return True
-
-    def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
-        """It may always commit."""
-        return self._staged.latest()
-
-    def validate(
-        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], validated: Timestamp
-    ) -> bool:
-        """It conflicts with nothing."""
-        return True
-
-    def write_commit(
-        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
-    ) -> None:
-        """Nothing goes with the commit point."""
 
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Remove what a job that was aborted has left."""

@@ -25,7 +25,7 @@ from txnkv.topics import (
     subscription_rows,
     unacknowledged,
 )
-from txnkv.topics.acks import KIND
+from txnkv.topics.acks import KIND, SubscriptionParticipants
 from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.exclusive import Exclusive
@@ -38,7 +38,6 @@ from txnkv.topics.subscription_info import (
     SubscriptionInfo,
     SubscriptionOptions,
 )
-from txnkv.topics.subscription_participant import SubscriptionParticipants
 from txnkv.topics.subscription_rows import Place
 from txnkv.topics.topics import Topics
 

@@ -6,7 +6,6 @@ again and meets what they left: an insert finds its key there, an upsert replace
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +23,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
+from txnkv.storage.seam import back_off
 from txnkv.tables.incoming import Outcome
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
@@ -31,6 +31,8 @@ from txnkv.transaction.heartbeats import Heart
 from txnkv.transaction.one_phase_commit import commit_small, make_sure
 
 _ATTEMPTS: Final = 20
+_FIRST_PAUSE: Final = 0.0005
+_LONGEST_PAUSE: Final = 0.064
 
 
 def write_alone(
@@ -57,7 +59,7 @@ def write_alone(
             if not again or not error.retriable or attempt == _ATTEMPTS:
                 raise
         if attempt > 2:
-            time.sleep(random.uniform(0.0, 0.0005) * 2 ** min(attempt, 8))
+            time.sleep(back_off(attempt, _FIRST_PAUSE, _LONGEST_PAUSE))
     raise AssertionError("unreachable")
 
 

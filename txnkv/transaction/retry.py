@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any, Final
 
 from txnkv.coordinator.locks import LOCK_TIMEOUT
 from txnkv.errors import TransactionLockedError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.storage.seam import clock
+from txnkv.storage.seam import back_off, clock
 
 DEFAULTS: Final[dict[str, Any]] = {
     "timeout": 60.0,
@@ -69,6 +68,5 @@ class Retries:
             raise error
         self._metrics.retries.add()
         first = _FIRST_AT_A_LOCK if isinstance(error, TransactionLockedError) else _FIRST
-        pause: float = min(first * 2 ** min(self._made, 20), _LONGEST)
-        pause *= random.uniform(0.5, 1.5)
+        pause = back_off(self._made, 2 * first, _LONGEST)
         return pause if self._deadline is None else min(pause, self._deadline - passed)
