@@ -3,13 +3,12 @@
 from txnkv.client.client import Client, connect
 from txnkv.client.compacting import CompactReport
 from txnkv.client.consumer import Consumer
-from txnkv.client.diff_token import DiffToken
 from txnkv.client.inspection import CheckReport
 from txnkv.client.producer import Producer
 from txnkv.client.replica import replicate
 from txnkv.client.scan import Scan, ScanToken
 from txnkv.client.subscription import Subscription
-from txnkv.client.table import Snapshot, Table
+from txnkv.client.table import DiffToken, Snapshot, Table
 from txnkv.client.topic import Topic
 from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp, TxnId

@@ -19,7 +19,8 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.table_writer import TxnkvWriter, Written
+from txnkv.spark.writing.attempts import Written
+from txnkv.spark.writing.job_writer import TxnkvWriter
 
 NAME = "txnkv_demo"
 

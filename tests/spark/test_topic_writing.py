@@ -119,7 +119,7 @@ def writer(place: dict[str, str], like: pa.RecordBatch) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from txnkv.spark.settings_sinks import TopicWrite
-    from txnkv.spark.writing.topic_writer import TopicWriter
+    from txnkv.spark.writing.job_writer import TopicWriter
 
     return TopicWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))
 

@@ -139,7 +139,8 @@ def test_a_null_in_a_column_that_admits_none(
 def flaky(spark: Any) -> str:
     """A format whose tasks stage their rows and fail, except in their last attempt but one."""
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.spark.writing.table_writer import TxnkvWriter, Written
+    from txnkv.spark.writing.attempts import Written
+    from txnkv.spark.writing.job_writer import TxnkvWriter
 
     # Local classes travel to the workers by value, who cannot import this file.
     class FlakyWriter(TxnkvWriter):
@@ -218,7 +219,7 @@ def start(client: txnkv.Client, where: dict[str, str], txn: txnkv.Transaction) -
     """A writer into table t as Spark would make it, under the caller's transaction."""
     from txnkv.spark.columns import spark_schema
     from txnkv.spark.settings import Settings
-    from txnkv.spark.writing.table_writer import TxnkvWriter
+    from txnkv.spark.writing.job_writer import TxnkvWriter
 
     settings = Settings.of_write(txnkv.spark.options(txn, "t"))
     return TxnkvWriter.start(settings, spark_schema(client.table("t").schema, ["v", "id"]))

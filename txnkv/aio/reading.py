@@ -9,9 +9,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, Wrapper
-from txnkv.client.diff_token import DiffToken
 from txnkv.client.scan import Scan, ScanToken
-from txnkv.client.table import Snapshot, Table
+from txnkv.client.table import DiffToken, Snapshot, Table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from txnkv.client.diff_token import DiffToken
 from txnkv.client.scan import Scan, unpin
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, HistoryExpiredError
@@ -17,6 +17,7 @@ from txnkv.storage.shield import shielded
 from txnkv.tables import catalog, diff, diff_tokens, history, lookup, reading
 from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff import DiffRequest
+from txnkv.tables.diff_tokens import DiffParts
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
 from txnkv.tables.table_engine import TableEngine
@@ -266,3 +267,31 @@ class Table(Closing):
 
     def _view(self, at: At) -> ReadView:
         return ReadView(self._connection.timestamp_of(at))
+
+
+@dataclass(frozen=True)
+class DiffToken:
+    """A part of a diff, to be opened by any process. Picklable.
+
+    Attributes:
+        parts: which keys, between which times.
+    """
+
+    parts: DiffParts
+
+    @property
+    def rows(self) -> int:
+        """About how many changes it covers, at most."""
+        return self.parts.rows
+
+    @shielded
+    def open(self, client: Connection) -> pa.RecordBatchReader:
+        """Its changes, as `Table.diff` gives them.
+
+        Raises:
+            InvalidTokenError: the token is of another store.
+            TableNotFoundError: the table was dropped since.
+            HistoryExpiredError: nobody kept the history from its start on.
+        """
+        client.require_open()
+        return diff_tokens.reopen(client.instance.engine, self.parts)

@@ -18,7 +18,7 @@ import apsw
 
 from txnkv.coordinator.query import one
 from txnkv.storage.locks import new_lock
-from txnkv.storage.pin import Pin
+from txnkv.storage.runtime import Pin
 from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 

@@ -98,10 +98,10 @@ class TxnkvDataSource(DataSource):
             SchemaError: the data does not fit.
         """
         if writes_topic(self.options):
-            from txnkv.spark.writing.topic_writer import TopicWriter
+            from txnkv.spark.writing.job_writer import TopicWriter
 
             return TopicWriter.start(TopicWrite.of_batch(self.options, overwrite=overwrite), schema)
-        from txnkv.spark.writing.table_writer import TxnkvWriter
+        from txnkv.spark.writing.job_writer import TxnkvWriter
 
         return TxnkvWriter.start(Settings.of_write(self.options, overwrite=overwrite), schema)
 

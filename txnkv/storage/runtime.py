@@ -30,7 +30,6 @@ from pathlib import Path
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
-from txnkv.storage.pin import Pin
 from txnkv.storage.runtime_file import (
     CHANGE,
     COMMITTED,
@@ -448,3 +447,14 @@ def _heartbeat_word(index: int) -> int:
     if not 0 <= index < HEARTBEATS:
         raise ValueError(f"heartbeat {index} is not one of 0 .. {HEARTBEATS - 1}")
     return HEARTBEAT_BASE + index * 2
+
+
+class Pin:
+    """The pin of a snapshot, told of it at the instant at which it is taken or given back.
+
+    Attributes:
+        snapshot: what is pinned; None for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot: int | None = None

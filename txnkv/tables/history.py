@@ -28,7 +28,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import dropped
-from txnkv.storage.pin import Pin
+from txnkv.storage.runtime import Pin
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
 from txnkv.tables.row_set_writer import delete_row_set

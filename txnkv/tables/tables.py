@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TypeAlias
+
+import apsw
 
 from txnkv.coordinator.catalog import Catalog
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.damage import EVERY, Kinds
 from txnkv.coordinator.ids import Timestamp
+from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.storage.locks import new_lock
+from txnkv.storage.store import Store
 from txnkv.tables import catalog, manifest
 from txnkv.tables.catalog import TableInfo
-from txnkv.tables.failed_writes import FailedWrites
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.read_set import ReadSet
@@ -131,3 +135,41 @@ class Tables(Catalog[TableInfo]):
                 self.memory.forget(id)
         for id in self._writers.keys() - tables:
             self._writers.pop(id, None)
+
+
+Undo: TypeAlias = Callable[[apsw.Cursor], None]
+
+
+class FailedWrites:
+    """The writes that are to be taken back, by transaction. Shared by threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._undo: dict[int, list[Undo]] = {}
+
+    @contextmanager
+    def noting(self, txn_id: int, undo: Undo) -> Iterator[None]:
+        """If the block fails, take back what it may have done all the same."""
+        try:
+            yield
+        except InvalidTxnStateError:  # refused inside: nothing was done
+            raise
+        except BaseException:
+            self._undo.setdefault(txn_id, []).append(undo)
+            with suppress(TxnkvError):
+                self.take_back(txn_id)
+            raise
+
+    def take_back(self, txn_id: int) -> None:
+        """See to it that nothing counts of what failed. No I/O when nothing did.
+
+        Raises:
+            StorageFullError, UnavailableError: the disk still fails.
+        """
+        waiting = self._undo.get(txn_id)
+        if waiting is None:
+            return
+        with self._store.status.write() as cur:
+            for undo in waiting:
+                undo(cur)
+        self._undo.pop(txn_id, None)

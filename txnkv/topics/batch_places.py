@@ -16,15 +16,13 @@ forgotten, and the next one looks again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from txnkv.core import read_header, sound, walk
 from txnkv.errors import CorruptionError
 from txnkv.topics.log_chunks import damaged
+from txnkv.topics.log_view import LogView
 from txnkv.topics.ranges import Ranges
-
-if TYPE_CHECKING:
-    from txnkv.topics.log_view import LogView
 
 _MOST: Final = 1 << 18
 """Places, and ranges that were looked through, that are remembered."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.core import CoreError, check_batch, walk
-from txnkv.errors import StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, end_markers, holders, log_check, side_check, value_check
+from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
+from txnkv.topics import catalog, end_markers, holders, log_check, side_check
+from txnkv.topics.log_view import bounds
+from txnkv.topics.offset_reader import OffsetReader
 from txnkv.topics.participant import open_in
 from txnkv.topics.partition import Partition
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.tail import TailEntry
 from txnkv.topics.topic_engine import TopicEngine
+from txnkv.topics.topics import Topics
 
 
 def stats(engine: TopicEngine) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
         yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
     for problem in _tail(entries, [(m.first_offset, m.next_offset) for m in noted]):
         yield f"{partition.label}: {problem}"
-    for problem in value_check.problems(engine, partition):
+    for problem in value_problems(engine, partition):
         yield f"{partition.label}: {problem}"
 
 
@@ -178,3 +181,29 @@ def _tail(entries: list[TailEntry], noted: list[tuple[int, int]]) -> Iterator[st
                     yield f"the batch at {header.base_offset} is of another commit"
         except CoreError as error:
             yield f"in the commit log, at offset {entry.base_offset}: {error}"
+
+
+_ROWS: Final = 1 << 16
+
+
+def value_problems(topics: Topics, partition: Partition) -> Iterator[str]:
+    """Yield what is wrong with the values of a partition, one line each.
+
+    It ends with the first batch that is damaged itself, which others report.
+    """
+    codec = partition.topic.options.codec
+    if codec is None:
+        return
+    try:
+        offset = bounds(topics, partition).start
+        reader = OffsetReader(topics, partition, offset, "read_uncommitted")
+        while reader.load() or reader.moved:
+            if reader.moved:
+                continue
+            rows = reader.take(_ROWS)
+            try:
+                codec.decode(rows.column("value"))
+            except CorruptionError as error:
+                yield f"from offset {rows.column('offset')[0]} on: {error}"
+    except TxnkvError:
+        return  # damaged, or gone meanwhile

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lmdb
 
@@ -53,14 +53,12 @@ from txnkv.core import place, read_header
 from txnkv.errors import InvalidTxnStateError, NotSupportedError, UnavailableError
 from txnkv.storage import Environment, Environments
 from txnkv.topics import side_own
+from txnkv.topics.partition_log import PartitionLog
 from txnkv.topics.side_chunks import SideChunks
 from txnkv.topics.side_format import OWN, SideRun, decided, pack_runs, read_marker
 from txnkv.topics.side_index import SIDE, SideIndex, SideState, SideTxn
 from txnkv.topics.side_own import OwnLogs
 from txnkv.topics.side_sweep import SideSweep, SideSwept
-
-if TYPE_CHECKING:
-    from txnkv.topics.partition_log import PartitionLog
 
 MOST_MESSAGES = (1 << 31) - 1
 """Messages of one transaction in one partition, at most: what a control batch can count."""

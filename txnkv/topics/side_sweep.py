@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import lmdb
 
@@ -24,13 +24,11 @@ from txnkv.core import ControlType, encode_control, place
 from txnkv.storage import Environment
 from txnkv.storage.lmdb_handles import StaleHandleError
 from txnkv.storage.seam import declare_fault_point, fault_point
+from txnkv.topics.partition_log import PartitionLog
 from txnkv.topics.side_chunks import SideChunks
 from txnkv.topics.side_format import gathered, pack_runs
 from txnkv.topics.side_index import SIDE, SideIndex, SideState, SideTxn
 from txnkv.topics.side_own import OwnLogs
-
-if TYPE_CHECKING:
-    from txnkv.topics.partition_log import PartitionLog
 
 T = TypeVar("T")
 

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from txnkv.client.client import Client
-from txnkv.client.diff_token import DiffToken
 from txnkv.client.scan import ScanToken
-from txnkv.client.table import Snapshot
+from txnkv.client.table import DiffToken, Snapshot
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from txnkv.client.diff_token import DiffToken
 from txnkv.client.scan import ScanToken
+from txnkv.client.table import DiffToken
 from txnkv.errors import SchemaError
 from txnkv.spark.columns import ToSpark, spark_schema
 from txnkv.spark.joining import client_of

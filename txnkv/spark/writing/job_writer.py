@@ -28,9 +28,10 @@ from txnkv.errors import TxnNotFoundError
 from txnkv.spark import keeping
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of, join_open
-from txnkv.spark.settings import Place
+from txnkv.spark.settings import Place, Settings
+from txnkv.spark.settings_sinks import TopicWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
-from txnkv.spark.writing.targets import Target
+from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
 from txnkv.transaction.job import Job
 from txnkv.transaction.transaction import Transaction
 
@@ -137,3 +138,23 @@ def begin_own(client: Client, target: Target, path: str, timeout: float | None) 
         txn.rollback()
         raise
     return token, job.id
+
+
+class TxnkvWriter(JobWriter):
+    """Writes a table."""
+
+    @classmethod
+    def start(cls, settings: Settings, schema: StructType) -> TxnkvWriter:
+        """Check that the data fits, then begin the job; see `JobWriter.begin`."""
+        target = TableTarget(settings.table, settings.operation, settings.overwrite)
+        return cls.begin(settings, target, schema, token=settings.token, timeout=settings.timeout)
+
+
+class TopicWriter(JobWriter):
+    """Writes a topic."""
+
+    @classmethod
+    def start(cls, settings: TopicWrite, schema: StructType) -> TopicWriter:
+        """Check that the data fits, then begin the job; see `JobWriter.begin`."""
+        target = TopicTarget(settings.topic)
+        return cls.begin(settings, target, schema, token=settings.token, timeout=settings.timeout)
