@@ -13,7 +13,7 @@ import pyarrow as pa
 import txnkv
 from txnkv import core
 from txnkv.core import ControlType
-from txnkv.topics import completing
+from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
 
 from .harness import Line
@@ -144,7 +144,7 @@ def _fill(queue: TxnkvQueue, ids: range, end: ControlType, *, each: int) -> int:
     """
     engine = queue.client.instance.topics
     (partition,) = engine.partitions(queue.topic.info)
-    at = completing.complete(engine, partition)
+    at = roll_forward.complete(engine, partition)
     values = pa.record_batch({"value": messages(each, 100)})
     made: list[bytes] = []
     for batch in _transactions(ids, end, values):

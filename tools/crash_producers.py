@@ -21,10 +21,10 @@ from tools.topic_writing import Writer
 from txnkv.client.producer import Producer
 from txnkv.client.replica import replicate
 from txnkv.storage import clock
-from txnkv.topics import completing, producers, retention
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import producers, retention, roll_forward
 from txnkv.topics.log_check import problems
 from txnkv.topics.messages import now_micros
+from txnkv.topics.topic_catalog import TopicOptions
 
 TOPIC: Final = "kept"
 MESSAGES: Final = 24
@@ -90,7 +90,7 @@ def retain(say: Say, path: str) -> None:
     for ago, first in ((0, 0), (7200, MESSAGES)):
         for number in range(first, first + MESSAGES):
             writer.small(f"{number}".ljust(40, "."), timestamp=now - ago * 1_000_000)
-        completing.complete(writer.engine, partition)
+        roll_forward.complete(writer.engine, partition)
         retention.enforce(writer.engine, partition)
         with partition.environment.read() as txn:
             say("at least", partition.log.start(txn))
@@ -102,7 +102,7 @@ def examine_retain(client: txnkv.Client, said: Sequence[str]) -> list[str]:
         return []
     gone = max((int(line.split()[2]) for line in said if line.startswith("at least")), default=0)
     partition = partitions(client, TOPIC)[0]
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     retention.enforce(client.instance.topics, partition)
     numbers = [int((value or b"").rstrip(b".")) for value in values(client, TOPIC)]
     with partition.environment.read() as txn:

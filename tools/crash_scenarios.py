@@ -30,7 +30,7 @@ from tools import (
 )
 from txnkv.client import compacting
 from txnkv.options import Locking
-from txnkv.tables import history, ingest, merging, row_set_format, row_set_writer, small
+from txnkv.tables import arrow_input, history, merging, row_set_format, row_set_writer, write_buffer
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4
@@ -56,15 +56,15 @@ def say(*words: object) -> None:
 
 def cut_small() -> None:
     """Make several chunks, blocks and LMDB writes of a few hundred rows."""
-    ingest.CHUNK_ROWS = 250  # type: ignore[misc]
+    arrow_input.CHUNK_ROWS = 250  # type: ignore[misc]
     row_set_format.BLOCK_ROWS = 32  # type: ignore[misc]
     row_set_writer.WRITE_BYTES = 512  # type: ignore[misc]
-    small.MAX_ROWS = 100  # type: ignore[misc]
+    write_buffer.MAX_ROWS = 100  # type: ignore[misc]
 
 
 def stage_all() -> None:
     """Make every transaction that writes a large one."""
-    small.MAX_ROWS = small.FEW_ROWS = -1  # type: ignore[misc]
+    write_buffer.MAX_ROWS = write_buffer.FEW_ROWS = -1  # type: ignore[misc]
 
 
 def rows(first: int, count: int, word: str = "row") -> pa.Table:

@@ -21,8 +21,8 @@ import lmdb
 import txnkv
 from tools.topic_contents import stored
 from txnkv.topics import outbox, side_own, side_sweep
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.partition import Partition
+from txnkv.topics.topic_catalog import TopicOptions
 
 TOPIC: Final = "side"
 MESSAGES: Final = 12

@@ -14,7 +14,7 @@ from typing import Final
 import txnkv
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
-from txnkv.topics import completing
+from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
 
 TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}
@@ -141,7 +141,7 @@ def _wrong(values: Sequence[bytes], said: Sequence[str], rows: bool) -> list[str
 
 def committed(client: txnkv.Client, partition: Partition) -> list[bytes]:
     """The values that a reader of committed messages gets."""
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     log = partition.log
     with partition.environment.read() as txn:
         start, stable = log.start(txn), log.last_stable_offset(txn)

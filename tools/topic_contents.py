@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import txnkv
 from txnkv import core
-from txnkv.topics import completing
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
+from txnkv.topics.topic_catalog import TopicInfo
 
 
 class Stored(NamedTuple):
@@ -28,7 +28,7 @@ def partitions(client: txnkv.Client, topic: str) -> list[Partition]:
 def raw(client: txnkv.Client, topic: str, number: int = 0, start: int | None = None) -> bytes:
     """All batches of a partition, with what waited for its log."""
     partition = partitions(client, topic)[number]
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     with partition.environment.read() as txn:
         offset = partition.log.start(txn) if start is None else start
         return b"".join(bytes(part) for part in partition.log.read(txn, offset, 1 << 62))

@@ -20,10 +20,10 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.topics import catalog
+from txnkv.topics import topic_catalog
 from txnkv.topics.append import append
-from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.partition import Partition
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
 
 def create(
@@ -58,7 +58,7 @@ def small_commit(
     def write(cur: apsw.Cursor, stamp: Timestamp) -> list[Section]:
         sections = []
         for partition in partitions:
-            first = catalog.take_offsets(cur, partition.id, len(values))
+            first = topic_catalog.take_offsets(cur, partition.id, len(values))
             placed = core.place(data, first, stamp)
             sections.append(Section(payload.TOPIC, partition.id, placed, first, len(values)))
         return sections

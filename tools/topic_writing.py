@@ -15,10 +15,10 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.topics import catalog, truncation
+from txnkv.topics import topic_catalog, truncation
 from txnkv.topics.append import append
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.messages import now_micros
+from txnkv.topics.topic_catalog import TopicOptions
 
 _TIMEOUT: Final = 600.0
 
@@ -56,7 +56,7 @@ class Writer:
         batch = _batch(texts, txn_id, decided=True, timestamp=timestamp)
 
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
-            base = catalog.take_offsets(cur, partition.id, len(texts))
+            base = topic_catalog.take_offsets(cur, partition.id, len(texts))
             placed = core.place(batch, base, stamp)
             return [Section(payload.TOPIC, partition.id, placed, base, len(texts))]
 

@@ -20,8 +20,8 @@ from txnkv.storage.store import Store, require_same
 from txnkv.storage.write_queue import not_waiting
 from txnkv.tables import catalog_schema
 from txnkv.tables.table_engine import TableEngine
-from txnkv.topics import schema as topics_schema
-from txnkv.topics.regaining import regain
+from txnkv.topics import status_tables as topics_schema
+from txnkv.topics.recovery import regain
 from txnkv.topics.topic_engine import TopicEngine
 
 _log = logging.getLogger("txnkv")

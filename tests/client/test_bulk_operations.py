@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.tables import ingest, row_set_writer
+from txnkv.tables import arrow_input, row_set_writer
 from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.row_set import RowSet, RowSetRetired
 from txnkv.tables.tablet import Tablet, TabletState
@@ -84,7 +84,7 @@ def staged(client: txnkv.Client) -> int:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 5 rows, chunks of 23."""
     monkeypatch.setattr(row_set_writer, "rows_per_block", lambda widths: 5)
-    monkeypatch.setattr(ingest, "CHUNK_ROWS", 23)
+    monkeypatch.setattr(arrow_input, "CHUNK_ROWS", 23)
 
 
 @pytest.fixture(params=[1, 3], ids=["one tablet", "three tablets"])

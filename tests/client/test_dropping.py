@@ -16,7 +16,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import id_ranges
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.fork import GATE
 
 

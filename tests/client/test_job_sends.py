@@ -16,7 +16,7 @@ import txnkv
 from txnkv import core
 from txnkv.storage.seam import arm, disarm
 from txnkv.topics import staged_append, staged_file, staged_rows, staged_writer
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction.job import Job
 
 ByHand = Callable[[txnkv.Client], None]

@@ -22,7 +22,7 @@ from txnkv.errors import CommitOutcomeUnknownError, StorageFullError, Unavailabl
 from txnkv.options import Operation
 from txnkv.storage.seam import arm, disarm
 from txnkv.storage.wal import WalFile
-from txnkv.tables import small
+from txnkv.tables import write_buffer
 from txnkv.topics import outbox
 from txnkv.topics.message import MessageId
 
@@ -274,7 +274,7 @@ def test_batches_in_a_transaction(
     times: int,
 ) -> None:
     """A write or a `send_batch` that failed is called again with the same data."""
-    monkeypatch.setattr(small, "MAX_ROWS", 5)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", 5)
     monkeypatch.setattr(outbox, "MAX_BYTES", 100)
     model = Model(client, topic)
     for at in MOMENTS:

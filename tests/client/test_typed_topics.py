@@ -273,7 +273,7 @@ def test_any_batch_comes_back_by_dict_and_by_batch(
     client: txnkv.Client, made: Any, compression: str, buffer: str, most: int, data: Any
 ) -> None:
     schema, batch = made
-    from txnkv.topics.catalog import TopicOptions
+    from txnkv.topics.topic_catalog import TopicOptions
 
     options = TopicOptions(compression=compression, max_message_bytes=most, value_schema=schema)
     topics = client.instance.topics

@@ -258,7 +258,7 @@ def test_a_large_write_in_chunks(
     client: txnkv.Client, goods: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several chunks, row sets and blocks in one call, with keys twice in neighbours."""
-    monkeypatch.setattr("txnkv.tables.ingest.CHUNK_ROWS", 100)
+    monkeypatch.setattr("txnkv.tables.arrow_input.CHUNK_ROWS", 100)
     ids = [*range(0, 1000, 2), *range(990, 1010), *range(1, 500, 2)]
     with client.transaction() as txn:
         with pytest.raises(txnkv.RowErrors) as caught:

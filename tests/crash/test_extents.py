@@ -46,7 +46,7 @@ def rows(first: int, count: int) -> pa.Table:
 def large() -> Iterator[None]:
     """Have each write go to tablets and logs at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
         yield
 

@@ -46,7 +46,7 @@ from tests.property.versions import COLUMNS, Given, Result, Row, Txn, Versions, 
 from tools.crash import leftovers, settle
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
-from txnkv.tables import row_set_format, row_set_writer, small
+from txnkv.tables import row_set_format, row_set_writer, write_buffer
 from txnkv.tables.operations import OPERATIONS
 
 BLOCK_ROWS = 4
@@ -446,7 +446,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_set_format, "rows_per_block", few_rows)
     monkeypatch.setattr(row_set_writer, "rows_per_block", few_rows)
     monkeypatch.setattr(row_set_writer, "WRITE_BYTES", 512)
-    monkeypatch.setattr(small, "MAX_ROWS", SMALL_ROWS)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", SMALL_ROWS)
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     assert set(OPS) == set(OPERATIONS), "teach the model what is new"
 

@@ -24,7 +24,7 @@ from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all,
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.spark.reading import changes_planner
-from txnkv.tables import row_set_format, row_set_writer, small
+from txnkv.tables import row_set_format, row_set_writer, write_buffer
 
 from .changes_tools import Query, close_clients
 
@@ -220,7 +220,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(row_set_format, "rows_per_block", few_rows)
     monkeypatch.setattr(row_set_writer, "rows_per_block", few_rows)
-    monkeypatch.setattr(small, "MAX_ROWS", 8)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", 8)
     monkeypatch.setattr(changes_planner, "LEAST_ROWS", 3)
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 import txnkv
 from txnkv.spark.reading import topic_planner
 from txnkv.topics import look_back, pinned_range, range_cuts, side_own, side_sweep
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicOptions
 
 from .topic_tools import Query, batch_read, close_clients, flat
 

@@ -17,8 +17,8 @@ from tools.topic_writing import Writer
 from txnkv.spark.reading import topic_planner
 from txnkv.spark.reading.topic_lag import lag
 from txnkv.spark.reading.topic_offsets import share
-from txnkv.topics import completing, retention
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import retention, roll_forward
+from txnkv.topics.topic_catalog import TopicOptions
 
 from .topic_tools import Query, batch_read, close_clients, flat, rows_of, schema_of, values
 
@@ -406,7 +406,7 @@ def test_lag(client: txnkv.Client) -> None:
 def cut(client: txnkv.Client, offset: int, number: int = 0) -> None:
     """Take the beginning of a partition, as retention does."""
     partition = client.instance.topics.partitions(client.topic("events").info)[number]
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, offset))
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.tables import ingest, row_set_writer
+from txnkv.tables import arrow_input, row_set_writer
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 5 rows, chunks of 23: a write of 100 rows makes 5 row sets of 5 blocks."""
     monkeypatch.setattr(row_set_writer, "rows_per_block", lambda widths: 5)
-    monkeypatch.setattr(ingest, "CHUNK_ROWS", 23)
+    monkeypatch.setattr(arrow_input, "CHUNK_ROWS", 23)
 
 
 @pytest.fixture

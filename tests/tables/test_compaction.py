@@ -74,8 +74,8 @@ class Model:
         keys = sorted(self.rng.sample(range(KEYS), 25))
         changed = dict(self.rows)
         with patch.context() as large, self.client.transaction() as txn:
-            large.setattr("txnkv.tables.small.MAX_ROWS", -1)
-            large.setattr("txnkv.tables.small.FEW_ROWS", -1)
+            large.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+            large.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
             if self.rng.random() < 0.3:
                 txn.write("t", pa.table({"id": keys}), op="delete_ignore")
                 changed = {key: v for key, v in changed.items() if key not in keys}

@@ -14,7 +14,7 @@ import pytest
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import InjectedFault, arm, disarm
-from txnkv.tables import small
+from txnkv.tables import write_buffer
 
 SCHEMA = txnkv.Schema({"k": "string", "v": "int64?"}, primary_key=["k"])
 Change = tuple[str, str, int | None, int]
@@ -32,7 +32,7 @@ def change(
 ) -> Callable[..., int]:
     """Commits operations (op, key, value); answers the timestamp."""
     if request.param == "large":
-        monkeypatch.setattr(small, "MAX_ROWS", -1)
+        monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
 
     def run(*operations: tuple[str, str, int | None]) -> int:
         with client.transaction() as txn:
@@ -98,7 +98,7 @@ def test_every_kind_of_change(table: txnkv.Table, client: txnkv.Client, change: 
 def test_of_a_commit_that_is_not_finalized(
     table: txnkv.Table, client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     with client.transaction() as txn:
         txn.write(table, pa.table({"k": list("abcdefgh"), "v": range(8)}))
     start = int(txn.commit())

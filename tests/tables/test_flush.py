@@ -160,8 +160,8 @@ def test_a_bulk_commit_flushes_what_its_snapshot_has(
     client: txnkv.Client, at: dict[str, Timestamp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, client.transaction() as txn:
-        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
-        patch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
         txn.write("t", pa.table({"id": [97, 98, 99], "v": ["x", "y", "z"]}), op="upsert")
     assert len(infos(client)) == 2
     assert rows(client) == {"a": "x", "b": "y", "c": "z"}
@@ -323,8 +323,8 @@ def test_a_flush_replaces_rows_of_a_bulk_commit_whose_driver_is_gone(
     made, or the row lives on beside its newer version.
     """
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.tables.small.MAX_ROWS", -1)
-        patch.setattr("txnkv.tables.small.FEW_ROWS", -1)
+        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
         txn = client.new_transaction()
         txn.write("t", pa.table({"id": [97, 98, 99], "v": ["x", "y", "z"]}), op="upsert")
         arm("commit.decided", "error")

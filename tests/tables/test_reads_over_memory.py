@@ -17,9 +17,9 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.seam import InjectedFault, arm, disarm
-from txnkv.tables import history, small
+from txnkv.tables import history, write_buffer
 
 SCHEMA = txnkv.Schema(
     {"a": "int32", "b": "string", "v": "float64?", "l": "list<int32>?"}, primary_key=["b", "a"]
@@ -128,7 +128,7 @@ def test_every_place_where_rows_are(
     client.instance.engine.compactor.compact_all()
     look(expected)
 
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     txn = client.new_transaction()
     txn.write(table, data(rows(3.0, *range(0, 50, 3))), "upsert")
     txn.write(table, data(rows(None, *range(0, 50, 6))).select(["a", "b"]), "delete_ignore")
@@ -144,7 +144,7 @@ def test_every_place_where_rows_are(
     look(own)  # committed, not finalized: its keys hide what is older
     same(before, table, expected)
 
-    monkeypatch.setattr(small, "MAX_ROWS", 10_000)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", 10_000)
     with client.transaction() as later:
         later.write(table, data(rows(5.0, 0, 1, 2, 3)), "upsert")
         later.write(table, data(rows(None, 6, 70)).select(["a", "b"]), "delete")
@@ -166,7 +166,7 @@ def test_an_unfinished_commit_and_one_that_came_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two commits past their commit points, of which neither is finalized, over one another."""
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     with client.transaction() as txn:
         txn.write(table, data(rows(1.0, *range(30))))
     stamps = [client.snapshot()]
@@ -195,7 +195,7 @@ def test_a_row_that_a_transaction_made_and_deleted_itself(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row set that replaces nothing, below the tombstones of the same transaction."""
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     txn = client.new_transaction()
     txn.write(table, data(rows(1.0, *range(10))))
     txn.write(table, data(rows(1.0, 3, 4)).select(["a", "b"]), "delete")
@@ -259,15 +259,15 @@ def test_a_read_in_the_middle_of_a_commit_sees_all_of_it_or_nothing(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every step of a bulk update's commit, and of the flush before it."""
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     with client.transaction() as txn:
         txn.write(table, data(rows(1.0, *range(30))))
-    monkeypatch.setattr(small, "MAX_ROWS", 10_000)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", 10_000)
     with client.transaction() as txn:
         txn.write(table, data(rows(2.0, *range(0, 30, 2))), "upsert")
     before = rows(1.0, *range(30)) | rows(2.0, *range(0, 30, 2))
     after = rows(3.0, *range(30))
-    monkeypatch.setattr(small, "MAX_ROWS", -1)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
     met: list[tuple[str, float]] = []
 
     def look(name: str) -> Callable[[], None]:

@@ -16,7 +16,7 @@ import pytest
 import txnkv
 from txnkv import core
 from txnkv.storage.seam import arm, disarm
-from txnkv.tables import resolve
+from txnkv.tables import intents
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.tablet import Tablet
 
@@ -279,7 +279,7 @@ def _keys(tablet: Tablet, ids: Any) -> core.Keys:
 def _found(tablet: Tablet, state: Any, ids: Any, stamps: Any) -> dict[int, dict[int, int]]:
     """By row set: the keys that are replaced, and the stamps they get."""
     found = {}
-    for id, (rows, given) in resolve.supersede(tablet, state, _keys(tablet, ids), stamps).items():
+    for id, (rows, given) in intents.supersede(tablet, state, _keys(tablet, ids), stamps).items():
         (info,) = [info for info in state.infos if info.id == id]
         keys: list[int] = []
         with tablet.read() as pages:
@@ -319,7 +319,7 @@ def test_rows_are_found_by_the_stamps_of_their_keys(
         one: {4: second, 8: third + 5},
         two: {6: third},
     }
-    assert resolve.supersede(tablet, state, _keys(tablet, []), third) == {}
+    assert intents.supersede(tablet, state, _keys(tablet, []), third) == {}
     assert _found(tablet, state, [100, 200], third + 1) == {}
 
 
@@ -338,7 +338,7 @@ def test_settle_goes_by_commit_and_leaves_later_ones(
             txn.commit()
         stamps.append(client.instance.coordinator.latest())
     disarm()
-    resolve.settle(client.instance.engine, [tablet.id], stamps[1])
+    intents.settle(client.instance.engine, [tablet.id], stamps[1])
     left = [info.stamp for info in infos(client, tablet) if not info.resolved]
     assert left == [stamps[2]]
     assert seen(table) == {i: f"new {i}" if i not in (2, 3, 6, 7) else str(i) for i in range(10)}

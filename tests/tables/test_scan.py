@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import txnkv
-from txnkv.tables import small
+from txnkv.tables import write_buffer
 
 SCHEMA = txnkv.Schema(
     {"k": "int64", "s": "string?", "v": "float64?", "l": "list<int32>?"}, primary_key=["k"]
@@ -67,7 +67,7 @@ def many(
     keys = list(range(100))
     random.Random(3).shuffle(keys)
     if where != "row sets":
-        monkeypatch.setattr(small, "MAX_ROWS", 10_000)
+        monkeypatch.setattr(write_buffer, "MAX_ROWS", 10_000)
     if where == "flushed":
         put(table, rows(*range(90)))
         client.instance.engine.flush()

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.tables import small
+from txnkv.tables import write_buffer
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "string?"}, primary_key=["k"])
 READ = "say(sorted(row['k'] for t in tokens for row in t.open(client)))"
@@ -94,7 +94,7 @@ def test_of_a_transaction_with_its_own_writes(
     rows: int,
 ) -> None:
     put(client, "insert", *range(30))
-    monkeypatch.setattr(small, "MAX_ROWS", rows)
+    monkeypatch.setattr(write_buffer, "MAX_ROWS", rows)
     with client.transaction() as txn:
         txn.write(table, data(*range(30, 40)))
         txn.write(table, data(5, 6, 31).select(["k"]), "delete")

@@ -26,9 +26,9 @@ from hypothesis.stateful import (
 )
 
 import txnkv
-from txnkv.storage import dropped
-from txnkv.topics.catalog import TopicOptions
+from txnkv.storage import finalizers
 from txnkv.topics.message import MessageId
+from txnkv.topics.topic_catalog import TopicOptions
 
 PARTITIONS = 2
 NAMES = st.sampled_from("ABC")
@@ -302,7 +302,7 @@ class AckMachine(RuleBasedStateMachine):
     def check_delivered(self) -> None:
         if hasattr(self, "sub"):
             gc.collect(1)
-            dropped.settle()
+            finalizers.settle()
             found = [m.id for m in self.sub.receive_many(1000, timeout=0)]
             assert len(found) == len(set(found))
             assert set(found) == self.model.deliver()

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage import dropped
-from txnkv.topics import holders, pending_acks
-from txnkv.topics.catalog import TopicOptions
+from txnkv.storage import finalizers
+from txnkv.topics import holders, pending_ack_rows
 from txnkv.topics.message import MessageId
+from txnkv.topics.topic_catalog import TopicOptions
 
 COUNT = 6
 TYPES = ("exclusive", "counted", "shared")
@@ -557,7 +557,7 @@ def test_an_ack_after_the_end_is_refused(acks: Acks) -> None:
 def collected() -> None:
     """Finalizers of what nothing refers to have run."""
     gc.collect()
-    dropped.settle()
+    finalizers.settle()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["refused first", "refused later"])
@@ -583,7 +583,7 @@ def test_an_ack_that_a_full_disk_refused_gives_nothing_back(
     acks: Acks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = acks.begin("A")
-    register = pending_acks.register
+    register = pending_ack_rows.register
     full = threading.Event()
     full.set()
 
@@ -592,7 +592,7 @@ def test_an_ack_that_a_full_disk_refused_gives_nothing_back(
             raise txnkv.StorageFullError("no room")
         return register(*args)
 
-    monkeypatch.setattr(pending_acks, "register", refuse)
+    monkeypatch.setattr(pending_ack_rows, "register", refuse)
     in_memory = False
     try:
         acks.ack(1, a)
@@ -697,7 +697,7 @@ def test_a_consumer_closes_on_a_full_disk(
         raise txnkv.StorageFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pending_acks, "register", refuse)
+        patched.setattr(pending_ack_rows, "register", refuse)
         acks.sub.close()
     with pytest.raises(txnkv.AckConflictError, match="no room"):
         txn.ack(acks.sub.info, acks.messages[2])

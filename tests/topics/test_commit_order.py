@@ -11,7 +11,7 @@ from tests.topics.log_tools import COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import begin, commit, send, small
 from txnkv.core import walk
-from txnkv.topics import batch_places, completing
+from txnkv.topics import batch_places, roll_forward
 from txnkv.topics.commit_reader import CommitReader
 
 
@@ -107,7 +107,7 @@ def test_memory_and_log(client: txnkv.Client, topic: Any) -> None:
     partition = partition_of(client, topic)
     for i in range(3):
         small(client, [partition], [b"a%d" % i, b"b%d" % i])
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     row = begin(client)
     send(client, row, partition, [b"large"])
     small(client, [partition], [b"c"])

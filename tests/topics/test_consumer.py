@@ -17,7 +17,7 @@ from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.client.consumer import MESSAGE_COLUMNS
 from txnkv.core import Chunk
-from txnkv.topics import completing
+from txnkv.topics import roll_forward
 from txnkv.topics.log_state import LOG
 
 VALUE = pa.schema([("value", pa.binary())])
@@ -198,7 +198,7 @@ def test_where_it_begins(client: txnkv.Client, topic: Any) -> None:
     send_all(client, topic, b"d")
     assert offsets(latest) == [3]
     partition = partition_of(client, topic)
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 2))
     assert offsets(topic.consumer()) == [2, 3]
 
@@ -266,7 +266,7 @@ def test_seek_drops_what_is_known_of_aborted_transactions(client: txnkv.Client, 
 def test_a_position_that_retention_took(client: txnkv.Client, topic: Any) -> None:
     send_all(client, topic, b"a", b"b", b"c")
     partition = partition_of(client, topic)
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     consumer = topic.consumer()
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 3))
     with pytest.raises(txnkv.OffsetOutOfRangeError, match=r"earliest"):

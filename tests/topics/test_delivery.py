@@ -11,8 +11,8 @@ import txnkv
 from tests.topics.test_subscriptions import received, send, take
 from txnkv.errors import CorruptionError, StorageFullError
 from txnkv.topics import leases, redelivery
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics.topic_catalog import TopicOptions
 
 KINDS: list[dict[str, Any]] = [{}, {"type": "shared"}, {"max_deliveries": 9}]
 

@@ -24,8 +24,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import append, completing
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import append, roll_forward
+from txnkv.topics.topic_catalog import TopicOptions
 
 
 def controls(client: txnkv.Client, topic: str = "events") -> list[tuple[int, str, int]]:
@@ -118,7 +118,7 @@ def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client
     engine, directory = client.instance.topics, client.instance.store.directory
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    completing.complete(engine, partition)
+    roll_forward.complete(engine, partition)
     with client.snapshot():
         engine.drop("events")
         assert directory.log_dir(partition.id).exists()
@@ -383,7 +383,7 @@ def test_a_reader_helps_a_commit_that_is_decided(client: txnkv.Client) -> None:
     small(client, [partition], [b"b"])
     assert engine.look(partition.id) == (3, True, 2)
     assert engine.behind(partition.id, 1)
-    assert completing.complete(engine, partition) == 3
+    assert roll_forward.complete(engine, partition) == 3
     assert not engine.behind(partition.id, 3)
     assert controls(client) == [(1, "COMMIT", row.txn_id)]
     orchestrator.finish(row.txn_id)
@@ -465,7 +465,7 @@ def test_a_short_commit_that_breaks_off_before_its_marker_is_one(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None], buffer: str
 ) -> None:
     (partition,) = create(client, buffer=buffer)
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     row = begin(client)
     send(client, row, partition, [b"a"])
     arm("lmdb.before_commit", _no_room)
@@ -555,9 +555,9 @@ def test_a_read_only_client_reads_what_is_in_the_log(
     send(client, row, partition, [b"b"])
     client.close()
     reader = process(
-        "from txnkv.topics import completing\n"
+        "from txnkv.topics import roll_forward\n"
         "engine = client.instance.topics\n"
-        "say([completing.complete(engine, engine.partition(id)) for id in ids])\n",
+        "say([roll_forward.complete(engine, engine.partition(id)) for id in ids])\n",
         options={"read_only": True},
         ids=[partition.id, empty.id],
     )
@@ -567,7 +567,7 @@ def test_a_read_only_client_reads_what_is_in_the_log(
 def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     row = begin(client)
     arm("lmdb.before_commit", _no_room)
     with pytest.raises((UnavailableError, txnkv.StorageFullError)):
@@ -594,7 +594,7 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
 
     small(client, [partition], [b"a"])
     skip(hole)
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     small(client, [partition], [b"b"])
     for make in (
         topic.consumer,
@@ -607,5 +607,5 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
     assert topic.end_offsets()[0] == hole + 2
     skip(1 << 45)
     with pytest.raises(txnkv.CorruptionError, match="given to nobody"):
-        completing.complete(client.instance.topics, partition)
+        roll_forward.complete(client.instance.topics, partition)
     skip(-(1 << 45))

@@ -11,7 +11,7 @@ from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
 from tests.topics.reading_tools import partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
-from txnkv.topics import catalog, completing
+from txnkv.topics import roll_forward, topic_catalog
 from txnkv.topics.log_view import bounds
 
 
@@ -34,7 +34,7 @@ def flush(client: txnkv.Client) -> None:
 def reserve(client: txnkv.Client, topic: Any, count: int) -> None:
     """Take offsets and write nothing, as one who dies does."""
     with client.instance.store.status.write() as cur:
-        catalog.take_offsets(cur, topic.info.partitions[0], count)
+        topic_catalog.take_offsets(cur, topic.info.partitions[0], count)
 
 
 # -- what is there ---------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_memory_and_log_are_one_row_of_offsets(client: txnkv.Client, topic: Any)
     small(client, [partition], [b"a", b"b"])
     small(client, [partition], [b"c"])
     assert found(topic) == [(0, 2), (2, 1)]
-    completing.complete(client.instance.topics, partition)  # they are in both now
+    roll_forward.complete(client.instance.topics, partition)  # they are in both now
     small(client, [partition], [b"d"])
     assert found(topic) == [(0, 2), (2, 1), (3, 1)]
     assert found(topic, 3) == [(3, 1)]
@@ -177,7 +177,7 @@ def test_a_snapshot_of_the_start_is_not_below_it(client: txnkv.Client, topic: An
 @pytest.fixture
 def unfinished(by_hand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody writes end markers but who needs them: as if every finalizer had just died."""
-    monkeypatch.setattr("txnkv.topics.completing.complete_marked", lambda *_: {})
+    monkeypatch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
 
 
 def test_a_fetch_writes_the_marker_that_is_missing(

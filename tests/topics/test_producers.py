@@ -38,9 +38,9 @@ from txnkv.errors import (
 )
 from txnkv.storage import arm, disarm
 from txnkv.topics import producers
-from txnkv.topics.catalog import TopicInfo, TopicOptions
 from txnkv.topics.message import MessageId
-from txnkv.topics.sending import Delivered, Sender
+from txnkv.topics.producer_sender import Delivered, Sender
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
 TOPIC = "events"
 Make = Callable[..., Producer]
@@ -510,7 +510,7 @@ def test_killed_and_the_same_batch_comes_again(
         """
         import pyarrow as pa
         from txnkv.storage import arm
-        from txnkv.topics.sending import Sender
+        from txnkv.topics.producer_sender import Sender
         engine = client.instance.topics
         sender = Sender(engine, engine.get("events"), "billing")
         sender.deliver([(0, pa.record_batch({"value": [b"a"]}))])
@@ -644,7 +644,7 @@ def test_a_forked_child_leaves_it_to_the_parent(tmp_path: Path) -> None:
     code = """
 import os, sys, txnkv
 from txnkv.client.producer import Producer
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicOptions
 client = txnkv.connect(sys.argv[1])
 info = client.instance.topics.create("events", 1, "marker", TopicOptions())
 producer = Producer(client, info, "p", linger=60)

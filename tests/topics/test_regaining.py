@@ -95,6 +95,6 @@ def test_it_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         client.create_topic("t")
         _send(client, b"x")
         assert client.instance.store.runtime.regained
-    monkeypatch.setattr("txnkv.topics.regaining._partitions", lambda engine: 1 / 0)
+    monkeypatch.setattr("txnkv.topics.recovery._partitions", lambda engine: 1 / 0)
     with txnkv.connect(path):
         pass

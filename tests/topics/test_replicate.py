@@ -22,10 +22,10 @@ from txnkv.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from txnkv.topics import completing
+from txnkv.topics import roll_forward
 from txnkv.topics.aborted_index import unpack_entries
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.fetch import fetch
+from txnkv.topics.topic_catalog import TopicOptions
 
 TOPIC = "events"
 
@@ -48,7 +48,7 @@ def copy(source: Writer, dest: txnkv.Client, **options: Any) -> Replicated:
 
 def state(client: txnkv.Client, number: int = 0) -> dict[str, Any]:
     """Return what a log says of itself, after it was brought up to date."""
-    completing.complete(client.instance.topics, partitions(client, TOPIC)[number])
+    roll_forward.complete(client.instance.topics, partitions(client, TOPIC)[number])
     partition = partitions(client, TOPIC)[number]
     log = partition.log
     with partition.environment.read() as txn:
@@ -179,7 +179,7 @@ def test_it_begins_anew_where_it_fell_behind_retention(source: Writer, dest: txn
     copy(source, dest)
     mixed(source)
     origin = partitions(source.client, TOPIC)[0]
-    completing.complete(source.engine, origin)
+    roll_forward.complete(source.engine, origin)
     with origin.environment.read() as txn:
         base = origin.log.segments(txn)[2].base
     origin.environment.write(lambda txn: origin.log.advance_start(txn, base))

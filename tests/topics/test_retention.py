@@ -19,14 +19,14 @@ import txnkv
 from tools.topic_contents import values
 from tools.topic_writing import Writer
 from txnkv.errors import OffsetOutOfRangeError
-from txnkv.topics import completing, retention
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import retention, roll_forward
 from txnkv.topics.fetch import fetch
 from txnkv.topics.messages import now_micros
 from txnkv.topics.partition_log import PartitionLog
+from txnkv.topics.producer_sender import Sender
 from txnkv.topics.retention import Surplus, surplus
 from txnkv.topics.segments import Segment
-from txnkv.topics.sending import Sender
+from txnkv.topics.topic_catalog import TopicOptions
 
 pytestmark = pytest.mark.usefixtures("by_hand")  # else the leader may be first
 
@@ -120,7 +120,7 @@ def fill(to: Writer, count: int, ago: float = 0.0, first: int = 0) -> None:
     at = now_micros() - int(ago * 1e6)
     for i in range(first, first + count):
         to.small(f"{i}".ljust(100, "."), timestamp=at)
-    completing.complete(to.engine, to.partitions[0])
+    roll_forward.complete(to.engine, to.partitions[0])
 
 
 def bounds(to: Writer) -> tuple[int, int, int]:
@@ -218,7 +218,7 @@ def test_aborted_entries_and_commits_go_with_their_segments(client: txnkv.Client
         txn = to.begin()
         to.append(txn, f"{i}".ljust(100, "."))
         (to.abort if i % 2 else to.commit)(txn)
-    completing.complete(to.engine, to.partitions[0])
+    roll_forward.complete(to.engine, to.partitions[0])
     retention.enforce(to.engine, to.partitions[0])
     log = to.partitions[0].log
     with to.partitions[0].environment.read() as txn:
@@ -268,7 +268,7 @@ def test_the_side_log_follows(client: txnkv.Client) -> None:
         txn = to.begin()
         to.append(txn, f"{i}".ljust(500, "."))
         to.commit(txn)
-    completing.complete(to.engine, to.partitions[0])
+    roll_forward.complete(to.engine, to.partitions[0])
     side = to.partitions[0].side
     assert side is not None
     retention.enforce(to.engine, to.partitions[0])
@@ -512,7 +512,7 @@ def test_end_markers_are_no_messages_to_be_lost(client: txnkv.Client) -> None:
     txn = to.begin()
     to.append(txn, "one")
     to.commit(txn)
-    completing.complete(to.engine, to.partitions[0])
+    roll_forward.complete(to.engine, to.partitions[0])
     sub.ack(sub.receive_many(10, timeout=0))
     retention.give_up(to.engine, to.partitions[0], bounds(to)[1], lambda txn, offset: True)
     assert bounds(to)[0] == bounds(to)[1] == 2

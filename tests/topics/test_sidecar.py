@@ -18,8 +18,8 @@ from txnkv.errors import (
     TransactionTimedOutError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import completing, side_own, side_sweep, truncation
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import roll_forward, side_own, side_sweep, truncation
+from txnkv.topics.topic_catalog import TopicOptions
 
 NAME = "events"
 
@@ -57,7 +57,7 @@ def messages(topic: txnkv.Topic, **options: Any) -> list[txnkv.Message]:
 
 def sweep(client: txnkv.Client, number: int = 0) -> side_sweep.SideSwept:
     partition = partitions(client, NAME)[number]
-    completing.complete(client.instance.topics, partition)
+    roll_forward.complete(client.instance.topics, partition)
     assert partition.side is not None
     return partition.side.sweep(partition.log)
 

@@ -10,8 +10,8 @@ import pytest
 import txnkv
 import txnkv.aio
 from tests.topics.test_subscriptions import received, send, take
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.topic_catalog import TopicOptions
 
 
 @pytest.fixture

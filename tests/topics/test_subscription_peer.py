@@ -14,8 +14,8 @@ import pytest
 
 import txnkv
 from txnkv.topics import redelivery
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.message import Message, MessageId
+from txnkv.topics.topic_catalog import TopicOptions
 
 BOTH = pytest.mark.parametrize("type", ["exclusive", "shared"])
 STORED = pytest.mark.parametrize("stored", [False, True])

@@ -14,8 +14,8 @@ import pytest
 
 import txnkv
 from txnkv.topics import exclusive, redelivery
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.message import MessageId
+from txnkv.topics.topic_catalog import TopicOptions
 
 
 @pytest.fixture

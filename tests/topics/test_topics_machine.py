@@ -27,7 +27,7 @@ from tools.topic_contents import partitions
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm, disarm
 from txnkv.topics import side_own, side_sweep, truncation
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicOptions
 
 SLOTS = st.integers(0, 3)
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"

@@ -14,10 +14,10 @@ from tools.topic_contents import raw, stored, values
 from tools.topic_writing import Writer
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, OutOfOrderSequenceError
 from txnkv.storage import arm, disarm
-from txnkv.topics import completing
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics import roll_forward
 from txnkv.topics.log_check import problems
-from txnkv.topics.sending import Sender
+from txnkv.topics.producer_sender import Sender
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.truncation import truncate
 
 TOPIC = "events"
@@ -148,13 +148,13 @@ def test_below_the_start_nothing_can_be_cut(to: Writer) -> None:
     for i in range(30):
         to.small(f"{i}".ljust(100, "."))
     partition = to.partitions[0]
-    completing.complete(to.engine, partition)
+    roll_forward.complete(to.engine, partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 15))
     with pytest.raises(OffsetOutOfRangeError):
         to.truncate(14)
     assert to.truncate(15) == 15
     to.small("new")
-    completing.complete(to.engine, partition)
+    roll_forward.complete(to.engine, partition)
     assert state(to) == (15, 16, 16, 16)
 
 
@@ -255,7 +255,7 @@ def test_killed_and_done_again(
 def test_a_dropped_topic_is_not_truncated(to: Writer) -> None:
     to.small("a")
     partition = to.partitions[0]
-    completing.complete(to.engine, partition)
+    roll_forward.complete(to.engine, partition)
     with to.client.instance.store.status.write() as cur:
         cur.execute("UPDATE topics SET dropped_ts = 1")
     with pytest.raises(txnkv.TopicNotFoundError):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.core.test_row_layout import VALUES
 from txnkv.errors import CorruptionError, SchemaError
-from txnkv.topics.catalog import TopicOptions
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.values import value_codec
 
 TYPES = [kind for kind in VALUES if not pa.types.is_time(kind)]

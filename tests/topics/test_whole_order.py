@@ -11,7 +11,7 @@ import txnkv
 from tests.topics.log_tools import COMMIT, data, marker
 from tests.topics.reading_tools import drained, partition_of, put
 from tools.topic_writers import begin, commit, send, small
-from txnkv.topics import catalog, completing
+from txnkv.topics import roll_forward, topic_catalog
 
 
 @pytest.fixture(params=["marker", "sidecar"])
@@ -132,9 +132,9 @@ def test_a_marker_that_is_missing_in_one_partition(
     row = begin(client)
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
-    monkeypatch.setattr("txnkv.topics.completing.complete_marked", lambda *_: {})
+    monkeypatch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
     commit(client, row)
-    completing.complete(client.instance.topics, p0)
+    roll_forward.complete(client.instance.topics, p0)
     assert told(drained(whole(topic))) == [(0, b"a"), (1, b"a")]
 
 
@@ -166,11 +166,11 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.topics.completing.complete_marked", lambda *_: {})
+        patch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
         commit(client, row)
-    completing.complete(client.instance.topics, p0)
+    roll_forward.complete(client.instance.topics, p0)
     assert seen() == []
-    completing.complete(client.instance.topics, p1)
+    roll_forward.complete(client.instance.topics, p1)
     assert seen() == [(0, b"a"), (1, b"a")]
     reader.tell("end")
     reader.finish()
@@ -285,12 +285,12 @@ def test_appends_that_begin_while_it_helps_are_for_the_next_look(
     """
     engine, partition = client.instance.topics, partition_of(client, topic, 0)
     small(client, [partition], [b"T1"])
-    complete = completing.complete
+    complete = roll_forward.complete
 
     def take_one(*_: Any) -> int:
         """Offsets of an append that is under way, in another process."""
         with engine.store.status.write() as cur:
-            return catalog.take_offsets(cur, partition.id, 1)
+            return topic_catalog.take_offsets(cur, partition.id, 1)
 
     def complete_beside_others(*args: Any) -> int:
         end = complete(*args)
@@ -298,5 +298,5 @@ def test_appends_that_begin_while_it_helps_are_for_the_next_look(
         return end
 
     take_one()
-    monkeypatch.setattr(completing, "complete", complete_beside_others)
+    monkeypatch.setattr(roll_forward, "complete", complete_beside_others)
     assert told(whole(topic).poll(timeout=0)) == [(0, b"T1")]

@@ -25,7 +25,7 @@ from tools.topic_writers import abort, batch, begin, commit, create, send, small
 from txnkv import core
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm
-from txnkv.topics import append, catalog, completing
+from txnkv.topics import append, roll_forward, topic_catalog
 
 WRITER = """
 import signal, threading
@@ -164,9 +164,9 @@ def test_a_batch_that_comes_late_all_the_same_is_dropped(client: txnkv.Client) -
     abort(client, gone)
 
     def force(txn_id: int) -> None:
-        base = completing.complete(client.instance.topics, partition)
+        base = roll_forward.complete(client.instance.topics, partition)
         with client.instance.store.status.write() as cur:
-            catalog.take_offsets(cur, partition.id, 1)
+            topic_catalog.take_offsets(cur, partition.id, 1)
         late = core.place(batch([b"late"], txn_id), base)
         partition.environment.write(lambda txn: partition.log.put(txn, [late]))
 

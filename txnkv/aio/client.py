@@ -23,7 +23,7 @@ from txnkv.metrics import MetricsSnapshot
 from txnkv.options import FlushMode
 from txnkv.tables.partitioning import PartitionBy
 from txnkv.tables.schema import Schema
-from txnkv.topics.holding import Hold
+from txnkv.topics.retry_hold import Hold
 from txnkv.transaction.info import TxnInfo
 from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
 from txnkv.transaction.session_buffer import BUFFER_BYTES

@@ -18,7 +18,7 @@ import pyarrow as pa
 from rich.progress import Progress, TaskID
 
 import txnkv
-from txnkv.cli import texts
+from txnkv.cli import parsing
 from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
 from txnkv.cli.group import stopping, words
 from txnkv.cli.sources import FORMATS, Options, Source, named, open_source
@@ -93,7 +93,7 @@ def load(
     if delimiter is not None and len(delimiter) != 1:
         raise click.UsageError("--delimiter is one character")
     options = Options(format, delimiter, not no_header, nulls or ("",))
-    target = Target(store, table, key, schema, [texts.partition(text) for text in partitions])
+    target = Target(store, table, key, schema, [parsing.partition(text) for text in partitions])
     with ExitStack() as stack:
         sources = target.open(stack, files, options, operation)
         client = stack.enter_context(target.client())
@@ -205,14 +205,14 @@ class Target:
     def _given(self, key: Sequence[str] | None = None) -> txnkv.Schema | None:
         if self.schema_text is None:
             return None
-        return texts.schema(self.schema_text, key or self._keys())
+        return parsing.schema(self.schema_text, key or self._keys())
 
     def _keys(self) -> list[str]:
         if self.key is None:
             raise ValueError(
                 f"there is no table {self.table!r} yet: to make it name its key, as --key id"
             )
-        return texts.names(self.key)
+        return parsing.names(self.key)
 
     def client(self) -> txnkv.Client:
         """Open the store; made when it is missing."""

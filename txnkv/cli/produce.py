@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli import message_lines, texts
+from txnkv.cli import message_lines, parsing
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument
 from txnkv.cli.group import stopping
 from txnkv.cli.typed_lines import Row, TypedLines
@@ -144,7 +144,7 @@ def _target(
         name,
         partitions=partitions,
         exists_ok=True,
-        value_schema=None if columns is None else texts.columns(columns, "--value-schema"),
+        value_schema=None if columns is None else parsing.columns(columns, "--value-schema"),
         **options,
     )
 

@@ -10,7 +10,7 @@ import click
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli import sinks, texts
+from txnkv.cli import parsing, sinks
 from txnkv.cli.console import bar, plural, store_argument
 from txnkv.cli.group import given
 from txnkv.cli.sources.opening import format_of
@@ -65,9 +65,9 @@ def scan(
             asked = SHOWN + 1
         with given():
             rows = found.scan(
-                columns=None if columns is None else texts.names(columns),
-                where=[texts.where(text, found.schema) for text in conditions] or None,
-                snapshot=None if at is None else client.timestamp_of(texts.snapshot(at)),
+                columns=None if columns is None else parsing.names(columns),
+                where=[parsing.where(text, found.schema) for text in conditions] or None,
+                snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
                 ordered=ordered,
                 limit=asked,
             )

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv import instance as instances
+from txnkv.client.accept_loss import accept_loss
 from txnkv.client.compacting import CompactReport, compact_store
 from txnkv.client.inspection import CheckReport, check_store, store_stats
-from txnkv.client.loss import accept_loss
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
@@ -39,8 +39,8 @@ from txnkv.options import Buffer, Compression, FlushMode, Isolation, Locking
 from txnkv.storage.shield import shielded
 from txnkv.tables.partitioning import PartitionBy, Partitioning
 from txnkv.tables.schema import Schema
-from txnkv.topics.catalog import TopicOptions
-from txnkv.topics.holding import Hold
+from txnkv.topics.retry_hold import Hold
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import Connection

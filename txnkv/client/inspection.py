@@ -13,14 +13,14 @@ from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.tables import catalog, manifest, reading
-from txnkv.tables.checking import Counted, check_row_set, check_together, row_set_ids
+from txnkv.tables import manifest, reading, table_catalog
 from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.table_check import Counted, check_row_set, check_together, row_set_ids
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
-from txnkv.topics import catalog as topics
-from txnkv.topics import checking as topic_checking
+from txnkv.topics import topic_catalog as topics
+from txnkv.topics import topic_check as topic_checking
 
 
 def store_stats(instance: Instance) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
     with store.status.read() as cur:
         latest = latest_snapshot(cur)
         states = dict(cur.execute("SELECT state, count(*) FROM transactions GROUP BY state"))
-        names = catalog.names(cur)
+        names = table_catalog.names(cur)
         staged = one(
             cur,
             "SELECT count(*), coalesce(sum(bytes), 0) FROM row_sets "
@@ -220,7 +220,10 @@ def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
 
 
 def _check_held(cur: Any, report: CheckReport) -> None:
-    live = {payload.TABLET: catalog.live_tablets(cur), payload.TOPIC: topics.live_partitions(cur)}
+    live = {
+        payload.TABLET: table_catalog.live_tablets(cur),
+        payload.TOPIC: topics.live_partitions(cur),
+    }
     for (kind, id), part in held.parts(cur).items():
         if id in live[kind]:
             report.problems.append(

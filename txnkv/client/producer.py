@@ -40,11 +40,11 @@ from txnkv.errors import (
 )
 from txnkv.storage.locks import new_condition, new_rlock
 from txnkv.storage.shield import shielded
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
 from txnkv.topics.partitioner import Sticky, spread
-from txnkv.topics.sending import PATIENCE, Delivered, Sender
+from txnkv.topics.producer_sender import PATIENCE, Delivered, Sender
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import Connection
 

@@ -15,8 +15,8 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TopicExistsError
 from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.shield import shielded
-from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.following import Follower
+from txnkv.topics.follower import Follower
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 
 FETCH_BYTES: Final = 4 << 20

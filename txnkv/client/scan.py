@@ -15,10 +15,10 @@ from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.shield import shielded, shielded_steps
 from txnkv.tables import reading, scan_tokens
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.reading import Request
 from txnkv.tables.scan import Plan
 from txnkv.tables.scan_tokens import TOKEN_ROWS, TokenParts
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.view import ReadView
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import Connection

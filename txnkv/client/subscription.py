@@ -26,10 +26,9 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.options import Start, SubscriptionType
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.locks import new_lock
 from txnkv.storage.shield import shielded
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.leases import LeaseReader
 from txnkv.topics.message import Message, MessageId
@@ -41,6 +40,7 @@ from txnkv.topics.subscriptions import (
     SubscriptionOptions,
     Subscriptions,
 )
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.values import Encoded
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.transaction.closeable import Closing

@@ -11,15 +11,15 @@ import pyarrow as pa
 from txnkv.client.scan import Scan, unpin
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, HistoryExpiredError
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.locks import new_lock
 from txnkv.storage.shield import shielded
-from txnkv.tables import catalog, diff, diff_tokens, history, lookup, reading
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables import diff, diff_tokens, history, lookup, reading, table_catalog
 from txnkv.tables.diff import DiffRequest
 from txnkv.tables.diff_tokens import DiffParts
 from txnkv.tables.scan_tokens import TOKEN_ROWS
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.view import ReadView
 from txnkv.transaction.closeable import Closing
@@ -239,7 +239,7 @@ class Table(Closing):
         with self._lock:
             if not self._row_ids:
                 with self._engine().store.status.write() as cur:
-                    first = catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
+                    first = table_catalog.reserve_row_ids(cur, self.info, _ROW_IDS)
                 self._row_ids = range(first, first + _ROW_IDS)
             found = self._row_ids[0]
             self._row_ids = self._row_ids[1:]

@@ -13,11 +13,11 @@ from txnkv.client.subscription import Subscription
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
 from txnkv.storage.shield import shielded
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.fetch import HELD_BYTES, FetchResult, fetch
 from txnkv.topics.log_view import Bounds, bounds
 from txnkv.topics.partition import Partition
 from txnkv.topics.subscription_info import SubscriptionOptions
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import Connection

@@ -12,7 +12,7 @@ from txnkv.core.column_types import column_type
 from txnkv.errors import SchemaError
 from txnkv.tables.row_checker import RowChecker
 from txnkv.tables.schema import Column, Schema
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.values import Encoded, ValueCodec
 
 ValueSchema: TypeAlias = Mapping[str, str | pa.DataType | Column] | pa.Schema

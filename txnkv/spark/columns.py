@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
-from txnkv.tables.ingest import Normaliser
+from txnkv.tables.arrow_input import Normaliser
 from txnkv.tables.schema import Schema
 
 _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {

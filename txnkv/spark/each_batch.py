@@ -24,13 +24,13 @@ from txnkv.client.subscription import Subscription
 from txnkv.coordinator.applications import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import running
-from txnkv.spark.micro_batches import is_committed
+from txnkv.spark.query_progress import is_committed
 from txnkv.spark.settings import Place
 from txnkv.topics import cursors
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.message import MessageId
 from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.transaction import Transaction
 

@@ -13,9 +13,9 @@ What is exported here is what other layers use.
 """
 
 from txnkv.storage.directory import StoreDirectory
-from txnkv.storage.dropped import WhenDropped
 from txnkv.storage.environment import Environment
 from txnkv.storage.environments import Environments
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.fork import GATE, ForkGate
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.seam import (

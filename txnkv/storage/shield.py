@@ -18,7 +18,8 @@ function runs on a thread of the library, where no handler ever runs, and the ma
 The exception leaves the wait and nothing else. What a caller does next, on another such thread,
 finds the locks of the call that goes on, and waits for them: a second `commit()` answers what
 became of the first. A result that nobody takes any more is dropped, and what it held is given
-back as for any other object (`dropped`). Called on any other thread the function runs right there.
+back as for any other object (`finalizers`). Called on any other thread the function runs right
+there.
 
 A call costs two switches of threads, some 15 us. What is as quick as that itself is not shielded:
 it keeps to memory, or holds what it holds in `with` blocks over locks and transactions made in

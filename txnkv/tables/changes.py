@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TransactionConflictError
-from txnkv.tables.incoming import readable_key
 from txnkv.tables.manifest import RowSetInfo
+from txnkv.tables.mutations import readable_key
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.tables import Tables

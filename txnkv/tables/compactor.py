@@ -20,7 +20,16 @@ from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage.locks import new_event, new_lock
 from txnkv.storage.shield import go_on
 from txnkv.storage.write_queue import BusyError, not_waiting
-from txnkv.tables import catalog, compaction, flush, history, manifest, picking, replacing, resolve
+from txnkv.tables import (
+    compaction,
+    flush,
+    history,
+    intents,
+    manifest,
+    picking,
+    replacing,
+    table_catalog,
+)
 from txnkv.tables.compaction import Compacted, ReplacedError
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set import RowSetRetired
@@ -165,7 +174,7 @@ class Compactor:
         and there may be thousands of those.
         """
         with self._tables.store.status.read() as cur:
-            live = catalog.live_tablets(cur)
+            live = table_catalog.live_tablets(cur)
             return {
                 id: tuple(mark)
                 for id, *mark in cur.execute(
@@ -224,7 +233,7 @@ class Compactor:
     def tablets(self) -> list[Tablet]:
         """Those of all tables that were not dropped."""
         with self._tables.store.status.read() as cur:
-            ids = sorted(catalog.live_tablets(cur))
+            ids = sorted(table_catalog.live_tablets(cur))
         return [tablet for tablet in map(self._tables.tablet, ids) if tablet is not None]
 
     # -- one ---------------------------------------------------------------------------
@@ -240,8 +249,8 @@ class Compactor:
         # A floor above what it has in memory would make its rows look younger than that.
         with self._tables.store.status.read() as cur:
             held.refuse(held.ids(cur, payload.TABLET), [tablet.id])
-        if not resolve.settle(self._tables, [tablet.id], upto):
-            resolve.require_settled(self._tables, tablet, upto)
+        if not intents.settle(self._tables, [tablet.id], upto):
+            intents.require_settled(self._tables, tablet, upto)
         try:
             return compaction.compact(self._tables, tablet, infos, floor, pace)
         except (ReplacedError, RowSetRetired):

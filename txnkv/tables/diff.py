@@ -26,13 +26,13 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.tables import diff_events, lookup
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff_events import Events
 from txnkv.tables.lookup import Found
 from txnkv.tables.pins import Pins
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.reading import Piece
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.view import ReadView, Sight
 

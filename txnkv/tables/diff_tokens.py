@@ -16,10 +16,10 @@ import pyarrow as pa
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import InvalidTokenError, TableNotFoundError
 from txnkv.tables import diff_events
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff import DiffRequest, diff, request, sights_of
 from txnkv.tables.predicate import KeyRange
 from txnkv.tables.reading import Piece
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.view import Sight
 

@@ -37,7 +37,7 @@ from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.ids import Timestamp
 from txnkv.core import compute as pc
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.tables import catalog, history, manifest, replacing, resolve
+from txnkv.tables import history, intents, manifest, replacing, table_catalog
 from txnkv.tables.deltas import put_deletes, stored_counts
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, delete_row_set
@@ -114,18 +114,18 @@ def flush(tables: Tables, upto: Timestamp | None = None) -> Timestamp:
         with tables.store.status.read() as cur:
             flushed = manifest.flushed(cur)
             logged = _is_logged(cur, flushed, target)
-            live = catalog.live_tablets(cur)
+            live = table_catalog.live_tablets(cur)
             kept = held.parts(cur)
         if not logged and (not kept or target < flushed):
             return flushed
         ids = [id for id in tables.memory.tablet_ids if id in live]
-        settled = resolve.settle(tables, ids, target)
+        settled = intents.settle(tables, ids, target)
         floor = history.floor(tables)
         loads: dict[int, _Load] = {}
 
         def load(tablet: Tablet) -> None:
             if not settled:
-                resolve.require_settled(tables, tablet, target)
+                intents.require_settled(tables, tablet, target)
             found = _load(tablet, target, floor)
             if found is not None:
                 loads[tablet.id] = found
@@ -300,7 +300,7 @@ def _kill(load: _Load) -> list[tuple[int, int, int]]:
     tablet, state = load.tablet, load.state
     keys = load.entries.keys.gather(load.oldest)
     stamps = load.entries.stamps.take(load.oldest.to_arrow())
-    deletes = resolve.supersede(tablet, state, keys, stamps)
+    deletes = intents.supersede(tablet, state, keys, stamps)
     if deletes:
         put_deletes(tablet, deletes, _unfenced)
     fault_point("flush.deleted")

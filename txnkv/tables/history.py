@@ -27,7 +27,7 @@ from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import HistoryExpiredError
-from txnkv.storage import dropped
+from txnkv.storage import finalizers
 from txnkv.storage.runtime import Pin
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.tables import manifest, replacing
@@ -105,7 +105,7 @@ def floor(tables: Tables) -> Timestamp:
         What was dead at it, no snapshot sees, now or later.
     """
     store = tables.store
-    dropped.settle()
+    finalizers.settle()
     began = max(clock.now_micros() - int(tables.coordinator.history * 1e6), 0)
     with store.status.read() as cur:
         wanted = _lowered(tables, cur, Timestamp.from_micros(began))
@@ -161,7 +161,7 @@ def collect(tables: Tables) -> int:
         How many row sets were removed.
     """
     store = tables.store
-    dropped.settle()
+    finalizers.settle()
     with store.status.read() as cur:
         (version,) = one(cur, "SELECT manifest_version FROM clock")
         # The pins are looked at after the version is known: who pins an older one later reads

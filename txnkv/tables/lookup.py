@@ -11,9 +11,8 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables import point
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables.arrow_input import key_values
 from txnkv.tables.column_values import column_array
-from txnkv.tables.ingest import key_values
 from txnkv.tables.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.masks import RowSetMask
 from txnkv.tables.point import find, present
@@ -21,6 +20,7 @@ from txnkv.tables.point_many import chains_of, find_some
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.schema import Schema
 from txnkv.tables.sources import memory_columns
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.tablet_files import LARGE_READ

@@ -10,7 +10,7 @@
     delete_ignore     gone                    ignored
 
 A row that has a key of an earlier one in the same data meets what that one left. `RULES` is this
-table; single rows (`small`) and batches (`incoming`) both go by it.
+table; single rows (`write_buffer`) and batches (`mutations`) both go by it.
 """
 
 from __future__ import annotations

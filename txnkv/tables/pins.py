@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.runtime import Runtime
 
 

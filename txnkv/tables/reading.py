@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from txnkv.errors import HistoryExpiredError
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.scan import Plan, plan_parts
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.view import ReadView
 

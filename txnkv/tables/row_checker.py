@@ -34,8 +34,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.errors import SchemaError
+from txnkv.tables.arrow_input import MISSING, row_values
 from txnkv.tables.column_values import column_array
-from txnkv.tables.ingest import MISSING, row_values
 from txnkv.tables.operations import DELETES
 from txnkv.tables.schema import Schema
 
@@ -57,8 +57,8 @@ class RowChecker:
     def of(self, op: str) -> Check:
         """The function that takes a row and gives its values in schema order.
 
-        It takes what `ingest.row_values` takes, of a delete the key, and gives Python values as
-        the column's type gives them back, `MISSING` where an upsert or update has none. It raises
+        It takes what `arrow_input.row_values` takes, of a delete the key, and gives Python values
+        as the column's type gives them back, `MISSING` where an upsert or update has none. It raises
         SchemaError for a column that is unknown or missing and for a value that does not fit,
         TypeError for what is no row.
         """

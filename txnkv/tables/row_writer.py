@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from txnkv import core
-from txnkv.tables.catalog import TableInfo
-from txnkv.tables.ingest import MISSING
+from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.row_checker import RowChecker, Values
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablet import Tablet
 
 Place = Callable[[Values, bytes], int]

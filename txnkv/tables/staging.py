@@ -3,7 +3,7 @@
     chunk of up to 2 Mi rows
       -> placed in tablets, keys encoded, sorted              (this thread)
       -> looked for in what the transaction sees: rows to
-         write, keys to delete, what is refused               (incoming)
+         write, keys to delete, what is refused               (mutations)
       -> claimed in status.db, encoded into blocks
       -> blocks written to LMDB, staged in status.db          (a second thread, while the
                                                                next chunk is prepared)
@@ -37,8 +37,10 @@ from txnkv.coordinator import locks, status_table
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.tables import catalog, fence, manifest
-from txnkv.tables.incoming import (
+from txnkv.tables import fence, manifest, table_catalog
+from txnkv.tables.key_lookup import InFlight, Layers
+from txnkv.tables.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
+from txnkv.tables.mutations import (
     Evaluated,
     Incoming,
     Outcome,
@@ -47,9 +49,7 @@ from txnkv.tables.incoming import (
     missing_columns,
     require_operation,
 )
-from txnkv.tables.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
 from txnkv.tables.operations import DELETES, PARTIAL
-from txnkv.tables.presence import InFlight, Layers
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set_writer import EncodedRowSet, SortedRows, encode_row_set, put_row_set
 from txnkv.tables.tables import Tables
@@ -129,7 +129,7 @@ class _Flight:
 def stage(
     tables: Tables,
     context: WriteContext,
-    table: catalog.TableInfo,
+    table: table_catalog.TableInfo,
     batches: Iterator[pa.RecordBatch],
     op: str,
 ) -> Outcome:
@@ -176,7 +176,7 @@ def _drained(
 def _stage_chunks(
     tables: Tables,
     context: WriteContext,
-    table: catalog.TableInfo,
+    table: table_catalog.TableInfo,
     batches: Iterator[pa.RecordBatch],
     op: str,
 ) -> Outcome:
@@ -195,7 +195,7 @@ def _stage_chunks(
 def _stage_chunk(
     tables: Tables,
     context: WriteContext,
-    table: catalog.TableInfo,
+    table: table_catalog.TableInfo,
     batch: pa.RecordBatch,
     op: str,
     outcome: Outcome,
@@ -245,7 +245,7 @@ def _look_around(
     with tables.store.status.read() as cur:
         # The claim asks too, but there is none when nothing is left of the rows.
         status_table.get_open(cur, row.txn_id, "write rows")
-        live = catalog.live(cur)
+        live = table_catalog.live(cur)
         checked = manifest.sequence(cur)
         own = {
             part.tablet.id: manifest.staged(cur, row.txn_id, part.tablet.id, scope.attempt)
@@ -259,7 +259,7 @@ def _look_around(
         own = {id: [i for i in infos if i.attempt == scope.attempt] for id, infos in own.items()}
     for part in prepared:
         if part.tablet.table.id not in live:
-            raise catalog.dropped(part.tablet.table)
+            raise table_catalog.dropped(part.tablet.table)
     over = {part.tablet.id: flight.over(part) for part in prepared}
 
     def layers(tablet: Tablet) -> Layers:
@@ -296,7 +296,7 @@ def _claim_and_encode(
     claims = []
     with tables.store.status.write() as cur:
         for made in fresh:
-            catalog.require_live(cur, made.tablet.table)
+            table_catalog.require_live(cur, made.tablet.table)
             kind = TOMBSTONES if made.rows is None else ROWS
             (id,) = manifest.claim(cur, scope, [made.tablet.id], kind)
             claims.append(

@@ -9,16 +9,16 @@ from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.query import one
-from txnkv.storage import dropped
+from txnkv.storage import finalizers
 from txnkv.storage.seam import clock
-from txnkv.tables import catalog, flush, history, replacing
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables import flush, history, replacing, table_catalog
 from txnkv.tables.compactor import Compactor
 from txnkv.tables.manifest import KIND
-from txnkv.tables.participant import TabletParticipants
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
+from txnkv.tables.tablet_participants import TabletParticipants
 
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_COMMITS: Final = 1 << 16
@@ -42,7 +42,7 @@ class TableEngine(Tables):
 
     def create(self, name: str, schema: Schema, partitioning: Partitioning) -> TableInfo:
         with self.store.status.write() as cur:
-            return catalog.create(cur, name, schema, partitioning)
+            return table_catalog.create(cur, name, schema, partitioning)
 
     def drop(self, name: str, keep: float = 0) -> bool:
         """Drop a table; open transactions that touched it are aborted.
@@ -54,10 +54,10 @@ class TableEngine(Tables):
             False when there is no such table.
         """
         with self.store.status.write() as cur:
-            table = catalog.find(cur, name)
+            table = table_catalog.find(cur, name)
             if table is None:
                 return False
-            catalog.drop(cur, table, keep)
+            table_catalog.drop(cur, table, keep)
             touched = status_table.transactions_of(cur, KIND, table.tablets)
         self.coordinator.orchestrator.abort_all(touched, f"table {name!r} was dropped")
         self.purge()
@@ -67,10 +67,10 @@ class TableEngine(Tables):
         """Bring back a table that was dropped and is kept.
 
         Raises:
-            As `catalog.recall`.
+            As `table_catalog.recall`.
         """
         with self.store.status.write() as cur:
-            return catalog.recall(cur, name)
+            return table_catalog.recall(cur, name)
 
     # -- memory and row sets -----------------------------------------------------------
 
@@ -90,7 +90,7 @@ class TableEngine(Tables):
         with guard("tables", "the first round of a leader"):
             if lease.term is not None and lease.term != self._swept_term:
                 folder = self.store.directory.tablet_dir(0).parent
-                purge.remove_strays(self.store, folder, catalog.tablet_ids, self._remove)
+                purge.remove_strays(self.store, folder, table_catalog.tablet_ids, self._remove)
                 self._swept_term = lease.term
         with guard("tables", "removal of what was dropped"):
             self.purge()
@@ -142,10 +142,10 @@ class TableEngine(Tables):
 
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""
-        dropped.settle()
+        finalizers.settle()
         self._let_go()
         with self.store.status.read() as cur:
-            gone = catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+            gone = table_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
         ids = [id for table in gone for id in table.tablets]
         purge.forget_extents(self.store, "tablets", ids)
         for table in gone:
@@ -164,7 +164,7 @@ class TableEngine(Tables):
         """Tables whose time to be recalled is over are dropped as others."""
         now = Timestamp.from_micros(clock.now_micros())
         with self.store.status.read() as cur:
-            until = catalog.kept_until(cur)
+            until = table_catalog.kept_until(cur)
         if until is not None and until <= now:
             with self.store.status.write() as cur:
-                catalog.let_go(cur, now)
+                table_catalog.let_go(cur, now)

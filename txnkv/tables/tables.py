@@ -15,13 +15,13 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import InvalidTxnStateError, TxnkvError
 from txnkv.storage.locks import new_lock
 from txnkv.storage.store import Store
-from txnkv.tables import catalog, manifest
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables import manifest, table_catalog
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set_writer import delete_row_set
 from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablet import Tablet
 
 
@@ -35,7 +35,7 @@ class Tables(Catalog[TableInfo]):
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(coordinator.store, coordinator.log, catalog)
+        super().__init__(coordinator.store, coordinator.log, table_catalog)
         self.coordinator = coordinator
         self.memory = CommittedMemory(self._key_width, self._on_flushed)
         self.read_sets: dict[int, ReadSet] = {}
@@ -68,7 +68,7 @@ class Tables(Catalog[TableInfo]):
         if known is not None:
             return known
         with self.store.status.read() as cur:
-            table = catalog.by_tablet(cur, id)
+            table = table_catalog.by_tablet(cur, id)
         if table is None:
             return None
         return next(tablet for tablet in self.tablets(table) if tablet.id == id)
@@ -120,7 +120,7 @@ class Tables(Catalog[TableInfo]):
 
     def _lives(self, tablet: Tablet) -> bool:
         with self.store.status.read() as cur:
-            return tablet.id in catalog.live_tablets(cur)
+            return tablet.id in table_catalog.live_tablets(cur)
 
     def forget_gone(self) -> None:
         """Forget tablets of tables that were purged, by whichever process."""

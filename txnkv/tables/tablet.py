@@ -15,10 +15,10 @@ from txnkv.errors import CorruptionError
 from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 from txnkv.tables import manifest
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.manifest import RowSetInfo
 from txnkv.tables.memory import CommittedMemory
 from txnkv.tables.row_set import RowSet
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablet_files import TabletFiles
 
 

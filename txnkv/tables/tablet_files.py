@@ -14,9 +14,9 @@ from txnkv.storage.lmdb_open import Map
 from txnkv.storage.shield import shielded
 from txnkv.storage.store import Store
 from txnkv.tables import manifest
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.row_set_format import BLOOM, COLUMNS, DELETES, INSERTS, KEYS
+from txnkv.tables.table_catalog import TableInfo
 
 T = TypeVar("T")
 

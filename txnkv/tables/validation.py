@@ -22,9 +22,9 @@ from txnkv.errors import (
     TransactionLockedError,
     TransactionTimedOutError,
 )
-from txnkv.tables import catalog, changes
-from txnkv.tables.incoming import readable_key
+from txnkv.tables import changes, table_catalog
 from txnkv.tables.manifest import KIND
+from txnkv.tables.mutations import readable_key
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
@@ -90,7 +90,7 @@ class Validation:
             raise timed_out(row, "commit")
         if log.catalog_version != self._catalog:
             for tablet in self._tablets.values():
-                catalog.require_live(cur, tablet.table)
+                table_catalog.require_live(cur, tablet.table)
             held.refuse(held.ids(cur, payload.TABLET), self._tablets)
         if log.locked:
             _refuse_locked(cur, row if self._transactional else None, list(self._tablets))

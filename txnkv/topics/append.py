@@ -9,7 +9,7 @@
 
 A death between the two commits leaves offsets without batches, which the next one who has the
 lock fills. A power loss may leave the opposite, batches at offsets that status.db has not given:
-`regaining` sees to that when the store is opened. But nothing else may be in a log before it is
+`recovery` sees to that when the store is opened. But nothing else may be in a log before it is
 durable in status.db: where something waited, or the transaction takes part only now, the sync
 comes before LMDB's commit.
 
@@ -45,7 +45,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import place, place_here, read_header, walk
 from txnkv.storage.fork import GATE
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.topics import catalog, completing
+from txnkv.topics import roll_forward, topic_catalog
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_log import Buffer
@@ -227,7 +227,7 @@ def _append(
     attempt: Attempt,
     txn_id: int,
 ) -> int:
-    catalog.require_writable(partition.topic)
+    topic_catalog.require_writable(partition.topic)
     status = topics.store.status
     syncing: list[Callable[[], None]] = []
 
@@ -237,18 +237,18 @@ def _append(
             return attempt.at
         end = partition.log.end(txn)
         with status.write(sync=False) as cur:
-            catalog.require_live(cur, partition.topic)
+            topic_catalog.require_live(cur, partition.topic)
             commit_ts, first = admit(cur)
             # What came before is looked at first: these offsets are ours, and no hole.
-            waiting = completing.look(topics, cur, partition, end)
-            base = catalog.take_offsets(cur, partition.id, total)
+            waiting = roll_forward.look(topics, cur, partition, end)
+            base = topic_catalog.take_offsets(cur, partition.id, total)
         if first or waiting.upto > end:
             status.sync()
         else:
             syncing.append(status.begin_sync())
         fault_point("append.reserved")
         attempt.at = base
-        completing.write(txn, partition, waiting)
+        roll_forward.write(txn, partition, waiting)
         partition.log.put(txn, placed(base, commit_ts))
         return base
 
@@ -305,11 +305,11 @@ def _append_aside(
 ) -> None:
     side = partition.side
     assert side is not None
-    catalog.require_writable(partition.topic)
+    topic_catalog.require_writable(partition.topic)
 
     def write(txn: lmdb.Transaction) -> None:
         with topics.store.status.read() as cur:
-            catalog.require_live(cur, partition.topic)
+            topic_catalog.require_live(cur, partition.topic)
             status_table.get_open(cur, row.txn_id, "send messages")
             takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
         if not takes_part:

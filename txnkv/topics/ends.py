@@ -12,8 +12,8 @@ offset is that end, and need not be looked at, nor its environment be opened:
 from __future__ import annotations
 
 from txnkv.storage.shield import shielded
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.offset_reader import PartitionReader
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
 
 

@@ -29,9 +29,9 @@ from txnkv.coordinator.query import one
 from txnkv.storage.locks import new_lock, new_rlock
 from txnkv.storage.seam import clock
 from txnkv.storage.store import Store
-from txnkv.topics import cursors, pending_acks
+from txnkv.topics import cursors, pending_ack_rows
 from txnkv.topics.cursors import Cursor
-from txnkv.topics.pending_acks import Blocked, conflict
+from txnkv.topics.pending_ack_rows import Blocked, conflict
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_info import SubscriptionInfo
 
@@ -140,7 +140,7 @@ class Exclusive:
         ).fetchall()
         return _Found(
             cursors.load(cur, self.info.id),
-            pending_acks.blocked(cur, self._store, self.info.id),
+            pending_ack_rows.blocked(cur, self._store, self.info.id),
             returned,
         )
 

@@ -9,10 +9,10 @@ import apsw
 
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage.store import Store
-from txnkv.topics import cursors, pending_acks, subscription_rows
+from txnkv.topics import cursors, pending_ack_rows, subscription_rows
 from txnkv.topics.exclusive import Exclusive, Held
 from txnkv.topics.message import MessageId
-from txnkv.topics.pending_acks import conflict
+from txnkv.topics.pending_ack_rows import conflict
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_info import SubscriptionInfo
 
@@ -91,7 +91,7 @@ def refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) ->
 
     def taken(partition_id: int, first: int, last: int) -> bool:
         return bool(
-            pending_acks.rows(cur, store, info.id, partition_id, first, last, besides=txn_id)
+            pending_ack_rows.rows(cur, store, info.id, partition_id, first, last, besides=txn_id)
         )
 
     def deleted(partition_id: int, first: int, last: int) -> bool:

@@ -28,7 +28,7 @@ import apsw
 from txnkv.coordinator.query import one
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
-from txnkv.topics import cursors, pending_acks
+from txnkv.topics import cursors, pending_ack_rows
 from txnkv.topics.message import Message, MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.redelivery import (
@@ -177,7 +177,7 @@ class LeaseReader(DeliveryReader):
         """Lease what there is; whether there may be more."""
         with self._store.status.write(sync=False) as cur:
             if dead:
-                pending_acks.free_dead(cur, self._store, self._info.id)
+                pending_ack_rows.free_dead(cur, self._store, self._info.id)
                 free_dead(cur, self._store, self._info.id)
             freed = self._claim_freed(cur, most)
             fresh, upto = self._claim_new(cur, most - len(freed))
@@ -233,7 +233,7 @@ class LeaseReader(DeliveryReader):
 
     def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
         blocked: dict[int, Ranges] = {}
-        for id, first, last, _ in pending_acks.blocked(cur, self._store, self._info.id):
+        for id, first, last, _ in pending_ack_rows.blocked(cur, self._store, self._info.id):
             blocked.setdefault(id, Ranges()).add(first, last)
         return blocked
 
@@ -313,7 +313,7 @@ class LeaseReader(DeliveryReader):
         for message in read_range(self._topics, partition, at, at + 1):
             return [Delivery(message, claim.before, claim.until)]
         with self._store.status.write(sync=False) as cur:
-            pending_acks.delete(cur, self._info.id, claim.partition_id, at, at + 1)
+            pending_ack_rows.delete(cur, self._info.id, claim.partition_id, at, at + 1)
         return []
 
     # -- giving back -------------------------------------------------------------------

@@ -38,7 +38,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.core import CoreError, within
 from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics import completing
+from txnkv.topics import roll_forward
 from txnkv.topics.log_chunks import behind, first_length, position_of, unlike
 from txnkv.topics.log_times import first_not_older
 from txnkv.topics.partition import Partition
@@ -326,7 +326,7 @@ def look_at(
             raise
         except (CorruptionError, CoreError) as error:
             raise CorruptionError(f"{partition.label}: {error}") from None
-        completing.complete(topics, partition)
+        roll_forward.complete(topics, partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
 

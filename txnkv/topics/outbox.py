@@ -30,15 +30,15 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.topics import append, catalog, chunking
-from txnkv.topics.acks import PendingAcks
+from txnkv.topics import append, chunking, topic_catalog
 from txnkv.topics.append import Attempt, is_appended
-from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.holding import Hold
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import Single, as_arrow, now_micros
+from txnkv.topics.retry_hold import Hold
 from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
+from txnkv.topics.transaction_acks import PendingAcks
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a small transaction, at most."""
@@ -180,7 +180,7 @@ class Outbox:
         def write(cur: apsw.Cursor, stamp: Timestamp) -> Sequence[Section]:
             if self._acks is not None:
                 self._acks.write(cur, stamp)
-            take = catalog.take_offsets
+            take = topic_catalog.take_offsets
             sections = []
             for id, (data, count) in batches.items():
                 first = take(cur, id, count)
@@ -227,7 +227,7 @@ class Outbox:
             kept.lots = []
             partition = self._topics.partition(id)
             if partition is None:
-                raise catalog.dropped(kept.topic)
+                raise topic_catalog.dropped(kept.topic)
             while kept.portions:
                 append.append(self._topics, row, partition, *kept.portions[0])
                 del kept.portions[0]

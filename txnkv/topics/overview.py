@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.log_view import bounds
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_state import OpenTxn
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from txnkv.storage.environment import Environment
 from txnkv.storage.store import Store
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.log_state import DATABASES
 from txnkv.topics.partition_log import LogOptions, PartitionLog
 from txnkv.topics.side_logs import SideLogs
+from txnkv.topics.topic_catalog import TopicInfo
 
 
 class Opened(NamedTuple):

@@ -33,10 +33,10 @@ import lmdb
 from txnkv.coordinator.lease import Lease
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import cursors, unacknowledged
-from txnkv.topics.catalog import TopicOptions
 from txnkv.topics.messages import now_micros
 from txnkv.topics.partition import Partition
 from txnkv.topics.segments import NEVER, Segment
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.topics import Topics
 
 _log: Final = logging.getLogger("txnkv")

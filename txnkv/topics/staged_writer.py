@@ -13,9 +13,9 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError, StorageFullError, TxnkvError, TxnNotFoundError
 from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.topics import chunking, staged_file, staged_rows
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import now_micros
 from txnkv.topics.staged_rows import StagedFile
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 
 declare_fault_point("staged.registered", "a staged file is noted in status.db, it is not there")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics.topic_catalog import TopicInfo
 
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"

@@ -12,8 +12,7 @@ from txnkv.coordinator.query import one
 from txnkv.errors import TopicNotFoundError, UnavailableError
 from txnkv.storage.seam import boot_id
 from txnkv.storage.store import Store
-from txnkv.topics import catalog, cursors
-from txnkv.topics.catalog import TopicInfo, TopicOptions
+from txnkv.topics import cursors, topic_catalog
 from txnkv.topics.subscription_info import (
     EXCLUSIVE,
     FAILOVER,
@@ -21,6 +20,7 @@ from txnkv.topics.subscription_info import (
     SubscriptionInfo,
     SubscriptionOptions,
 )
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
 OPTIONS: Final = tuple(SubscriptionOptions.__annotations__)
 
@@ -121,11 +121,11 @@ def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
 
 def _provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo, name: str) -> None:
     schema = info.topic.options.value_schema
-    found = catalog.find(cur, name)
+    found = topic_catalog.find(cur, name)
     if found is None:
-        catalog.create(cur, name, 1, "marker", TopicOptions(value_schema=schema))
+        topic_catalog.create(cur, name, 1, "marker", TopicOptions(value_schema=schema))
         return
-    catalog.require_writable(found)
+    topic_catalog.require_writable(found)
     if found.options.value_schema not in (None, schema):
         raise ValueError(
             f"{info} cannot have topic {name!r} for its dead letters: that has another value "
@@ -152,7 +152,7 @@ def require(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
     Raises:
         TopicNotFoundError: it was, or its topic.
     """
-    catalog.require_live(cur, info.topic)
+    topic_catalog.require_live(cur, info.topic)
     if cur.execute("SELECT 1 FROM subscriptions WHERE id = ?", (info.id,)).fetchone() is None:
         raise dropped(info)
 

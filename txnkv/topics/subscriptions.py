@@ -3,7 +3,7 @@
 rows in status.db          what is deleted, pending, leased        (subscription_rows, cursors,
                                                                     pending_acks, leases)
 memory of the consumer     of an exclusive one whose consumer is here            (exclusive)
-acks of a transaction      in either                                             (acks)
+acks of a transaction      in either                                             (transaction_acks)
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from txnkv.coordinator import status_table
 from txnkv.coordinator.lease import Lease
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.topics import (
-    catalog,
     cursors,
-    pending_acks,
+    pending_ack_rows,
     retention,
     subscription_rows,
+    topic_catalog,
     unacknowledged,
 )
-from txnkv.topics.acks import KIND, SubscriptionParticipants
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.cursors import Cursor
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.log_view import bounds
@@ -39,7 +37,9 @@ from txnkv.topics.subscription_info import (
     SubscriptionOptions,
 )
 from txnkv.topics.subscription_rows import Place
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
+from txnkv.topics.transaction_acks import KIND, SubscriptionParticipants
 
 __all__ = [
     "EXCLUSIVE",
@@ -106,7 +106,7 @@ class Subscriptions:
             subscription_rows.check(info)
             starts = self._starts(topic, start) if known is None else {}
             with self._store.status.write(sync=info != known) as cur:
-                catalog.require_live(cur, topic)
+                topic_catalog.require_live(cur, topic)
                 if subscription_rows.find(cur, topic, name) != known:
                     continue  # another process was first
                 if known is None:
@@ -218,10 +218,10 @@ class Subscriptions:
         try:
             with self._store.status.write() as cur:
                 subscription_rows.require(cur, info)
-                pending_acks.free_dead(cur, self._store, info.id)
+                pending_ack_rows.free_dead(cur, self._store, info.id)
                 # From here on no ack is made in memory until that has the new cursor, too.
                 free = state is None or state.take_partition(owner, partition.id)
-                if not free or pending_acks.blocked(cur, self._store, info.id, partition.id):
+                if not free or pending_ack_rows.blocked(cur, self._store, info.id, partition.id):
                     raise InvalidTxnStateError(
                         f"{info}: acknowledgements in partition {number} are pending in "
                         "transactions that are open. End these, then seek"
@@ -280,7 +280,7 @@ class Subscriptions:
         runtime = self._store.runtime
         place = Place(runtime.slot, runtime.slot_start, next(_consumers))
         subscription_rows.check_boot(cur, info)
-        pending_acks.free_dead(cur, self._store, info.id)
+        pending_ack_rows.free_dead(cur, self._store, info.id)
         if info.type != SHARED:
             who = subscription_rows.consumer_of(
                 cur, self._store, info, self._topics.local.consumers
@@ -349,4 +349,4 @@ class Subscriptions:
         for (subscription_id,) in held:
             with self._store.status.write() as cur:
                 lease.confirm(cur)
-                pending_acks.free_dead(cur, self._store, subscription_id)
+                pending_ack_rows.free_dead(cur, self._store, subscription_id)

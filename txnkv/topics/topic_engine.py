@@ -7,8 +7,9 @@ How a message reaches the log, and who sees it when:
                      after the next flush                                          (tail)
     large            batches go to LMDB as they come, before anybody knows how the
                      transaction ends                                              (append)
-    commit, abort    an end marker takes its offset inside the commit point        (participant)
-                     and is written to the log by whoever comes first              (completing)
+    commit, abort    an end marker takes its offset inside the commit point
+                     (partition_participants), and is written to the log by whoever
+                     comes first                                            (roll_forward)
 
 Every log is dense and written in the order of its offsets, so what it has is a prefix of what
 was given, and whoever has LMDB's write lock can always bring it up to date.
@@ -22,14 +23,14 @@ from typing import Final
 from txnkv.coordinator import payload, purge, status_table
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.lease import Lease
-from txnkv.storage import dropped
+from txnkv.storage import finalizers
 from txnkv.storage.seam import clock
-from txnkv.topics import catalog, completing, producers, retention, side_own
-from txnkv.topics.catalog import TopicInfo, TopicOptions
-from txnkv.topics.participant import KIND, PartitionParticipants
+from txnkv.topics import producers, retention, roll_forward, side_own, topic_catalog
 from txnkv.topics.partition import Partition
+from txnkv.topics.partition_participants import KIND, PartitionParticipants
 from txnkv.topics.staged_sends import StagedSendsFolder
 from txnkv.topics.subscriptions import Subscriptions
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Topics
 
 ENFORCED_EVERY: Final = 60 * 1_000_000
@@ -45,7 +46,7 @@ class TopicEngine(Topics):
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(coordinator, partial(completing.write_out, self))
+        super().__init__(coordinator, partial(roll_forward.write_out, self))
         self.log.add_member(payload.TOPIC, self.tail)
         self.subscriptions = Subscriptions(self)
         self.staged = StagedSendsFolder(self)
@@ -65,7 +66,7 @@ class TopicEngine(Topics):
             ValueError: an argument makes no sense.
         """
         with self.store.status.write() as cur:
-            return catalog.create(cur, name, partitions, buffer, options)
+            return topic_catalog.create(cur, name, partitions, buffer, options)
 
     def drop(self, name: str) -> bool:
         """Drop a topic; open transactions that touched it are aborted.
@@ -74,10 +75,10 @@ class TopicEngine(Topics):
             False when there is no such topic.
         """
         with self.store.status.write() as cur:
-            topic = catalog.find(cur, name)
+            topic = topic_catalog.find(cur, name)
             if topic is None:
                 return False
-            catalog.drop(cur, topic)
+            topic_catalog.drop(cur, topic)
             touched = status_table.transactions_of(cur, KIND, topic.partitions)
             touched += self.subscriptions.transactions_of(cur, topic)
         self.coordinator.orchestrator.abort_all(touched, f"topic {name!r} was dropped")
@@ -88,11 +89,11 @@ class TopicEngine(Topics):
         """The leader's work on topics: markers that nobody wrote, what was dropped."""
         guard = self.coordinator.damage.guard
         with guard("topics", "end markers"):
-            completing.complete_marked(self)
+            roll_forward.complete_marked(self)
         with guard("topics", "removal of what was dropped"):
             if lease.term is not None and lease.term != self._swept_term:
                 folder = self.store.directory.log_dir(0).parent
-                purge.remove_strays(self.store, folder, catalog.partition_ids, self._remove)
+                purge.remove_strays(self.store, folder, topic_catalog.partition_ids, self._remove)
                 self._swept_term = lease.term
             self.purge()
         with guard("topics", "side logs"):
@@ -117,7 +118,7 @@ class TopicEngine(Topics):
                 lease.confirm(cur)
 
         with self.store.status.read() as cur:
-            ids = catalog.sidecar_partitions(cur)
+            ids = topic_catalog.sidecar_partitions(cur)
 
         def sweep(partition: Partition) -> None:
             if partition.exists and partition.side is not None:
@@ -127,9 +128,9 @@ class TopicEngine(Topics):
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""
-        dropped.settle()
+        finalizers.settle()
         with self.store.status.read() as cur:
-            gone = catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+            gone = topic_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
         ids = [id for topic in gone for id in topic.partitions]
         purge.forget_extents(self.store, "logs", ids)
         for id in ids:

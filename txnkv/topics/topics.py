@@ -12,11 +12,11 @@ from txnkv.coordinator.catalog import Catalog
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.damage import EVERY, Kinds
 from txnkv.storage.locks import new_lock
-from txnkv.topics import catalog, end_markers
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics import end_markers, topic_catalog
 from txnkv.topics.exclusive import LocalSubscriptions
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TopicTail, WriteOut
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.waiting import Watch
 
 
@@ -48,7 +48,7 @@ class Topics(Catalog[TopicInfo]):
     """
 
     def __init__(self, coordinator: Coordinator, write_out: WriteOut) -> None:
-        super().__init__(coordinator.store, coordinator.log, catalog)
+        super().__init__(coordinator.store, coordinator.log, topic_catalog)
         self.coordinator = coordinator
         self.tail = TopicTail(write_out)
         self.watch = Watch(self.store.runtime, self.log)
@@ -67,7 +67,7 @@ class Topics(Catalog[TopicInfo]):
             TopicNotFoundError: it was dropped.
             NotSupportedError: it is copied from another store.
         """
-        catalog.require_writable(topic)
+        topic_catalog.require_writable(topic)
         return self.require_live(topic)
 
     def refuse_dropped(
@@ -90,7 +90,7 @@ class Topics(Catalog[TopicInfo]):
         """
         if self.log.catalog_version != version:
             for topic in topics:
-                catalog.require_live(cur, topic)
+                topic_catalog.require_live(cur, topic)
             held.refuse(held.ids(cur, payload.TOPIC), partition_ids)
 
     # -- partitions --------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Topics(Catalog[TopicInfo]):
         if known is not None:
             return known
         with self.store.status.read() as cur:
-            topic = catalog.by_partition(cur, id)
+            topic = topic_catalog.by_partition(cur, id)
         if topic is None:
             return None
         return next(each for each in self.partitions(topic) if each.id == id)
@@ -158,7 +158,7 @@ class Topics(Catalog[TopicInfo]):
         # What is not durable yet may be seen: this only says whether it is worth while to help.
         with self.store.status.read(durable=False) as cur:
             found = Look(
-                catalog.next_offset(cur, partition_id),
+                topic_catalog.next_offset(cur, partition_id),
                 *end_markers.last_end(cur, partition_id),
             )
         if number is not None:

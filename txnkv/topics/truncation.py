@@ -33,7 +33,7 @@ from txnkv.coordinator.query import one
 from txnkv.core import walk
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, UnavailableError
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.topics import catalog, completing, producers
+from txnkv.topics import producers, roll_forward, topic_catalog
 from txnkv.topics.log_chunks import whole
 from txnkv.topics.partition import Partition
 from txnkv.topics.topics import Topics
@@ -73,7 +73,7 @@ def truncate(topics: Topics, partition: Partition, offset: int, flush: Callable[
     """
     for _ in range(_TRIES):
         flush()
-        completing.complete(topics, partition)
+        roll_forward.complete(topics, partition)
         cut = partition.environment.write(lambda txn: _cut(topics, txn, partition, offset))
         if cut is not None:
             fault_point("truncate.cut")
@@ -85,7 +85,7 @@ def truncate(topics: Topics, partition: Partition, offset: int, flush: Callable[
         )
     lowered = partition.environment.write(lambda txn: _lower(topics, txn, partition, cut))
     fault_point("truncate.lowered")
-    return cut.end if lowered else completing.complete(topics, partition)
+    return cut.end if lowered else roll_forward.complete(topics, partition)
 
 
 def _cut(topics: Topics, txn: lmdb.Transaction, partition: Partition, offset: int) -> _Cut | None:
@@ -96,8 +96,8 @@ def _cut(topics: Topics, txn: lmdb.Transaction, partition: Partition, offset: in
             f"{partition.label} holds [{start}, {end}): it cannot be truncated to {offset}"
         )
     with topics.store.status.read() as cur:
-        waiting = completing.look(topics, cur, partition, offset)
-        catalog.require_live(cur, partition.topic)
+        waiting = roll_forward.look(topics, cur, partition, offset)
+        topic_catalog.require_live(cur, partition.topic)
     if waiting.upto != end or waiting.entries:
         return None  # something came since the flush
     before = {each.txn_id: each for each in log.open_transactions(txn)}
@@ -145,7 +145,7 @@ def _lower(topics: Topics, txn: lmdb.Transaction, partition: Partition, cut: _Cu
         (subscribed,) = one(
             cur, "SELECT EXISTS (SELECT 1 FROM cursors WHERE partition_id = ?)", (partition.id,)
         )
-        if subscribed or catalog.next_offset(cur, partition.id) != cut.next_offset:
+        if subscribed or topic_catalog.next_offset(cur, partition.id) != cut.next_offset:
             return False
         cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (cut.end, partition.id))
         cur.execute(

@@ -24,7 +24,7 @@ from txnkv.errors import (
 )
 from txnkv.instance import Instance
 from txnkv.storage.seam import back_off
-from txnkv.tables.incoming import Outcome
+from txnkv.tables.mutations import Outcome
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.heartbeats import Heart

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeAlias
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError
 from txnkv.instance import Instance
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.row_writer import RowWriter
-from txnkv.topics.catalog import TopicInfo
+from txnkv.tables.table_catalog import TableInfo
+from txnkv.topics.topic_catalog import TopicInfo
 
 
 class NamesTable(Protocol):

@@ -49,22 +49,22 @@ from txnkv.errors import (
 )
 from txnkv.instance import Instance
 from txnkv.storage.seam import fault_point
-from txnkv.tables import lookup, small, staging
-from txnkv.tables.catalog import TableInfo
-from txnkv.tables.incoming import Outcome
+from txnkv.tables import lookup, staging, write_buffer
 from txnkv.tables.manifest import Scope
+from txnkv.tables.mutations import Outcome
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values, to_batch
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.staging import WriteContext
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.validation import timed_out
 from txnkv.tables.view import ReadView
-from txnkv.topics.catalog import TopicInfo
-from txnkv.topics.holding import Hold
 from txnkv.topics.message import MessageId
 from txnkv.topics.messages import as_arrow
+from txnkv.topics.retry_hold import Hold
 from txnkv.topics.staged_writer import StagedSends
 from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.transaction.heartbeats import Beating, Flushable, Holding
 from txnkv.transaction.local_state import Attempt, Local, LocalState
 from txnkv.transaction.small_parts import Parts, SmallParts
@@ -310,7 +310,7 @@ class TxnContext:
             rows: as its checker gives them.
             counted: whether the caller looks at the counts.
         """
-        if len(rows) <= small.FEW_ROWS:
+        if len(rows) <= write_buffer.FEW_ROWS:
             with self.lock:
                 if self.unsettled:
                     self.settle()
@@ -568,7 +568,7 @@ class TxnContext:
 
 
 def _is_small(batch: pa.RecordBatch) -> bool:
-    return bool(batch.num_rows <= small.MAX_ROWS and batch.nbytes <= small.MAX_BYTES)
+    return bool(batch.num_rows <= write_buffer.MAX_ROWS and batch.nbytes <= write_buffer.MAX_BYTES)
 
 
 def _drained(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from txnkv.coordinator.id_ranges import Held
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import ClosedError
 from txnkv.instance import Instance
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 
 
 class Heart:

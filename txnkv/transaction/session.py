@@ -23,18 +23,25 @@ from txnkv.errors import (
 from txnkv.options import FLUSH_MODES, FlushMode, Operation, one_of
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.shield import shielded
-from txnkv.tables import ingest
-from txnkv.tables.incoming import Outcome
+from txnkv.tables import arrow_input
+from txnkv.tables.mutations import Outcome
 from txnkv.tables.operations import require_operation
 from txnkv.tables.row_checker import Adder
-from txnkv.topics import catalog, messages
-from txnkv.topics.acks import refuse
+from txnkv.topics import messages, topic_catalog
+from txnkv.topics.transaction_acks import refuse
 from txnkv.transaction.acknowledged import Acknowledged, AnySubscription, ids_of, info_of
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.sending import NO_SHORT_CUT, Sending, ShortCut, alone, nothing, send_alone
+from txnkv.transaction.send_buffer import (
+    NO_SHORT_CUT,
+    Sending,
+    ShortCut,
+    alone,
+    nothing,
+    send_alone,
+)
 from txnkv.transaction.session_background import Background
 from txnkv.transaction.session_buffer import Room
 from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
@@ -180,8 +187,8 @@ class Session(Closing):
         in_a_job = context is not None and context.scope is not None
 
         def write(context: TxnContext) -> Outcome:
-            batches: Iterator[pa.RecordBatch] = ingest.chunks(
-                info.schema, data, op, shared_by=ingest.TASKS if in_a_job else 1
+            batches: Iterator[pa.RecordBatch] = arrow_input.chunks(
+                info.schema, data, op, shared_by=arrow_input.TASKS if in_a_job else 1
             )
             return context.write_batches(info, op, batches)
 
@@ -237,7 +244,7 @@ class Session(Closing):
         if self._context is not None:
             self._context.look_open("send")
         info = self._connection.topic_info(topic)
-        catalog.require_writable(info)
+        topic_catalog.require_writable(info)
         if topic is not to or encode is None:
             encode = encoder_of(info)
             if encode is not None:
@@ -276,7 +283,7 @@ class Session(Closing):
         """
         self._require_open("send")
         info = self._connection.topic_info(topic)
-        catalog.require_writable(info)
+        topic_catalog.require_writable(info)
         parcels: Any = self._sending.parcels_from(info, data)
         unsent = self._unsent
         if self.has_pending:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from txnkv.tables.incoming import Outcome
+from txnkv.tables.mutations import Outcome
 from txnkv.tables.operations import PARTIAL
 from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
 from txnkv.tables.row_writer import RowWriter
 from txnkv.topics.message import MessageId
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.sending import Parcel
+from txnkv.transaction.send_buffer import Parcel
 from txnkv.transaction.session_buffer import Room, size_of
 
 Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]

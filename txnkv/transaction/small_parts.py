@@ -24,11 +24,11 @@ from txnkv.instance import Instance
 from txnkv.storage.seam import fault_point
 from txnkv.tables import staging
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.small import SmallWrites
 from txnkv.tables.staging import WriteContext
-from txnkv.topics.holding import Hold
+from txnkv.tables.write_buffer import SmallWrites
 from txnkv.topics.messages import Single
 from txnkv.topics.outbox import Outbox
+from txnkv.topics.retry_hold import Hold
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
 """Messages for one topic, by number of their partition."""

@@ -14,7 +14,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
-from txnkv.topics.participant import abort_unknown
+from txnkv.topics.partition_participants import abort_unknown
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Local
 

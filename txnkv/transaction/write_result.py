@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txnkv.errors import RowError, RowErrors
 from txnkv.storage.locks import new_lock
-from txnkv.tables.incoming import Outcome
+from txnkv.tables.mutations import Outcome
 
 
 @dataclass

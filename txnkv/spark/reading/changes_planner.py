@@ -28,8 +28,8 @@ from txnkv.spark.joining import client_of
 from txnkv.spark.reading.changes_offset import BEGINNING, ChangesOffset
 from txnkv.spark.settings_topics import ChangesRead
 from txnkv.tables import history
-from txnkv.tables.catalog import TableInfo
 from txnkv.tables.diff_tokens import changed
+from txnkv.tables.table_catalog import TableInfo
 
 TASK_ROWS: Final = 1 << 20
 """At most about so many rows a task,"""

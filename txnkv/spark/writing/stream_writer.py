@@ -46,7 +46,7 @@ from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundE
 from txnkv.spark import keeping, processes
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.joining import client_of
-from txnkv.spark.micro_batches import is_committed
+from txnkv.spark.query_progress import is_committed
 from txnkv.spark.settings_sinks import StreamWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.changes import ChangesTarget

@@ -12,8 +12,8 @@ from txnkv.client.client import Client
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.spark.writing.attempts import Written, again
-from txnkv.topics import catalog, message_batches
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics import message_batches, topic_catalog
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.transaction.job import Job
 from txnkv.transaction.transaction import Transaction
 
@@ -107,7 +107,7 @@ class TopicTarget:
             NotSupportedError: the topic takes no messages.
         """
         info = client.topic_info(self.topic)
-        catalog.require_writable(info)
+        topic_catalog.require_writable(info)
         message_batches.check_columns(_retyped(info, given).schema, info.options.codec)
 
     def make_room(self, txn: Transaction, job: Job) -> None:

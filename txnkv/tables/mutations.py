@@ -1,7 +1,7 @@
 """Rows on their way in: what an operation makes of them.
 
 batch -> arrange     placed in tablets, keys encoded and sorted, doubles taken out
-      -> look        which keys are there                                  (presence)
+      -> look        which keys are there                                  (key_lookup)
       -> decide      rows to write, keys to delete, what is refused or ignored
       -> complete    columns that an update leaves out, from the rows that are there
 """
@@ -23,7 +23,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.tables import manifest
-from txnkv.tables.catalog import TableInfo
+from txnkv.tables.key_lookup import Layers, Presence, by_position
 from txnkv.tables.operations import (
     DELETES,
     INSERTS,
@@ -36,11 +36,11 @@ from txnkv.tables.operations import (
     require_operation,
 )
 from txnkv.tables.partitioning import Partitioning
-from txnkv.tables.presence import Layers, Presence, by_position
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import SortedRows
 from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.view import ReadView
@@ -121,7 +121,7 @@ def evaluate(
     """Return the changes of an operation on a batch, in each tablet, for a writer that sees `view`.
 
     Args:
-        batch: as `ingest.chunks` makes them for `op`.
+        batch: as `arrow_input.chunks` makes them for `op`.
         outcome: takes the counts, and what is refused.
 
     Raises:

@@ -19,11 +19,11 @@ import pyarrow as pa
 from txnkv.client.typed_values import Encode
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
 from txnkv.storage.locks import new_lock
-from txnkv.tables import ingest
+from txnkv.tables import arrow_input
 from txnkv.topics import message_batches, messages, outbox
-from txnkv.topics.catalog import TopicInfo
 from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
 from txnkv.topics.partitioner import Sticky, partition_of_one, spread
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
@@ -123,7 +123,7 @@ class Sending:
         Raises:
             SchemaError: a column is missing, not known or of another type.
         """
-        given, batches = ingest.open_stream(data)
+        given, batches = arrow_input.open_stream(data)
         codec = topic.options.codec
         message_batches.check_columns(given, codec)
         outgoing = message_batches.outgoing_of(batches, len(topic.partitions), codec)

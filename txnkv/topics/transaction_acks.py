@@ -34,11 +34,11 @@ from txnkv.errors import (
     OffsetOutOfRangeError,
     TxnkvError,
 )
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
 from txnkv.storage.store import Store
-from txnkv.topics import cursors, pending_acks, subscription_rows
+from txnkv.topics import cursors, pending_ack_rows, subscription_rows
 from txnkv.topics.exclusive import Exclusive
 from txnkv.topics.held_acks import (
     HeldAcks,
@@ -47,11 +47,11 @@ from txnkv.topics.held_acks import (
     refuse_unknown,
     remember,
 )
-from txnkv.topics.holding import Hold
 from txnkv.topics.log_view import bounds
 from txnkv.topics.message import MessageId
-from txnkv.topics.pending_acks import Holder
+from txnkv.topics.pending_ack_rows import Holder
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.retry_hold import Hold
 from txnkv.topics.subscription_info import SHARED, SubscriptionInfo
 from txnkv.topics.topics import Topics
 
@@ -191,7 +191,7 @@ class PendingAcks:
                 partition_id = info.topic.partitions[number]
                 txn_id = self._row.txn_id
                 besides = txn_id if again else 0
-                pending_acks.refuse(
+                pending_ack_rows.refuse(
                     cur, self._store, info, number, txn_id, offsets, cumulative, besides
                 )
                 position = offsets[0] + 1 if cumulative else None
@@ -208,7 +208,7 @@ class PendingAcks:
         """Count the rows of a write that failed late, if it has left them."""
         if self._unsure_rows:
             more, self._unsure_rows = self._unsure_rows, 0
-            if pending_acks.count(cur, self._row.txn_id) == self._rows + more:
+            if pending_ack_rows.count(cur, self._row.txn_id) == self._rows + more:
                 self._rows += more
 
     def _write_rows(
@@ -231,9 +231,9 @@ class PendingAcks:
             self._row.deadline,
             None if hold is None else hold.id,
         )
-        rows = pending_acks.register(cur, info, partition_id, holder, ranges)
+        rows = pending_ack_rows.register(cur, info, partition_id, holder, ranges)
         if position is not None:
-            rows += pending_acks.register_position(cur, info, partition_id, holder, position)
+            rows += pending_ack_rows.register_position(cur, info, partition_id, holder, position)
         return rows
 
     def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
@@ -254,15 +254,15 @@ class PendingAcks:
         # Set before `_expired` is read, as that is before this is: one of the two sees the other.
         self._committing = True
         if self._expired:
-            raise pending_acks.given_back(self._row.txn_id)
+            raise pending_ack_rows.given_back(self._row.txn_id)
         self._refuse_lost()
         self._count_rows(cur)
         topics = [acks.info.topic for acks in self._acks.values()]
         self._topics.refuse_dropped(cur, self._catalog, topics)
-        if self._rows and pending_acks.count(cur, self._row.txn_id) != self._rows:
+        if self._rows and pending_ack_rows.count(cur, self._row.txn_id) != self._rows:
             for acks in self._acks.values():
                 subscription_rows.require(cur, acks.info)
-            raise pending_acks.given_back(self._row.txn_id)
+            raise pending_ack_rows.given_back(self._row.txn_id)
         for acks in self._acks.values():
             state = acks.state
             if state is not None and not (acks.version == state.version and state.current(cur)):
@@ -286,7 +286,7 @@ class PendingAcks:
                 acks.number = self._store.status.change_number()
                 acks.state.delete(cur, acks.deleted)
         if self._rows:
-            pending_acks.apply(cur, self._row.txn_id)
+            pending_ack_rows.apply(cur, self._row.txn_id)
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
@@ -295,7 +295,7 @@ class PendingAcks:
             id: cursors.mark_delete(cur, info.id, id) or 0 for id in {*acks.held, *acks.positions}
         }
         wanted = acks.whole(marks)
-        for row in pending_acks.blocked(cur, self._store, info.id):
+        for row in pending_ack_rows.blocked(cur, self._store, info.id):
             if row.pending and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
         state = None if info.leased else self._topics.local.exclusive(info.id, self)
@@ -309,7 +309,7 @@ class PendingAcks:
             return
         for partition_id, ranges in wanted.items():
             for first, last in ranges:
-                pending_acks.delete(cur, info.id, partition_id, first, last)
+                pending_ack_rows.delete(cur, info.id, partition_id, first, last)
         if wanted:
             cursors.bump(cur, info.id)
 
@@ -331,7 +331,7 @@ class PendingAcks:
                     self._ended_in_memory(acks, acks.state, committed)
             if (self._rows or self._unsure_rows) and not committed:
                 with self._store.status.write(sync=False) as cur:
-                    pending_acks.give_back(cur, self._store, self._row.txn_id)
+                    pending_ack_rows.give_back(cur, self._store, self._row.txn_id)
 
     def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
@@ -364,7 +364,7 @@ class PendingAcks:
             moved = self._in_memory()
             with self._store.status.write(sync=False) as cur:
                 self._join(cur, list(self._acks))
-                pending_acks.made_stored(cur, row.txn_id)
+                pending_ack_rows.made_stored(cur, row.txn_id)
                 rows = self._write_out(cur, moved, stored=True)
             self._stored = True
             self._forget_to_give_back()
@@ -492,7 +492,7 @@ def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: i
                 one.state.release(token, one.held, one.positions)
     if any(one.state is None for one in acks.values()):
         with suppress(ClosedError), store.status.write(sync=False) as cur:
-            pending_acks.give_back(cur, store, txn_id, stored=False)
+            pending_ack_rows.give_back(cur, store, txn_id, stored=False)
 
 
 class SubscriptionParticipants(Participants):
@@ -510,11 +510,11 @@ class SubscriptionParticipants(Participants):
         self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
     ) -> None:
         """Delete what is pending."""
-        pending_acks.apply(cur, row.txn_id)
+        pending_ack_rows.apply(cur, row.txn_id)
         fault_point("acks.applied")
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
         """Have what is pending delivered again."""
         with self._store.status.write() as cur:
-            pending_acks.give_back(cur, self._store, row.txn_id)
+            pending_ack_rows.give_back(cur, self._store, row.txn_id)
         fault_point("acks.returned")

@@ -11,9 +11,9 @@ import os
 from contextlib import suppress
 
 from txnkv.errors import ClosedError
-from txnkv.storage.dropped import WhenDropped
+from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.shield import shielded
-from txnkv.topics import pending_acks
+from txnkv.topics import pending_ack_rows
 from txnkv.topics.topics import Topics
 
 
@@ -46,4 +46,4 @@ def _end(topics: Topics, id: int, where: _Where) -> None:
         topics.local.end_hold(id)
     if where.in_status:
         with suppress(ClosedError), topics.store.status.write(sync=False) as cur:
-            pending_acks.end_hold(cur, id)
+            pending_ack_rows.end_hold(cur, id)

@@ -20,7 +20,7 @@ import apsw
 
 from txnkv.errors import TxnkvError
 from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.topics import catalog
+from txnkv.topics import topic_catalog
 from txnkv.topics.partition import Partition
 from txnkv.topics.topics import Topics
 
@@ -50,13 +50,13 @@ def regain(topics: Topics) -> None:
 
 def _partitions(topics: Topics) -> list[Partition]:
     with topics.store.status.read() as cur:
-        found = [catalog.get(cur, name) for name in catalog.names(cur)]
+        found = [topic_catalog.get(cur, name) for name in topic_catalog.names(cur)]
     return [partition for topic in found for partition in topics.partitions(topic)]
 
 
 def _is_ahead(topics: Topics, partition: Partition) -> bool:
     with topics.store.status.read() as cur:
-        given = catalog.next_offset(cur, partition.id)
+        given = topic_catalog.next_offset(cur, partition.id)
     try:
         if not partition.exists:
             return False
@@ -73,13 +73,13 @@ def _is_ahead(topics: Topics, partition: Partition) -> bool:
 
 def _regain(cur: apsw.Cursor, partition: Partition) -> None:
     # Read again: another process may have done it meanwhile, and gone on.
-    given = catalog.next_offset(cur, partition.id)
+    given = topic_catalog.next_offset(cur, partition.id)
     with partition.environment.read() as txn:
         end = partition.log.end(txn)
         commits = partition.log.commits(txn, given, _ALL) if end > given else []
     if end <= given:
         return
-    catalog.take_offsets(cur, partition.id, end - given)
+    topic_catalog.take_offsets(cur, partition.id, end - given)
     stamp = max((entry.commit_ts for entry in commits), default=0)
     cur.execute(
         "UPDATE clock SET last_timestamp = max(last_timestamp, :stamp), "

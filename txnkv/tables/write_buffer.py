@@ -28,15 +28,15 @@ from txnkv.errors import (
     RowError,
     TxnkvError,
 )
-from txnkv.tables import incoming, lookup
-from txnkv.tables.catalog import TableInfo
-from txnkv.tables.incoming import Evaluated, Outcome
-from txnkv.tables.ingest import MISSING
+from txnkv.tables import lookup, mutations
+from txnkv.tables.arrow_input import MISSING
+from txnkv.tables.mutations import Evaluated, Outcome
 from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_set_writer import SortedRows
 from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.validation import Validation
@@ -101,14 +101,14 @@ class SmallWrites:
     def apply_batch(
         self, table: TableInfo, op: str, batch: pa.RecordBatch, outcome: Outcome
     ) -> None:
-        """Take an operation on the rows of a batch, as `ingest.chunks` gives it.
+        """Take an operation on the rows of a batch, as `arrow_input.chunks` gives it.
 
         After an error nothing of it counts.
         """
         view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
         self._lone = None
         # All of it is looked up before any of it is written.
-        for part in incoming.evaluate(self._tables, table, view, batch, op, outcome):
+        for part in mutations.evaluate(self._tables, table, view, batch, op, outcome):
             self._statements += 1
             if part.rows is not None and part.rows.keys.n:
                 memory = self._of(part.tablet)

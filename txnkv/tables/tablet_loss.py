@@ -13,10 +13,10 @@ from txnkv.coordinator.loss import Loss, LostRows
 from txnkv.storage.environment import Environment
 from txnkv.storage.mending import mending
 from txnkv.tables import flush, manifest
-from txnkv.tables.checking import Counted, check_row_set, row_set_ids
 from txnkv.tables.fence import FENCE_DB
 from txnkv.tables.manifest import KIND, RowSetInfo
 from txnkv.tables.row_set_writer import delete_row_set
+from txnkv.tables.table_check import Counted, check_row_set, row_set_ids
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
 from txnkv.tables.tablet_files import BLOCKS_DB

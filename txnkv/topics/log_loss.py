@@ -11,10 +11,10 @@ from txnkv.coordinator.damage import DAMAGE
 from txnkv.coordinator.loss import Loss
 from txnkv.storage.environment import Environment
 from txnkv.storage.mending import mending
-from txnkv.topics import catalog, completing, log_check, side_check
-from txnkv.topics.participant import KIND, end_strays
+from txnkv.topics import log_check, roll_forward, side_check, topic_catalog
 from txnkv.topics.partition import Opened, Partition
 from txnkv.topics.partition_log import LogOptions, PartitionLog
+from txnkv.topics.partition_participants import KIND, end_strays
 from txnkv.topics.side_logs import SideLogs
 from txnkv.topics.topics import Topics
 
@@ -54,7 +54,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
         with mending(environment, name, store.environments.map_size) as it:
             end = _end(topics, partition, it.environment) if it.is_copy else None
             with store.status.read() as cur:
-                upto = catalog.next_offset(cur, partition.id)
+                upto = topic_catalog.next_offset(cur, partition.id)
                 touched = status_table.transactions_of(cur, KIND, [partition.id])
             offsets = _lost(topics, partition, end or 0, upto)
             loss = Loss(partition.label, offsets=offsets, transactions=tuple(touched))
@@ -66,7 +66,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
             it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
     topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
     end_strays(topics, partition)
-    completing.complete(topics, partition)
+    roll_forward.complete(topics, partition)
     topics.coordinator.damage.clear(partition.label)
     return loss
 

@@ -32,7 +32,7 @@ from txnkv.coordinator.ids import EPOCH, Timestamp
 from txnkv.core import ControlType, encode_control, place
 from txnkv.errors import CorruptionError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.topics import catalog, end_markers
+from txnkv.topics import end_markers, topic_catalog
 from txnkv.topics.end_markers import EndMarker
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TailEntry
@@ -75,7 +75,7 @@ def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Wa
     """
     # Also commits that are not durable yet are taken in: they are before this log's commit is.
     latest = topics.log.catch_up(cur)
-    upto = catalog.next_offset(cur, partition.id)
+    upto = topic_catalog.next_offset(cur, partition.id)
     entries = topics.tail.entries(partition.id, end, latest)
     while entries and entries[-1].base_offset >= upto:  # memory may be ahead of this view
         entries.pop()
@@ -229,7 +229,7 @@ def write_out(topics: Topics, partition_ids: list[int]) -> dict[Key, str]:
         Those that could not be, and why.
     """
     with topics.store.status.read() as cur:
-        live = catalog.live_partitions(cur)
+        live = topic_catalog.live_partitions(cur)
     ids = [id for id in partition_ids if id in live]
     errors = topics.each(ids, "a flush", partial(complete, topics), DAMAGE, side_by_side=True)
     found = {}

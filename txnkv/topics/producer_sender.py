@@ -29,11 +29,11 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.errors import CommitOutcomeUnknownError, OutOfOrderSequenceError, TxnkvError
 from txnkv.storage.seam import back_off, clock
-from txnkv.topics import catalog, chunking, producer_state, producers
-from txnkv.topics.catalog import TopicInfo
+from txnkv.topics import chunking, producer_state, producers, topic_catalog
 from txnkv.topics.messages import now_micros
 from txnkv.topics.producer_state import SentBatch
 from txnkv.topics.producers import Sending
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
 
 PATIENCE: Final = 120.0
@@ -232,7 +232,7 @@ class Sender:
             for share, known in zip(shares, there, strict=True):
                 if known is not None:
                     continue
-                share.base = catalog.take_offsets(cur, share.partition_id, share.count)
+                share.base = topic_catalog.take_offsets(cur, share.partition_id, share.count)
                 data = core.place(share.data, share.base, stamp)
                 section = (payload.TOPIC, share.partition_id, data, share.base, share.count)
                 sections.append(Section(*section))

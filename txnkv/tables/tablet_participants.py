@@ -36,10 +36,10 @@ from txnkv.errors import (
     TransactionLockedError,
 )
 from txnkv.tables import changes, fence, flush, manifest
-from txnkv.tables.incoming import readable_key
+from txnkv.tables.intents import Resolution
 from txnkv.tables.manifest import KIND, TOMBSTONES, RowSetInfo
+from txnkv.tables.mutations import readable_key
 from txnkv.tables.overlap import common_keys, common_with
-from txnkv.tables.resolve import Resolution
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import delete_row_set
 from txnkv.tables.tables import Tables

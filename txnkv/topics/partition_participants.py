@@ -28,7 +28,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
 from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.topics import catalog, completing, end_markers
+from txnkv.topics import end_markers, roll_forward, topic_catalog
 from txnkv.topics.end_markers import EndMarker
 from txnkv.topics.partition import Partition
 from txnkv.topics.topics import Topics
@@ -70,11 +70,11 @@ class PartitionParticipants(Participants):
                 stamp = None if decided else decide(cur)
                 if stamp is not None and end is not None:
                     _give_offset(cur, id, end, stamp)
-                waiting = completing.look(topics, cur, partition, partition.log.end(txn))
+                waiting = roll_forward.look(topics, cur, partition, partition.log.end(txn))
             if stamp is not None:
                 decided.append(stamp)
                 fault_point("marker.decided")
-            completing.write(txn, partition, waiting)
+            roll_forward.write(txn, partition, waiting)
 
         try:
             partition.environment.write(write)
@@ -114,7 +114,7 @@ class PartitionParticipants(Participants):
     def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
         """See to it that the end markers are in their logs."""
         self._ends.pop(row.txn_id, None)
-        raise_first(completing.complete_marked(self._topics, row.txn_id))
+        raise_first(roll_forward.complete_marked(self._topics, row.txn_id))
         fault_point("marker.written")
 
     def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
@@ -142,7 +142,7 @@ def abort_unknown(topics: Topics, txn_id: int) -> bool:
             found.append(partition)
 
     with topics.store.status.read() as cur:
-        ids = sorted(catalog.live_partitions(cur))
+        ids = sorted(topic_catalog.live_partitions(cur))
     topics.each(ids, "an abort", abort)
     return bool(found)
 
@@ -186,7 +186,7 @@ def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMark
 def _give_offset(cur: apsw.Cursor, id: int, end: EndMarker, commit_ts: Timestamp) -> None:
     # In a log with a side log nothing is ever open, and nothing comes late.
     mark = id_ranges.low_water_mark(cur) if end.type == ControlType.COMMIT else 0
-    first = catalog.take_offsets(cur, id, end.count)
+    first = topic_catalog.take_offsets(cur, id, end.count)
     marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
     end_markers.add(cur, id, marker)
 
@@ -201,13 +201,13 @@ def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
             return False
         end = partition.log.end(txn)
         with topics.store.status.write() as cur:
-            waiting = completing.look(topics, cur, partition, end)
-            offset = catalog.take_offsets(cur, partition.id, 1)
+            waiting = roll_forward.look(topics, cur, partition, end)
+            offset = topic_catalog.take_offsets(cur, partition.id, 1)
             mark = id_ranges.low_water_mark(cur)
         fault_point("marker.aborting")
         now = Timestamp.from_micros(clock.now_micros())
         marker = EndMarker(offset, 1, txn_id, int(ControlType.ABORT), now, mark, first)
-        completing.write(
+        roll_forward.write(
             txn,
             partition,
             waiting._replace(upto=offset + 1, markers=[*waiting.markers, marker]),

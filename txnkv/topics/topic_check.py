@@ -10,11 +10,11 @@ from txnkv.coordinator import status_table
 from txnkv.coordinator.damage import DAMAGE
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
-from txnkv.topics import catalog, end_markers, holders, log_check, side_check
+from txnkv.topics import end_markers, holders, log_check, side_check, topic_catalog
 from txnkv.topics.log_view import bounds
 from txnkv.topics.offset_reader import OffsetReader
-from txnkv.topics.participant import open_in
 from txnkv.topics.partition import Partition
+from txnkv.topics.partition_participants import open_in
 from txnkv.topics.subscription_info import SubscriptionInfo
 from txnkv.topics.tail import TailEntry
 from txnkv.topics.topic_engine import TopicEngine
@@ -97,7 +97,7 @@ def _partition_stats(engine: TopicEngine, partition: Partition, latest: Any) -> 
 def partition_ids(engine: TopicEngine) -> list[int]:
     """Partitions of topics that were not dropped."""
     with engine.store.status.read() as cur:
-        return sorted(catalog.live_partitions(cur))
+        return sorted(topic_catalog.live_partitions(cur))
 
 
 def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
@@ -123,7 +123,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
                     for problem in side_check.problems(partition.side, partition.log, txn):
                         yield f"{partition.label}: {problem}"
         with engine.store.status.read() as cur:
-            upto = catalog.next_offset(cur, id)
+            upto = topic_catalog.next_offset(cur, id)
             noted = end_markers.between(cur, id, end, upto)
     except StoreNotFoundError:
         return  # dropped meanwhile
