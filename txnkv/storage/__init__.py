@@ -4,7 +4,7 @@
     directory    the layout on disk and FORMAT
     gate, fork   who may be inside while the map moves or the process forks
     lmdb_errors, lmdb_open, lmdb_handles, environment, environments    LMDB
-    dropped      what is done when an object is dropped
+    finalizers   what is done when an object is dropped
     slots, runtime_file, runtime    what the processes share in memory
     sqlite_connection, reader_pool, write_queue, status_db    SQLite
     store        all of it, once a process

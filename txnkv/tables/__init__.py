@@ -1,14 +1,15 @@
 """Tables: columnar row sets in LMDB, written by transactions, read at snapshots.
 
-types, schema, partitioning, catalog      what a table is
-row_set_format, row_set, row_set_writer   a row set on disk
-manifest, tablet, memory, fence           which row sets there are, who may write
-ingest, operations, presence, incoming    rows in, and what an operation makes of them
-small, staging                            what a transaction writes: in memory, as row sets
-changes, overlap, participant             validation, finalize, abort
-resolve, deltas                           delete stamps for what a commit replaced
-flush, compaction, history, upkeep        from memory to row sets, and fewer of them
-predicate, scan, reading, lookup, view    rows out
-diff, diff_events, diff_tokens            what changed between two snapshots
-engine                                    all of it, for the layers above
+schema, partitioning, table_catalog           what a table is
+row_set_format, row_set, row_set_writer       a row set on disk
+tablet_files, tablet, manifest, memory, fence which row sets there are, who may write
+tables                                        the ground: all tablets of a store
+arrow_input, operations, key_lookup, mutations  rows in, and what an operation makes of them
+write_buffer, staging                         what a transaction writes: in memory, as row sets
+changes, overlap, tablet_participants         validation, finalize, abort
+intents, deltas                               delete stamps for what a commit replaced
+flush, compaction, history                    from memory to row sets, and fewer of them
+predicate, scan, reading, lookup, view        rows out
+diff, diff_events, diff_tokens                what changed between two snapshots
+table_engine                                  the wiring: work on tables, in transactions and rounds
 """

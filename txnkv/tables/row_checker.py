@@ -46,6 +46,10 @@ Adder = Callable[[Any], None]
 _FLOAT32_MAX: Final = 3.4028234663852886e38
 
 
+def nothing(taken: object) -> None:
+    """Take a row or message, and do nothing: where there is no short cut."""
+
+
 class RowChecker:
     """The checks of one table's rows, a function for each operation."""
 
@@ -58,9 +62,11 @@ class RowChecker:
         """The function that takes a row and gives its values in schema order.
 
         It takes what `arrow_input.row_values` takes, of a delete the key, and gives Python values
-        as the column's type gives them back, `MISSING` where an upsert or update has none. It raises
-        SchemaError for a column that is unknown or missing and for a value that does not fit,
-        TypeError for what is no row.
+        as the column's type gives them back, `MISSING` where an upsert or update has none.
+
+        Raises:
+            SchemaError: a column is unknown or missing, or a value does not fit.
+            TypeError: it is no row.
         """
         check = self._checks.get(op)
         if check is None:

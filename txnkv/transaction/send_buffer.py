@@ -20,6 +20,7 @@ from txnkv.client.typed_values import Encode
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
 from txnkv.storage.locks import new_lock
 from txnkv.tables import arrow_input
+from txnkv.tables.row_checker import nothing
 from txnkv.topics import message_batches, messages, outbox
 from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
 from txnkv.topics.partitioner import Sticky, partition_of_one, spread
@@ -36,10 +37,6 @@ ShortCut: TypeAlias = tuple[AnyTopic | None, Callable[[Any], None], Encode | Non
 """A topic; a call that takes its messages without ado, while the topic stays the same; and the
 encoder of its values to bytes, where they are typed.
 """
-
-
-def nothing(taken: object) -> None:
-    """Take a row or message, and do nothing: where there is no short cut."""
 
 
 NO_SHORT_CUT: Final[ShortCut] = (None, nothing, None)

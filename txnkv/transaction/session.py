@@ -26,7 +26,7 @@ from txnkv.storage.shield import shielded
 from txnkv.tables import arrow_input
 from txnkv.tables.mutations import Outcome
 from txnkv.tables.operations import require_operation
-from txnkv.tables.row_checker import Adder
+from txnkv.tables.row_checker import Adder, nothing
 from txnkv.topics import messages, topic_catalog
 from txnkv.topics.transaction_acks import refuse
 from txnkv.transaction.acknowledged import Acknowledged, AnySubscription, ids_of, info_of
@@ -34,14 +34,7 @@ from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.send_buffer import (
-    NO_SHORT_CUT,
-    Sending,
-    ShortCut,
-    alone,
-    nothing,
-    send_alone,
-)
+from txnkv.transaction.send_buffer import NO_SHORT_CUT, Sending, ShortCut, alone, send_alone
 from txnkv.transaction.session_background import Background
 from txnkv.transaction.session_buffer import Room
 from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
@@ -471,8 +464,7 @@ class Session(Closing):
                 self.flush()
         finally:
             self._closed = True
-            self._table = None
-            self._short = NO_SHORT_CUT
+            self.end()
             if self._background is not None:
                 self._background.cancel()
 
@@ -516,14 +508,17 @@ class Session(Closing):
         context = self._context
         self._short = NO_SHORT_CUT
         if context is None:
-            return self._flush_alone()
-        context.settle()  # what an earlier flush gave and could not stage
-        if self._sending.pending:
-            self._note(sent=self._sending.give(context))
-            context.settle()
-        return self._flush_runs(context, counted=counted)
+            self._flush_alone()
+        else:
+            context.settle()  # what an earlier flush gave and could not stage
+            if self._sending.pending:
+                self._note(sent=self._sending.give(context))
+                context.settle()
+            self._flush_runs(context, counted=counted)
+        outcome, self._flushed = self._flushed, Outcome()
+        return outcome
 
-    def _flush_runs(self, context: TxnContext, *, counted: bool) -> Outcome:
+    def _flush_runs(self, context: TxnContext, *, counted: bool) -> None:
         """Write the rows that wait. Those that a passing fault keeps from it wait on."""
         runs = self._take_runs()
         while runs:
@@ -542,13 +537,8 @@ class Session(Closing):
             self._flushed.add(outcome)
             runs = rest
         context.settle()
-        return self._take_flushed()
 
-    def _take_flushed(self) -> Outcome:
-        outcome, self._flushed = self._flushed, Outcome()
-        return outcome
-
-    def _flush_alone(self) -> Outcome:
+    def _flush_alone(self) -> None:
         """All that waits, in a transaction of its own. After an error all of it waits on, but
         what is of a table or topic that is gone.
         """
@@ -558,7 +548,7 @@ class Session(Closing):
             acks, self._acks = self._acks, []
         lot = Lot(runs, parcels, acks)
         if lot.is_empty:
-            return self._take_flushed()
+            return
         outcome = Outcome()
 
         def write(context: TxnContext) -> Outcome:
@@ -581,7 +571,6 @@ class Session(Closing):
             raise
         self._flushed.add(outcome)
         self._note(sent=lot.sent, acked=lot.acked)
-        return self._take_flushed()
 
     def _ask_about_the_last(self) -> None:
         """Find out whether a flush that failed late has written. If not, all of it waits again."""
