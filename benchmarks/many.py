@@ -178,7 +178,13 @@ def life(
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         for what, unit in (("memory", "MB"), ("descriptors", "open files")):
-            text = chart(f"{what} of one process", "share of the work done, %", unit, drawn[what])
+            text = chart(
+                f"{what} of one process",
+                "share of the work done, %",
+                unit,
+                drawn[what],
+                logarithmic=False,
+            )
             (plots / f"life-{what}.svg").write_text(text)
     return lines
 

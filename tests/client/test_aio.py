@@ -253,3 +253,23 @@ def test_what_cannot_be_opened(store_path: Path) -> None:
             await txnkv.aio.connect(store_path, create=False)
 
     asyncio.run(main())
+
+
+def test_a_store_is_looked_after(store_path: Path, table: txnkv.Table) -> None:
+    async def work() -> None:
+        async with txnkv.aio.connect(store_path) as client:
+            assert client.path == str(store_path)
+            told: list[tuple[int, int]] = []
+            assert (await client.check(lambda *done: told.append(done))).ok
+            assert told
+            assert (await client.compact()).in_use == 0
+            assert not await client.accept_loss(f"{table.name}/0", dry_run=True)
+            assert await client.repair_clock() >= 0
+            async with client.transaction() as txn:
+                txn.blocking.serialize()
+                await client.keep_transaction_alive(txn.id)
+            scan = (await client.table(table.name)).scan()
+            assert await scan.snapshot() > 0
+            assert sum(token.rows for token in await scan.tokens(rows=1)) == 0
+
+    asyncio.run(work())

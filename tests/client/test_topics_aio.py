@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -209,5 +210,27 @@ def test_a_producer(run: Any) -> None:
             await producer.flush()
         assert sorted(ids) == [txnkv.MessageId(0, n) for n in range(20)]
         assert sorted(await values(topic)) == sorted(b"%d" % n for n in range(20))
+
+    run(work)
+
+
+def test_readers_tell_how_far_they_are(run: Any) -> None:
+    async def work(client: AsyncClient) -> None:
+        topic = await client.create_topic("events", buffer="sidecar")
+        assert topic.buffer == "sidecar"
+        async with await topic.producer("feeder") as producer:
+            for value in (b"a", b"b"):
+                await producer.send(value)
+            assert (producer.name, await producer.sent()) == ("feeder", 2)
+        async with await topic.consumer() as consumer:
+            assert (consumer.partitions, await consumer.lag()) == ([0], 2)
+            await consumer.seek_to_time(datetime.now(UTC) + timedelta(days=1))
+            assert await consumer.lag(0) == 0
+        async with await topic.subscribe("worker") as subscription:
+            assert (subscription.name, subscription.is_active) == ("worker", True)
+            assert (await subscription.lag(), await subscription.lost()) == ({0: 2}, {0: 0})
+            for message in await subscription.receive_many(timeout=5):
+                await subscription.ack(message)
+            assert await subscription.lag() == {0: 0}
 
     run(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,9 +15,11 @@ from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
 from txnkv.client import client as blocking
 from txnkv.client.client import Client
+from txnkv.client.compacting import CompactReport
 from txnkv.client.inspection import CheckReport
 from txnkv.coordinator.applications import Applied
 from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.loss import Loss
 from txnkv.coordinator.states import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.metrics import MetricsSnapshot
@@ -109,6 +112,11 @@ class AsyncClient(Wrapper):
     ) -> None:
         await self.close()
 
+    @property
+    def path(self) -> str:
+        """The store's directory."""
+        return self.blocking.path
+
     # -- catalog -----------------------------------------------------------------------
 
     async def create_table(
@@ -165,11 +173,11 @@ class AsyncClient(Wrapper):
             await self._calls(self.blocking.new_transaction, **options), self._calls
         )
 
-    def transaction(self, **options: Any) -> Beginning:
+    def transaction(self, **options: Any) -> TransactionBlock:
         """`async with client.transaction() as txn:` commits at the end, rolls back on an
         exception.
         """
-        return Beginning(self, options)
+        return TransactionBlock(self, options)
 
     async def join(self, token: TxnToken | bytes | str) -> AsyncTransaction:
         """Join a transaction by its token; see `txnkv.Transaction.deserialize`."""
@@ -235,6 +243,10 @@ class AsyncClient(Wrapper):
         """Abort a transaction of any process."""
         await self._calls(self.blocking.abort_transaction, id)
 
+    async def keep_transaction_alive(self, id: int) -> None:
+        """Send one heartbeat for an open transaction of any process."""
+        await self._calls(self.blocking.keep_transaction_alive, id)
+
     async def applied(self, app_id: str) -> Applied | None:
         """The last version of an application that is committed."""
         return await self._calls(self.blocking.applied, app_id)
@@ -253,7 +265,7 @@ class AsyncClient(Wrapper):
         """The store at one instant; see `txnkv.Client.snapshot`."""
         return AsyncSnapshot(await self._calls(self.blocking.snapshot, at), self._calls)
 
-    # -- looking after -----------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------
 
     async def stats(self) -> dict[str, Any]:
         """Numbers about the store."""
@@ -263,12 +275,24 @@ class AsyncClient(Wrapper):
         """Counters, gauges and histograms of this process."""
         return await self._calls(self.blocking.metrics)
 
-    async def check(self) -> CheckReport:
+    async def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
         """Read everything and compare it with what it should be."""
-        return await self._calls(self.blocking.check)
+        return await self._calls(self.blocking.check, progress)
+
+    async def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
+        """Merge row sets now, and give back space; see `txnkv.Client.compact`."""
+        return await self._calls(self.blocking.compact, progress)
+
+    async def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:
+        """Give up what a damaged part has lost; see `txnkv.Client.accept_loss`."""
+        return await self._calls(partial(self.blocking.accept_loss, part, dry_run=dry_run))
+
+    async def repair_clock(self) -> Timestamp:
+        """Set the store's clock to this machine's; see `txnkv.Client.repair_clock`."""
+        return await self._calls(self.blocking.repair_clock)
 
 
-class Beginning:
+class TransactionBlock:
     """A transaction block that is about to begin."""
 
     def __init__(self, client: AsyncClient, options: dict[str, Any]) -> None:
@@ -277,7 +301,7 @@ class Beginning:
         self._txn: AsyncTransaction | None = None
 
     def __repr__(self) -> str:
-        return f"<Beginning of {self._txn or 'a transaction'!r} by {self._client!r}>"
+        return f"<TransactionBlock of {self._txn or 'a transaction'!r} by {self._client!r}>"
 
     async def __aenter__(self) -> AsyncTransaction:
         self._txn = await self._client.new_transaction(**self._options)

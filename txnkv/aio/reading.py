@@ -28,6 +28,10 @@ class AsyncScan(Wrapper):
         """The Arrow schema of the batches."""
         return self.blocking.schema
 
+    async def snapshot(self) -> Timestamp:
+        """The snapshot that it reads."""
+        return await self._calls(lambda: self.blocking.snapshot)
+
     async def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
         return await self._calls(self.blocking.to_arrow)
@@ -50,9 +54,9 @@ class AsyncScan(Wrapper):
             for row in await self._calls(batch.to_pylist):
                 yield row
 
-    async def tokens(self) -> list[ScanToken]:
-        """Parts that together are this scan, for other processes."""
-        return await self._calls(self.blocking.tokens)
+    async def tokens(self, rows: int = TOKEN_ROWS) -> list[ScanToken]:
+        """Parts that together are this scan, for other processes; each of about so many rows."""
+        return await self._calls(self.blocking.tokens, rows)
 
     async def close(self) -> None:
         """Give the snapshot up."""

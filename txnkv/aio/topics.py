@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -43,6 +44,11 @@ class AsyncTopic(Wrapper):
     def partitions(self) -> int:
         """The number of partitions."""
         return self.blocking.partitions
+
+    @property
+    def buffer(self) -> str:
+        """The place where messages of open transactions wait: "marker" or "sidecar"."""
+        return self.blocking.buffer
 
     @property
     def value_schema(self) -> pa.Schema | None:
@@ -211,9 +217,22 @@ class AsyncConsumer(_Held):
         """Go on from an offset of a partition."""
         await self._waiting.now(self.blocking.seek, partition, offset)
 
+    async def seek_to_time(self, when: datetime) -> None:
+        """Go on with the first message of each partition that is not older than a time."""
+        await self._waiting.now(self.blocking.seek_to_time, when)
+
     async def position(self, partition: int) -> int:
         """The offset of the next message of a partition."""
         return await self._waiting.now(self.blocking.position, partition)
+
+    async def lag(self, partition: int | None = None) -> int:
+        """Offsets between a position and the end; of all partitions without an argument."""
+        return await self._waiting.now(self.blocking.lag, partition)
+
+    @property
+    def partitions(self) -> list[int]:
+        """The numbers of the partitions that are read."""
+        return self.blocking.partitions
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -272,6 +291,24 @@ class AsyncSubscription(_Held):
         """Move the subscription in a partition; see `txnkv.Subscription.seek`."""
         await self._waiting.now(self.blocking.seek, partition, offset)
 
+    @property
+    def name(self) -> str:
+        """Unique in the topic."""
+        return self.blocking.name
+
+    @property
+    def is_active(self) -> bool:
+        """True when messages come to this consumer; False while it waits for the place."""
+        return self.blocking.is_active
+
+    async def lag(self) -> dict[int, int]:
+        """Messages that are not deleted, by partition."""
+        return await self._turn(self.blocking.lag)
+
+    async def lost(self) -> dict[int, int]:
+        """Messages that retention took before they were acknowledged, by partition."""
+        return await self._turn(self.blocking.lost)
+
     async def committed(self) -> dict[int, int]:
         """By partition, the offset below which all is acknowledged."""
         return await self._turn(self.blocking.committed)
@@ -289,6 +326,15 @@ class AsyncProducer(_Held):
     def __init__(self, producer: Producer, calls: Calls) -> None:
         super().__init__(producer, calls)
         self.blocking: Producer = producer
+
+    @property
+    def name(self) -> str | None:
+        """The name by which a later producer fences this one; None: nobody can."""
+        return self.blocking.name
+
+    async def sent(self) -> int:
+        """The number of durable messages that were sent under this name."""
+        return await self._turn(lambda: self.blocking.sent)
 
     async def send(self, value: Any, key: Any = None, **options: Any) -> MessageId:
         """Send a message; returns when it is durable. Cancelled, it is sent all the same."""

@@ -1,0 +1,84 @@
+"""Each handle for asyncio has what its blocking twin has: one table says where they differ."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import txnkv
+from txnkv.aio import client, reading, topics, transaction
+
+TWINS = [
+    (txnkv.Client, client.AsyncClient),
+    (txnkv.Table, reading.AsyncTable),
+    (txnkv.Scan, reading.AsyncScan),
+    (txnkv.Snapshot, reading.AsyncSnapshot),
+    (txnkv.Topic, topics.AsyncTopic),
+    (txnkv.Consumer, topics.AsyncConsumer),
+    (txnkv.Subscription, topics.AsyncSubscription),
+    (txnkv.Producer, topics.AsyncProducer),
+    (txnkv.Session, transaction.AsyncSession),
+    (txnkv.Transaction, transaction.AsyncTransaction),
+]
+
+INSIDE = {
+    "Client": "end_sessions outcome require_open require_writable table_info timestamp_of "
+    "topic_info writer",
+    "Scan": "over",
+    "Snapshot": "require_open",
+    "Consumer": "unpoll",
+    "Subscription": "unreceive",
+    "Producer": "hurry",
+    "Session": "discard end flush_for_commit flush_untold waiting",
+    "Transaction": "begin require_shareable start_heart",
+}
+"""Methods that the package calls, and users do not."""
+
+DIFFERENT = {
+    "Client": {"join": "Transaction.deserialize is AsyncClient.join"},
+    "Table": {"close": "a table has nothing to close"},
+    "Topic": {"close": "a topic has nothing to close"},
+    "Session": {"set_flush_mode": "a property cannot be set on another thread"},
+    "Transaction": {
+        "age": "of client.run",
+        "commit_async": "commit is awaited",
+        "deserialize": "AsyncClient.join",
+    },
+}
+
+DEFAULTS = {("Consumer", "poll_batch", "max_messages")}
+"""A batch for asyncio is as small as a poll, so that the loop is not kept waiting by one."""
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("blocking", "twin"), TWINS, ids=lambda kind: kind.__name__)
+def test_a_twin_has_all_methods(blocking: type, twin: type) -> None:
+    name = blocking.__name__
+    inside = set(INSIDE.get(name, "").split())
+    apart = (public(blocking) ^ public(twin)) - inside - {"blocking"}
+    assert apart == set(DIFFERENT.get(name, {}))
+
+
+@pytest.mark.parametrize(("blocking", "twin"), TWINS, ids=lambda kind: kind.__name__)
+def test_a_method_of_a_twin_takes_the_same(blocking: type, twin: type) -> None:
+    for name in public(blocking) & public(twin):
+        one, other = getattr(blocking, name), getattr(twin, name)
+        if not callable(one) or not callable(other):
+            continue
+        wanted = inspect.signature(one).parameters
+        given = inspect.signature(other).parameters
+        passes_on = any(each.kind is each.VAR_KEYWORD for each in given.values())
+        for parameter in given.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                assert parameter.name in wanted, f"{twin.__name__}.{name}({parameter.name})"
+        for parameter in wanted.values():
+            if passes_on and parameter.name not in given:
+                continue
+            found = given.get(parameter.name)
+            assert found is not None, f"{twin.__name__}.{name} lacks {parameter.name}"
+            if (blocking.__name__, name, parameter.name) not in DEFAULTS:
+                assert found.default == parameter.default, f"{twin.__name__}.{name}"
