@@ -51,7 +51,7 @@ def say(value=None):
 def wait():
     return sys.stdin.readline().strip()
 if "TXNKV_TEST_STAGE_ALL" in os.environ:
-    small.MAX_ROWS = small.FEW_ROWS = outbox.MAX_BYTES = -1
+    write_buffer.MAX_ROWS = write_buffer.FEW_ROWS = outbox.MAX_BYTES = -1
 client = txnkv.connect(_path, **_options)
 """
 

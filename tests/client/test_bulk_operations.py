@@ -19,6 +19,7 @@ from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.row_set import RowSet, RowSetRetired
 from txnkv.tables.tablet import Tablet, TabletState
 from txnkv.transaction.job import Job
+from txnkv.transaction.transaction import Transaction
 
 SCHEMA = txnkv.Schema(
     {"id": "int64", "s": "string?", "n": txnkv.Column("int32", default=7), "tags": "list<int64>?"},
@@ -316,7 +317,7 @@ def test_columns_left_out_keep_their_values(goods: txnkv.Table, begin: Any) -> N
     for i in range(5, 15):
         goods_row = {"id": i, "s": "memory", "n": i, "tags": [i]}
         model.apply("upsert", [goods_row])
-        with goods._client.transaction() as txn:
+        with Transaction.begin(goods._connection) as txn:
             txn.upsert(goods, goods_row)
     with begin() as txn:
         write(txn, goods, "upsert", [{"id": i, "s": "staged"} for i in range(8, 20)], model)

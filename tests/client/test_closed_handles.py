@@ -27,9 +27,9 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
     "client": {
         "create_table": ("n", txnkv.Schema({"id": "int64"}, primary_key=["id"])),
         "table": ("t",), "tables": (), "drop_table": ("t",), "recall_table": ("t",),
-        "resolve": ("t",), "table_info": ("t",), "writer": ("t",), "create_topic": ("n",),
+        "table_info": ("t",), "writer": ("t",), "create_topic": ("n",),
         "topic": ("e",), "topics": (), "drop_topic": ("e",), "topic_info": ("e",),
-        "new_transaction": (), "begin": (None, "snapshot", "optimistic", True, None),
+        "new_transaction": (),
         "transaction": (), "run": (lambda txn: None,), "new_session": (),
         "transaction_state": (1,), "transactions": (), "abort_transaction": (1,),
         "keep_transaction_alive": (1,), "snapshot": (),
@@ -74,12 +74,16 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 # What a handle knows by itself, or is of the inside; `commit_async` answers by its future.
 BY_ITSELF = {
-    "client": {"path", "instance", "close", "begin", "outcome", "timestamp_of"},
+    "client": {
+        "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
+        "end_sessions",
+    },
     "table": {"name", "schema", "info", "close"},
     "scan": {"schema", "over", "close"},
     "snapshot": {"timestamp", "require_open", "close"},
     "txn": {
-        "id", "age", "snapshot", "close", "client", "context", "commit_async", "deserialize",
+        "id", "age", "snapshot", "close", "connection", "context", "commit_async", "begin",
+        "deserialize",
         "require_shareable", "start_heart", "pending_errors",
     },
     "session": {
@@ -89,7 +93,7 @@ BY_ITSELF = {
     "topic": {"name", "partitions", "buffer", "value_schema", "info", "close"},
     "consumer": {"partitions", "position", "seek", "unpoll", "close"},
     "subscription": {"name", "info", "is_active", "unreceive", "close"},
-    "producer": {"name", "sent", "flush", "hurry", "client", "close"},
+    "producer": {"name", "sent", "flush", "hurry", "close"},
 }  # fmt: skip
 
 

@@ -500,7 +500,7 @@ def test_enforced_retention_is_seen(
     query.trigger()
     for i in range(50):
         to.small(f"{i}".ljust(100, "."))
-    to.engine.complete(to.partitions[0])
+    roll_forward.complete(to.engine, to.partitions[0])
     retention.enforce(to.engine, to.partitions[0])
     with pytest.raises(txnkv.OffsetOutOfRangeError, match="retention took what lies before"):
         query.trigger()

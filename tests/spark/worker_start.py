@@ -21,7 +21,7 @@ AHEAD = (
     "pyspark.worker",
     "txnkv.spark.reading.table_reader",
     "txnkv.spark.source",
-    "txnkv.spark.writing.table_writer",
+    "txnkv.spark.writing.job_writer",
 )
 
 

@@ -13,6 +13,7 @@ from txnkv.errors import CorruptionError, StorageFullError
 from txnkv.topics import leases, redelivery
 from txnkv.topics.offset_reader import OffsetReader
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.transaction.transaction import Transaction
 
 KINDS: list[dict[str, Any]] = [{}, {"type": "shared"}, {"max_deliveries": 9}]
 
@@ -74,8 +75,8 @@ def test_a_dead_letter_that_cannot_be_written_loses_no_place(
     sub.nack(spent)
     sub.ack([m for m in given if m not in spent])
     send(client, *range(5, 9))
-    failing = Failing(client.transaction, StorageFullError("no room"), *range(1, 4))
-    monkeypatch.setattr(client, "transaction", failing)
+    failing = Failing(Transaction.begin, StorageFullError("no room"), *range(1, 4))
+    monkeypatch.setattr(Transaction, "begin", failing)
     with caplog.at_level(logging.WARNING, "txnkv"):
         assert received(sub) == ["5", "6", "7", "8"]
     assert "cannot give up" in caplog.text

@@ -96,7 +96,7 @@ class Producer(Closing):
             raise ValueError(f"a producer's name is a non-empty string or None, not {name!r}")
         if linger < 0 or batch_bytes <= 0 or patience < 0:
             raise ValueError("linger and patience are at least 0, batch_bytes is above 0")
-        self.connection = connection
+        self._connection = connection
         self._topic = topic
         self._name = name
         self._linger = linger
@@ -239,7 +239,7 @@ class Producer(Closing):
             raise self._closed_error()
         if self._dead is not None:
             raise self._dead.with_traceback(None)
-        self.connection.require_open()
+        self._connection.require_open()
 
     def _closed_error(self) -> ClosedError:
         what = "was closed" if self._closed else "belongs to the process that forked this one"
@@ -377,7 +377,7 @@ def close_producers(connection: Connection | None = None) -> None:
     for producer in list(_OPEN):
         if connection is None:
             producer.hurry(_EXIT_PATIENCE)
-        elif producer.connection is not connection:
+        elif producer._connection is not connection:
             continue
         try:
             producer.close()

@@ -1,9 +1,9 @@
 """The data source that Spark knows as format "txnkv".
 
     options            spark.read           readStream        df.write            writeStream
-    table              table_reader         -                 table_writer        stream_writer
+    table              table_reader         -                 job_writer          stream_writer
     table, changes     -                    changes_stream    -                   -
-    topic              topic_reader         topic_stream      topic_writer        stream_writer
+    topic              topic_reader         topic_stream      job_writer          stream_writer
 
 Each of them is imported by who needs it: a batch job does without what streams import, which
 takes a later version of Spark.
