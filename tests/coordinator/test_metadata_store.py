@@ -16,7 +16,6 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.metadata_store import (
     PARTITION,
     SUBSCRIPTION,
-    SqliteTransactionMetadataStore,
     TransactionMetadataStore,
 )
 from txnkv.coordinator.states import MOVES, TxnState
@@ -37,7 +36,7 @@ PATHS = {
 
 @pytest.fixture
 def metadata(world: Any) -> TransactionMetadataStore:
-    store: SqliteTransactionMetadataStore = world.coordinator.metadata
+    store: TransactionMetadataStore = world.coordinator.metadata
     return store
 
 

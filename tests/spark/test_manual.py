@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from txnkv.spark.settings_options import OPTIONS, Kind
 
 pytestmark = pytest.mark.spark
 
@@ -53,3 +54,28 @@ def test_the_manual_lists_every_option() -> None:
         rows = re.findall(r"^\| `(\w+)` \|[^|]*\|((?:[^|]*\|){4})", part, re.MULTILINE)
         for column, known in enumerate(kinds):
             assert {name for name, cells in rows if "yes" in cells.split("|")[column]} == set(known)
+
+
+KINDS = {
+    "Reads": (Kind.READ_TABLE, Kind.READ_TOPIC, Kind.STREAM_TOPIC, Kind.STREAM_CHANGES),
+    "Writes": (Kind.WRITE_TABLE, Kind.WRITE_TOPIC, Kind.SINK_TABLE, Kind.SINK_TOPIC),
+}
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_the_manual_has_every_option(part: str) -> None:
+    text = MANUAL.read_text().split(f"**{part}.**")[1].split("\n## ")[0].split("\n**")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    wanted = [
+        " | ".join(
+            [
+                f"| `{option.name}`",
+                option.default,
+                *("yes" if kind in option.kinds else "" for kind in KINDS[part]),
+                f"{option.meaning} |",
+            ]
+        )
+        for option in OPTIONS
+        if any(kind in option.kinds for kind in KINDS[part])
+    ]
+    assert [row.replace(" ", "") for row in rows] == [row.replace(" ", "") for row in wanted]

@@ -20,7 +20,7 @@ from txnkv.coordinator.id_ranges import Held, IdRanges
 from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
 from txnkv.coordinator.locks import LockAnswer, Verdict
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
+from txnkv.coordinator.metadata_store import TransactionMetadataStore, past_timeout
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
@@ -66,7 +66,7 @@ class Coordinator:
         store.extents.keep()
         self._boot = boot_id()
         self.history = history
-        self.metadata = SqliteTransactionMetadataStore(store.status)
+        self.metadata = TransactionMetadataStore(store.status)
         self.metrics = Metrics()
         self.damage = Damage(self.metrics.failing_parts)
         self.orchestrator = Orchestrator(store, self.metadata, self.damage)

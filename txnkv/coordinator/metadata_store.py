@@ -8,16 +8,16 @@ transaction is not in the state that the step is for:
     update_status(expected, new)        expected     -> new, if the rules know such a move
     timeouts                            OPEN            those whose time is over
 
-The one that is shipped keeps them in status.db. There a step of the protocol has more in it (locks
-are released, markers take their offsets), so it can be had `within` a transaction of that
-database: all of it then happens, or nothing.
+They are kept in status.db. A step of the protocol has more in it (locks are released, markers take
+their offsets), so it can be had `within` a transaction of that database: all of it then happens,
+or nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 import apsw
 
@@ -36,55 +36,6 @@ SUBSCRIPTION: Final = "subscription"
 """Kind of the participants that are subscriptions."""
 
 
-class TransactionMetadataStore(Protocol):
-    """The record of transactions and of their participants. Shared by threads."""
-
-    def new_transaction(self, row: TxnRow) -> None:
-        """Keep an OPEN transaction. Twice is harmless."""
-
-    def get(self, txn_id: int) -> TxnRow:
-        """A transaction.
-
-        Raises:
-            TxnNotFoundError: there is none of this id.
-        """
-
-    def participants(self, txn_id: int) -> dict[str, list[int]]:
-        """Return the participants of a transaction: ids by kind, each once, ascending."""
-
-    def add_partitions(self, txn_id: int, ids: Iterable[int]) -> None:
-        """Partitions that messages go to, before the first does. Twice is harmless.
-
-        Raises:
-            TxnNotFoundError: there is no such transaction.
-            InvalidTxnStateError: it is not OPEN; nothing was added.
-        """
-
-    def add_subscriptions(self, txn_id: int, ids: Iterable[int]) -> None:
-        """Subscriptions that are acknowledged on, before the first ack. As `add_partitions`."""
-
-    def update_status(
-        self,
-        txn_id: int,
-        expected: TxnState,
-        new: TxnState,
-        *,
-        commit_ts: Timestamp | None = None,
-        reason: str | None = None,
-        error: str | None = None,
-    ) -> TxnRow:
-        """Compare and set the state; the transaction afterwards.
-
-        Raises:
-            TxnNotFoundError: there is no such transaction.
-            InvalidTxnStateError: its state is another one, or no transaction moves so; it is
-                unchanged.
-        """
-
-    def timeouts(self) -> list[TxnRow]:
-        """OPEN transactions that are past their own timeout, by id."""
-
-
 def past_timeout(row: TxnRow) -> bool:
     """Return True when the time that a transaction asked for is over."""
     return row.deadline is not None and late_by(row) > 0
@@ -100,8 +51,8 @@ def late_by(row: TxnRow) -> int:
     return clock.now_micros() - row.begin_ts.micros - row.timeout
 
 
-class SqliteTransactionMetadataStore:
-    """In status.db.
+class TransactionMetadataStore:
+    """The record of transactions and of their participants, in status.db. Shared by threads.
 
     Args:
         status: the database.
@@ -113,9 +64,9 @@ class SqliteTransactionMetadataStore:
         self._status = status
         self._cur = cur
 
-    def within(self, cur: apsw.Cursor) -> SqliteTransactionMetadataStore:
+    def within(self, cur: apsw.Cursor) -> TransactionMetadataStore:
         """The same, inside of a transaction of status.db."""
-        return SqliteTransactionMetadataStore(self._status, cur)
+        return TransactionMetadataStore(self._status, cur)
 
     @contextmanager
     def _reading(self) -> Iterator[apsw.Cursor]:
@@ -134,26 +85,35 @@ class SqliteTransactionMetadataStore:
                 yield cur
 
     def new_transaction(self, row: TxnRow) -> None:
-        """See `TransactionMetadataStore`."""
+        """Keep an OPEN transaction. Twice is harmless."""
         with self._writing() as cur:
             status_table.insert(cur, row)
 
     def get(self, txn_id: int) -> TxnRow:
-        """See `TransactionMetadataStore`."""
+        """A transaction.
+
+        Raises:
+            TxnNotFoundError: there is none of this id.
+        """
         with self._reading() as cur:
             return status_table.get(cur, txn_id)
 
     def participants(self, txn_id: int) -> dict[str, list[int]]:
-        """See `TransactionMetadataStore`."""
+        """Return the participants of a transaction: ids by kind, each once, ascending."""
         with self._reading() as cur:
             return status_table.participants(cur, txn_id)
 
     def add_partitions(self, txn_id: int, ids: Iterable[int]) -> None:
-        """See `TransactionMetadataStore`."""
+        """Partitions that messages go to, before the first does. Twice is harmless.
+
+        Raises:
+            TxnNotFoundError: there is no such transaction.
+            InvalidTxnStateError: it is not OPEN; nothing was added.
+        """
         self._add(txn_id, PARTITION, ids, "send messages")
 
     def add_subscriptions(self, txn_id: int, ids: Iterable[int]) -> None:
-        """See `TransactionMetadataStore`."""
+        """Subscriptions that are acknowledged on, before the first ack. As `add_partitions`."""
         self._add(txn_id, SUBSCRIPTION, ids, "acknowledge messages")
 
     def _add(self, txn_id: int, kind: str, ids: Iterable[int], what: str) -> None:
@@ -171,7 +131,13 @@ class SqliteTransactionMetadataStore:
         reason: str | None = None,
         error: str | None = None,
     ) -> TxnRow:
-        """See `TransactionMetadataStore`."""
+        """Compare and set the state; the transaction afterwards.
+
+        Raises:
+            TxnNotFoundError: there is no such transaction.
+            InvalidTxnStateError: its state is another one, or no transaction moves so; it is
+                unchanged.
+        """
         with self._writing() as cur:
             row = status_table.get(cur, txn_id)
             if row.state is not expected:
@@ -193,7 +159,7 @@ class SqliteTransactionMetadataStore:
             return status_table.get(cur, txn_id)
 
     def timeouts(self) -> list[TxnRow]:
-        """See `TransactionMetadataStore`."""
+        """OPEN transactions that are past their own timeout, by id."""
         with self._reading() as cur:
             rows = status_table.select(cur, [TxnState.OPEN])
         return [row for row in rows if past_timeout(row)]

@@ -31,7 +31,7 @@ from txnkv.coordinator import jobs, locks, status_table
 from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.metadata_store import SqliteTransactionMetadataStore, past_timeout
+from txnkv.coordinator.metadata_store import TransactionMetadataStore, past_timeout
 from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
@@ -90,7 +90,7 @@ class Orchestrator:
     """
 
     def __init__(
-        self, store: Store, metadata: SqliteTransactionMetadataStore, damage: Damage | None = None
+        self, store: Store, metadata: TransactionMetadataStore, damage: Damage | None = None
     ) -> None:
         self._store = store
         self.damage = damage or Damage()

@@ -13,51 +13,147 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final
+from enum import Flag, auto
+from typing import Final, NamedTuple
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import NotSupportedError
 
-READ_TABLE: Final[tuple[str, ...]] = (
-    "path",
-    "table",
-    "token",
-    "columns",
-    "snapshot",
-    "pushFilters",
+
+class Kind(Flag):
+    """A kind of read or write."""
+
+    READ_TABLE = auto()
+    READ_TOPIC = auto()
+    STREAM_TOPIC = auto()
+    STREAM_CHANGES = auto()
+    WRITE_TABLE = auto()
+    WRITE_TOPIC = auto()
+    SINK_TABLE = auto()
+    SINK_TOPIC = auto()
+
+
+READS: Final = Kind.READ_TABLE | Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STREAM_CHANGES
+WRITES: Final = Kind.WRITE_TABLE | Kind.WRITE_TOPIC | Kind.SINK_TABLE | Kind.SINK_TOPIC
+
+
+class Option(NamedTuple):
+    """An option, as docs/spark.md tells of it.
+
+    Attributes:
+        name: with its capital letters.
+        kinds: of reads and writes that take it.
+        default: in Markdown; empty where it has to be given.
+        meaning: in Markdown.
+    """
+
+    name: str
+    kinds: Kind
+    default: str
+    meaning: str
+
+
+OPTIONS: Final = (
+    Option("path", READS | WRITES, "", "the store's directory; it must be there"),
+    Option(
+        "table",
+        Kind.READ_TABLE | Kind.STREAM_CHANGES | Kind.WRITE_TABLE | Kind.SINK_TABLE,
+        "",
+        "the table's name",
+    ),
+    Option(
+        "topic",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.WRITE_TOPIC | Kind.SINK_TOPIC,
+        "",
+        "the topic's name",
+    ),
+    Option("changes", Kind.STREAM_CHANGES, "`false`", "`true`: the table's changes"),
+    Option(
+        "token",
+        Kind.READ_TABLE | Kind.WRITE_TABLE | Kind.WRITE_TOPIC,
+        "none",
+        "join this transaction; `txnkv.spark.options` fills it in",
+    ),
+    Option("columns", READS, "all", "names with commas between"),
+    Option(
+        "snapshot",
+        Kind.READ_TABLE,
+        "the latest",
+        "`str()` of a `Timestamp`, or an ISO 8601 time with its zone",
+    ),
+    Option(
+        "pushFilters",
+        Kind.READ_TABLE,
+        "`false`",
+        "`true`: the data frame serves one query; see above",
+    ),
+    Option(
+        "startingOffsets",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STREAM_CHANGES,
+        "`earliest`",
+        "where a new query begins: `earliest`, `latest` (streams), or JSON; of changes a time as "
+        "in `snapshot`",
+    ),
+    Option("endingOffsets", Kind.READ_TOPIC, "`latest`", "`latest`, or JSON"),
+    Option(
+        "maxOffsetsPerTrigger", Kind.STREAM_TOPIC, "no limit", "about so many offsets a micro batch"
+    ),
+    Option(
+        "order",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
+        "`offset`",
+        "`commit`: whole transactions, as they were committed",
+    ),
+    Option(
+        "failOnDataLoss",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
+        "`true`",
+        "`false`: go on where something is left, with a warning",
+    ),
+    Option(
+        "history", Kind.STREAM_CHANGES, "900", "seconds of the past that Spark's processes keep"
+    ),
+    Option(
+        "operation",
+        Kind.WRITE_TABLE | Kind.SINK_TABLE,
+        "`insert`",
+        "`insert`, `insert_ignore`, `upsert`, `update`, `update_ignore`, `delete`, `delete_ignore`",
+    ),
+    Option(
+        "operationColumn",
+        Kind.SINK_TABLE,
+        "none",
+        "the column that names the operation for each row",
+    ),
+    Option(
+        "appId",
+        Kind.SINK_TABLE | Kind.SINK_TOPIC,
+        "the query's id",
+        "the application that micro batches are counted for",
+    ),
+    Option(
+        "timeout", WRITES, "none", "seconds after which a transaction of the job's own is aborted"
+    ),
+    Option("keepaliveTime", WRITES, "30", "seconds without heartbeat after which it is"),
 )
-READ_TOPIC: Final[tuple[str, ...]] = (
-    "path", "topic", "columns", "startingOffsets", "endingOffsets", "order", "failOnDataLoss",
-)  # fmt: skip
-STREAM_TOPIC: Final[tuple[str, ...]] = (
-    "path", "topic", "columns", "startingOffsets", "maxOffsetsPerTrigger", "order",
-    "failOnDataLoss",
-)  # fmt: skip
-STREAM_CHANGES: Final[tuple[str, ...]] = (
-    "path", "table", "changes", "columns", "startingOffsets", "history",
-)  # fmt: skip
-WRITE_TABLE: Final[tuple[str, ...]] = (
-    "path",
-    "table",
-    "token",
-    "operation",
-    "timeout",
-    "keepaliveTime",
-)
-WRITE_TOPIC: Final[tuple[str, ...]] = ("path", "topic", "token", "timeout", "keepaliveTime")
-SINK_TABLE: Final[tuple[str, ...]] = (
-    "path", "table", "operation", "operationColumn", "appId", "timeout", "keepaliveTime",
-)  # fmt: skip
-SINK_TOPIC: Final[tuple[str, ...]] = ("path", "topic", "appId", "timeout", "keepaliveTime")
+
+
+def _of(kind: Kind) -> tuple[str, ...]:
+    return tuple(option.name for option in OPTIONS if kind in option.kinds)
+
+
+READ_TABLE: Final = _of(Kind.READ_TABLE)
+READ_TOPIC: Final = _of(Kind.READ_TOPIC)
+STREAM_TOPIC: Final = _of(Kind.STREAM_TOPIC)
+STREAM_CHANGES: Final = _of(Kind.STREAM_CHANGES)
+WRITE_TABLE: Final = _of(Kind.WRITE_TABLE)
+WRITE_TOPIC: Final = _of(Kind.WRITE_TOPIC)
+SINK_TABLE: Final = _of(Kind.SINK_TABLE)
+SINK_TOPIC: Final = _of(Kind.SINK_TOPIC)
 OF_SPARK: Final[tuple[str, ...]] = ("checkpointLocation", "queryName")
 """Spark's own options of a stream, which it hands to the sink with the others."""
 
-KNOWN: Final = tuple(
-    dict.fromkeys(
-        READ_TABLE + READ_TOPIC + STREAM_TOPIC + STREAM_CHANGES
-        + WRITE_TABLE + WRITE_TOPIC + SINK_TABLE + SINK_TOPIC + OF_SPARK
-    )
-)  # fmt: skip
+KNOWN: Final = (*(option.name for option in OPTIONS), *OF_SPARK)
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NAMES: Final = {name.lower(): name for name in KNOWN}
 
