@@ -327,7 +327,7 @@ class TxnContext:
     def write_batches(
         self, table: TableInfo, op: str, batches: Iterator[pa.RecordBatch]
     ) -> Outcome:
-        """An operation on batches as `ingest.chunks` gives them."""
+        """An operation on batches as `arrow_input.chunks` gives them."""
         if self.unsettled:
             self.settle()
         ahead = list(islice(batches, 2))
