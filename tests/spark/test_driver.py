@@ -40,7 +40,7 @@ say()
 # And one in a transaction of its own: one task ends, the other never does.
 hang = "if(id = 99, java_method('java.lang.Thread', 'sleep', 600000L), 'v') AS v"
 running = spark.range(0, 100, numPartitions=2).selectExpr("id", hang)
-options = {"path": client.path, "table": "u", "keepaliveTime": "1"}
+options = {"path": client.path, "table": "u", "keepaliveTime": "5"}
 running.write.format("txnkv").options(**options).mode("append").save()
 """
 
@@ -59,7 +59,7 @@ def test_a_driver_that_is_killed_loses_its_transactions(
     is when the planner heartbeats for the job, and when it ended at once and a keeper does.
     """
     driver = process(
-        DRIVER, options={"keepalive_time": 1.0}, quiet=KEEP_QUIET, keep_planner=keep_planner
+        DRIVER, options={"keepalive_time": 5.0}, quiet=KEEP_QUIET, keep_planner=keep_planner
     )
     driver.hear()
     before = client.stats()["staged_row_sets"]
@@ -205,7 +205,7 @@ def test_the_planner_hands_its_transaction_over(
 ) -> None:
     monkeypatch.setattr(keeping, "PATIENCE", 0.0)
     monkeypatch.setitem(os.environ, "SPARK_REUSE_WORKER", "1" if reuse else "")
-    client = connect(keepalive_time=1.0)
+    client = connect(keepalive_time=5.0)
     client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     txn = client.new_transaction(timeout=None)
     txn.insert("t", {"id": 1})
