@@ -480,10 +480,20 @@ class LocalSubscriptions:
             self._states[state.info.id] = state
             self._owners[state.info.id] = WeakSet()
 
-    def close(self, id: int) -> tuple[Exclusive | None, list[Owner]]:
-        """Forget a subscription; what there was, and whose acks are in it."""
+    def close(
+        self, info: SubscriptionInfo, consumer: int
+    ) -> tuple[Exclusive | None, list[Owner]] | None:
+        """Forget a consumer's subscription; what there was, and whose acks are in it.
+
+        Returns:
+            None for a consumer that was closed before.
+        """
         with self._lock:
-            return self._states.pop(id, None), list(self._owners.pop(id, ()))
+            if consumer not in self.consumers:
+                return None
+            if info.leased:
+                return None, []
+            return self._states.pop(info.id, None), list(self._owners.pop(info.id, ()))
 
     def exclusive(self, id: int, owner: Owner | None = None) -> Exclusive | None:
         """Return the state of an exclusive one; None if its consumer is elsewhere.

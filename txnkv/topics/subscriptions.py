@@ -302,9 +302,10 @@ class Subscriptions:
     def close(self, info: SubscriptionInfo, place: Place) -> None:
         """The consumer ends; acks of small transactions go on in status.db."""
         local = self._topics.local
-        if place.consumer not in local.consumers:
+        closed = local.close(info, place.consumer)
+        if closed is None:
             return
-        state, owners = (None, []) if info.leased else local.close(info.id)
+        state, owners = closed
         try:
             if state is not None:
                 for acks in owners:
