@@ -73,6 +73,8 @@ class Snapshot(Closing):
         return self._table(table).scan(columns, where, self, ordered, limit)
 
     def _table(self, table: AnyTable) -> Table:
+        if isinstance(table, Table):
+            return table
         return Table(self._connection, self._connection.table_info(table))
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TypeAlias
 
 import apsw
@@ -84,9 +85,8 @@ class Tables(Catalog[TableInfo]):
         for info in written:
             tablet = self.tablet(info.tablet_id)
             if tablet is not None:
-                tablet.environment().write(
-                    lambda txn, tablet=tablet, id=info.id: delete_row_set(txn, tablet, id)  # type: ignore[misc]
-                )
+                remove = partial(delete_row_set, tablet=tablet, row_set_id=info.id)
+                tablet.environment().write(remove)
         with self.store.status.write() as cur:
             manifest.forget(cur, [info.id for info in written])
 
@@ -141,7 +141,16 @@ Undo: TypeAlias = Callable[[apsw.Cursor], None]
 
 
 class FailedWrites:
-    """The writes that are to be taken back, by transaction. Shared by threads."""
+    """Writes that failed when they may have been done, by transaction. Shared by threads.
+
+    After an error nothing of a write counts. But the SQLite transaction that makes its row sets
+    count may be there when the error comes: the sync behind it failed. So another write takes them
+    back; if that fails too, the next one that looks at the transaction's row sets does it first:
+
+        write     STAGED, sync: error        take back: STAGED -> WRITING      error: nothing counts
+                                             error                             the same is told ...
+        retry, or commit                     take back: STAGED -> WRITING      ... and is true here
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -171,6 +171,7 @@ class SmallWrites:
         key = writer.key(given)
         tablet = writer.tablet(given, key)
         partial = MISSING in new
+        # A whole upsert whose count nobody wants needs no look at what is there.
         blind = not self._counted and rule.there is rule.absent and not partial
         old = () if blind else self._find(writer, tablet, key, decode=partial)
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:

@@ -403,7 +403,12 @@ _APART: Final = 200_000
 
 
 class LeaseHolders:
-    """The holders of leases and acks of one subscription, for one of its consumers.
+    """The holders of leases and acks of one subscription, for one of its consumers; and whether
+    they live.
+
+    The death of a holder shows in no change number. So a consumer that waits looks now and then
+    whether the holders that it knows still live, which costs no read; who they are it reads when
+    the store has changed since.
 
     Args:
         store: the store of the subscription.

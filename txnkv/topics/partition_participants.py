@@ -15,6 +15,7 @@ All of it may be done again, by any process: what is in the log says what is sti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import apsw
 import lmdb
@@ -94,9 +95,8 @@ class PartitionParticipants(Participants):
         for id in ids:
             partition = self._topics.partition(id)
             if partition is not None:
-                end = partition.environment.write(
-                    lambda txn, partition=partition: _end_of(txn, partition, row.txn_id)  # type: ignore[misc]
-                )
+                find = partial(_end_of, partition=partition, txn_id=row.txn_id)
+                end = partition.environment.write(find)
                 if end is not None:
                     ends[id] = end
         self._ends[row.txn_id] = ends

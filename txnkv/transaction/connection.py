@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError
@@ -51,6 +51,13 @@ At: TypeAlias = Timestamp | datetime | Instant | None
 """A time to read at; None for now."""
 
 
+class Endable(Protocol):
+    """A session."""
+
+    def end(self) -> None:
+        """Let the next call find out that the client is closed."""
+
+
 class Connection:
     """A store that is open, for one client and its handles. Shared by threads.
 
@@ -63,7 +70,7 @@ class Connection:
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
         self.keepalive_time = keepalive_time
-        self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.sessions: weakref.WeakSet[Endable] = weakref.WeakSet()
         self._closed = False
 
     @property

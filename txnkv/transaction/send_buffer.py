@@ -74,7 +74,7 @@ def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
     outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
 
 
-class Sending:
+class SendBuffer:
     """The messages of one session. Shared by the threads that share its transaction."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ def _dropped(engine: TopicEngine, topic: TopicInfo) -> bool:
     return False
 
 
-_used: WeakSet[Sending] = WeakSet()
+_used: WeakSet[SendBuffer] = WeakSet()
 
 
 def _after_fork_in_child() -> None:

@@ -34,7 +34,7 @@ from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.closeable import Closing
 from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.send_buffer import NO_SHORT_CUT, Sending, ShortCut, alone, send_alone
+from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, alone, send_alone
 from txnkv.transaction.session_background import Background
 from txnkv.transaction.session_buffer import Room
 from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
@@ -75,7 +75,7 @@ class Session(Closing):
     ) -> None:
         one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
-        self._sending = Sending()
+        self._sending = SendBuffer()
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
         self._sent = self._acked = 0

@@ -151,7 +151,12 @@ class TxnkvWriter(JobWriter):
 
 
 class TopicWriter(JobWriter):
-    """Writes a topic."""
+    """Writes a topic.
+
+    Columns are those of messages: value, and where wanted key, headers, timestamp, partition. A
+    message goes to the partition that it names, else to that of its key; the messages of a task
+    keep their order in it.
+    """
 
     @classmethod
     def start(cls, settings: TopicWrite, schema: StructType) -> TopicWriter:
