@@ -21,7 +21,6 @@ from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.errors import TransactionConflictError
 from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.mutations import readable_key
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.tables import Tables
@@ -92,7 +91,7 @@ def validate_reads(tables: Tables, reads: ReadSet, after: int, upto: Timestamp) 
                     break
         if key is not None:
             raise TransactionConflictError(
-                f"table {tablet.table.name!r}, key {readable_key(tablet, key)!r}: another "
+                f"table {tablet.table.name!r}, key {tablet.readable_key(key)!r}: another "
                 "transaction changed it after this serializable one had read it, or the range that "
                 "it lies in. This transaction was aborted whole; run it again"
             )

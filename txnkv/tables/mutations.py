@@ -311,16 +311,10 @@ def _leave(
         return
     tablet, keys = part.tablet, part.rows.keys
     errors = [
-        RowError(op, tablet.table.name, readable_key(tablet, keys.key(i.as_py())), error())
+        RowError(op, tablet.table.name, tablet.readable_key(keys.key(i.as_py())), error())
         for i in positions.slice(0, RowErrors.KEPT)
     ]
     outcome.add(Outcome(errors=errors, refused=len(positions)))
-
-
-def readable_key(tablet: Tablet, key: bytes) -> Any:
-    """An encoded key as users write it: a scalar, or a tuple of several."""
-    values = tablet.codec.decode_one(key)
-    return values[0] if len(values) == 1 else values
 
 
 # -- completing ------------------------------------------------------------------------

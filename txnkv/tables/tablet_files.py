@@ -114,6 +114,11 @@ class TabletFiles:
 
     # -- names for messages ------------------------------------------------------------
 
+    def readable_key(self, key: bytes) -> Any:
+        """Return an encoded key as users write it: a scalar, or a tuple of several."""
+        values = self.codec.decode_one(key)
+        return values[0] if len(values) == 1 else values
+
     @property
     def store_path(self) -> str:
         return str(self._store.directory.path)

@@ -38,7 +38,6 @@ from txnkv.errors import (
 from txnkv.tables import changes, fence, flush, manifest
 from txnkv.tables.intents import Resolution
 from txnkv.tables.manifest import KIND, TOMBSTONES, RowSetInfo
-from txnkv.tables.mutations import readable_key
 from txnkv.tables.overlap import common_keys, common_with
 from txnkv.tables.row_set import RowSetRetired
 from txnkv.tables.row_set_writer import delete_row_set
@@ -102,7 +101,7 @@ class TabletParticipants(Participants):
                     RowError(
                         _operation(later),
                         tablet.table.name,
-                        readable_key(tablet, key),
+                        tablet.readable_key(key),
                         AlreadyPresentError("two workers of this transaction staged the key"),
                     )
                     for key in found
@@ -216,7 +215,7 @@ class TabletParticipants(Participants):
                     part.tablet.reload()
             if key is not None:
                 raise TransactionConflictError(
-                    f"table {part.tablet.table.name!r}, key {readable_key(part.tablet, key)!r}: "
+                    f"table {part.tablet.table.name!r}, key {part.tablet.readable_key(key)!r}: "
                     f"another transaction committed it first, after {after}. This transaction was "
                     "aborted whole; run it again"
                 )

@@ -24,7 +24,6 @@ from txnkv.errors import (
 )
 from txnkv.tables import changes, table_catalog
 from txnkv.tables.manifest import KIND
-from txnkv.tables.mutations import readable_key
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablet import Tablet
@@ -114,7 +113,7 @@ def timed_out(row: TxnRow, what: str) -> TransactionTimedOutError:
 
 def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
     return TransactionConflictError(
-        f"table {tablet.table.name!r}, key {readable_key(tablet, key)!r}: another transaction "
+        f"table {tablet.table.name!r}, key {tablet.readable_key(key)!r}: another transaction "
         "committed it first. This transaction was aborted whole; run it again"
     )
 

@@ -20,7 +20,7 @@ from txnkv.topics.append import append_runs
 from txnkv.topics.partition import Partition
 from txnkv.topics.staged_file import Frame
 from txnkv.topics.staged_rows import StagedFile
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.topics.staged_sends import StagedSendsFolder
 
 APPEND_BYTES: Final = 16 << 20
 """Bytes that are appended to a log at once, about."""
@@ -35,7 +35,7 @@ class StagedLots:
     """The frames to be appended, by partition. No batch is read before `append`.
 
     Args:
-        engine: of the topics.
+        folder: of the staged files.
         files: in the order in which they count.
 
     Raises:
@@ -43,27 +43,27 @@ class StagedLots:
         TopicNotFoundError: a topic was dropped.
     """
 
-    def __init__(self, engine: TopicEngine, files: Sequence[StagedFile]) -> None:
+    def __init__(self, folder: StagedSendsFolder, files: Sequence[StagedFile]) -> None:
         self.files = list(files)
-        self._engine = engine
+        self._folder = folder
         self._wanted: dict[int, Wanted] = {}
         for file in files:
             staged_file.require_boot(file)
             found: dict[int, list[Frame]] = {}
-            for frame in staged_file.frames(engine.staged.path(file), file):
+            for frame in staged_file.frames(folder.path(file), file):
                 found.setdefault(frame.partition_id, []).append(frame)
             for id, frames in found.items():
                 self._wanted.setdefault(id, []).append((file, frames))
         self._partitions = [self._partition(id) for id in self._wanted]
 
     def _partition(self, id: int) -> Partition:
-        partition = self._engine.partition(id)
+        partition = self._folder.topics.partition(id)
         if partition is None:
             raise TopicNotFoundError(
                 f"an attempt of the job has sent to a topic (partition {id}) that was dropped "
                 "since: commit the job without that attempt, or roll the transaction back"
             )
-        self._engine.require_writable(partition.topic)
+        self._folder.topics.require_writable(partition.topic)
         return partition
 
     def append(self, row: TxnRow) -> None:
@@ -105,13 +105,13 @@ class StagedLots:
             size = sum(frame.bytes for _, frames in group for frame in frames)
             if size > len(memory):
                 memory = bytearray(size)
-            append_runs(self._engine, row, partition, self._read(group, memoryview(memory)))
+            append_runs(self._folder.topics, row, partition, self._read(group, memoryview(memory)))
 
     def _read(self, group: Wanted, memory: memoryview) -> list[tuple[memoryview, int]]:
         runs = []
         for file, frames in group:
             size = sum(frame.bytes for frame in frames)
-            path = self._engine.staged.path(file)
+            path = self._folder.path(file)
             runs += staged_file.read(path, file, frames, memory[:size])
             memory = memory[size:]
         return runs

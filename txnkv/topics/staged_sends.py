@@ -51,7 +51,7 @@ class StagedSendsFolder:
     """
 
     def __init__(self, topics: Topics) -> None:
-        self._topics = topics
+        self.topics = topics
         self._store = topics.store
         self.folder = topics.store.directory.path / "staged"
         self.handler = StagedParticipants(self, topics.log)

@@ -16,7 +16,7 @@ from txnkv.topics import chunking, staged_file, staged_rows
 from txnkv.topics.messages import now_micros
 from txnkv.topics.staged_rows import StagedFile
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.topics.staged_sends import StagedSendsFolder
 
 declare_fault_point("staged.registered", "a staged file is noted in status.db, it is not there")
 declare_fault_point("staged.written", "batches are in a staged file, they do not count yet")
@@ -30,14 +30,14 @@ class StagedSends:
     """The messages of one session of an attempt. Not for two threads at a time.
 
     Args:
-        engine: of the topics.
+        folder: of the staged files.
         row: of the transaction, whose OPEN row is stored.
         job_id: of the job.
         attempt: as row sets name it: job and attempt.
     """
 
-    def __init__(self, engine: TopicEngine, row: TxnRow, job_id: str, attempt: str) -> None:
-        self._engine = engine
+    def __init__(self, folder: StagedSendsFolder, row: TxnRow, job_id: str, attempt: str) -> None:
+        self._folder = folder
         self._row = row
         self._job_id = job_id
         self._attempt = attempt
@@ -63,7 +63,7 @@ class StagedSends:
         if self._broken is not None:
             raise self._broken
         try:
-            self._engine.require_writable(topic)
+            self._folder.topics.require_writable(topic)
             lots = [
                 (topic.partitions[number], batches)
                 for number, messages in parts
@@ -92,7 +92,7 @@ class StagedSends:
         if file is None or end == self._counted:
             return
         try:
-            with self._engine.store.status.write(sync=False) as cur:
+            with self._folder.topics.store.status.write(sync=False) as cur:
                 staged_rows.count(cur, file, end)
         except StorageFullError:
             self.take_back()
@@ -108,7 +108,7 @@ class StagedSends:
         fault_point("staged.counted")
 
     def _begin(self) -> StagedFile:
-        staged, status = self._engine.staged, self._engine.store.status
+        staged, status = self._folder, self._folder.topics.store.status
         # Durable, other than the file: after a power loss it says what is missing.
         with status.write() as cur:
             file = staged_rows.register(cur, self._row.txn_id, self._job_id, self._attempt)
@@ -118,18 +118,18 @@ class StagedSends:
         return file
 
     def _extend(self, file: StagedFile, lots: Sequence[tuple[int, Sequence[bytes]]]) -> int:
-        path = self._engine.staged.path(file)
+        path = self._folder.path(file)
         try:
             return staged_file.extend(path, self._end, lots)
         except FileNotFoundError:
-            with self._engine.store.status.read() as cur:  # the job's end has removed it
+            with self._folder.topics.store.status.read() as cur:  # the job's end has removed it
                 staged_rows.require_running(cur, file.txn_id, file.job_id)
             raise staged_file.missing(path, file) from None
 
     def _remove_late(self, file: StagedFile) -> None:
         """Remove the file if a late writer has made it anew after all of the job was removed."""
         with suppress(TxnkvError):
-            self._engine.staged.remove_unknown(file)
+            self._folder.remove_unknown(file)
 
 
 def _portions(topic: TopicInfo, messages: pa.RecordBatch, txn_id: int) -> list[list[bytes]]:

@@ -391,7 +391,7 @@ class TxnContext:
             assert scope.job_id is not None
             assert scope.attempt is not None
             self._staged_sends = StagedSends(
-                self.instance.topics, self.row, scope.job_id, scope.attempt
+                self.instance.topics.staged, self.row, scope.job_id, scope.attempt
             )
         return self._staged_sends
 

@@ -124,14 +124,14 @@ class Job:
             The messages; None when it was committed before.
         """
         order = [*below, *(name for name in named if name not in below)]
-        topics = self._txn.context.instance.topics
+        staged = self._txn.context.instance.topics.staged
         while True:
             with self._status.read() as cur:
                 if not self._may_commit(cur):
                     return None
                 files = staged_rows.of_attempts(cur, self._txn_id, order)
             with self._if_open():  # what can be seen to be wrong is seen while the job runs
-                found = StagedLots(topics, files)
+                found = StagedLots(staged, files)
             with self._status.write() as cur:
                 if not self._may_commit(cur):
                     return None
