@@ -13,8 +13,8 @@ import pyarrow as pa
 import txnkv
 from txnkv import core
 from txnkv.core import ControlType
-from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
+from txnkv.topics.write import roll_forward
 
 from .harness import Line
 from .latency import Operation, race_each

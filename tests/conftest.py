@@ -42,7 +42,7 @@ SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 _PRELUDE = """
 import base64, os, pickle, sys
 import txnkv
-from txnkv.tables import write_buffer
+from txnkv.tables.write import write_buffer
 from txnkv.topics import outbox
 _path, _options, _values = pickle.loads(base64.b64decode(sys.argv[1]))
 globals().update(_values)
@@ -290,8 +290,8 @@ def elsewhere(process: Callable[..., Process]) -> Callable[..., Any]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write is staged at once, as one too large for the small path; in children too."""
-    monkeypatch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
-    monkeypatch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
+    monkeypatch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
+    monkeypatch.setattr("txnkv.tables.write.write_buffer.FEW_ROWS", -1)
     monkeypatch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
     monkeypatch.setenv("TXNKV_TEST_STAGE_ALL", "1")  # of children
 

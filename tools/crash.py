@@ -52,7 +52,7 @@ from tools.crash_scenarios import (
 from tools.forked import Popen
 from txnkv.storage import FAULT_POINTS, clock
 from txnkv.storage.seam import FAULT_VARIABLE
-from txnkv.tables import compaction
+from txnkv.tables.maintenance import compaction
 
 THERE: Final = "there"
 GONE: Final = "gone"

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import txnkv
 from tools.crash_topics import ACKNOWLEDGED, TOPICS, committed, partitions
-from txnkv.topics import staged_append, staged_writer
+from txnkv.topics.staged import staged_append, staged_writer
 from txnkv.transaction.job import Job
 
 MESSAGES: Final = 6

@@ -15,7 +15,7 @@ from typing import Final
 import txnkv
 from tools import crash_topics
 from tools.topic_writers import batch, small
-from txnkv.topics import append
+from txnkv.topics.write import append
 
 Say = Callable[..., None]
 _BATCHES: Final = 2

@@ -30,7 +30,10 @@ from tools import (
 )
 from txnkv.client import compacting
 from txnkv.options import Locking
-from txnkv.tables import arrow_input, history, merging, row_set_format, row_set_writer, write_buffer
+from txnkv.tables import arrow_input
+from txnkv.tables.maintenance import history
+from txnkv.tables.tablets import merging, row_set_format, row_set_writer
+from txnkv.tables.write import write_buffer
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4

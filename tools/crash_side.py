@@ -20,8 +20,9 @@ import lmdb
 
 import txnkv
 from tools.topic_contents import stored
-from txnkv.topics import outbox, side_own, side_sweep
+from txnkv.topics import outbox
 from txnkv.topics.partition import Partition
+from txnkv.topics.sidecar import side_own, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
 TOPIC: Final = "side"

@@ -14,8 +14,8 @@ from typing import Final
 import txnkv
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
-from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
+from txnkv.topics.write import roll_forward
 
 TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}
 PARTITIONS: Final = 2

@@ -17,12 +17,12 @@ from typing import Any, Final
 import txnkv
 from txnkv import core
 from txnkv.errors import TxnkvError
-from txnkv.tables import fence, manifest
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.row_set import RowSet
-from txnkv.tables.row_set_format import BLOOM, COLUMNS, KEYS, BlockInfo, Header
-from txnkv.tables.tablet import Tablet
-from txnkv.tables.tablet_files import Pages
+from txnkv.tables.tablets import fence, manifest
+from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.row_set import RowSet
+from txnkv.tables.tablets.row_set_format import BLOOM, COLUMNS, KEYS, BlockInfo, Header
+from txnkv.tables.tablets.tablet import Tablet
+from txnkv.tables.tablets.tablet_files import Pages
 
 _SECRET: Final = ("token_key",)
 _BY_TABLET: Final = ("row_sets",)

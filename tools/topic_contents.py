@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import txnkv
 from txnkv import core
-from txnkv.topics import roll_forward
 from txnkv.topics.partition import Partition
 from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.topics.write import roll_forward
 
 
 class Stored(NamedTuple):

@@ -21,9 +21,9 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.topics import topic_catalog
-from txnkv.topics.append import append
 from txnkv.topics.partition import Partition
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+from txnkv.topics.write.append import append
 
 
 def create(

@@ -15,10 +15,11 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.topics import topic_catalog, truncation
-from txnkv.topics.append import append
-from txnkv.topics.messages import now_micros
+from txnkv.topics import topic_catalog
+from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import truncation
+from txnkv.topics.write.append import append
 
 _TIMEOUT: Final = 600.0
 

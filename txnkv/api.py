@@ -1,18 +1,20 @@
 """All that `txnkv` gives: see the package itself, which loads this when it is used."""
 
-from txnkv.client.client import Client, connect
-from txnkv.client.compacting import CompactReport
-from txnkv.client.consumer import Consumer
-from txnkv.client.inspection import CheckReport
-from txnkv.client.producer import Producer
-from txnkv.client.replica import replicate
-from txnkv.client.scan import Scan, ScanToken
-from txnkv.client.subscription import Subscription
-from txnkv.client.table import DiffToken, Snapshot, Table
-from txnkv.client.topic import Topic
-from txnkv.coordinator.applications import Applied
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.states import TxnState
+from txnkv.client import (
+    CheckReport,
+    Client,
+    CompactReport,
+    Consumer,
+    DiffToken,
+    Producer,
+    Snapshot,
+    Subscription,
+    Table,
+    Topic,
+    connect,
+    replicate,
+)
+from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -46,15 +48,9 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.tables.partitioning import hash_partition, range_partition
-from txnkv.tables.schema import Column, Schema
-from txnkv.topics.fetch import AbortedTxn, FetchResult
-from txnkv.topics.message import Message, MessageId
-from txnkv.transaction.info import TxnInfo
-from txnkv.transaction.session import Session
-from txnkv.transaction.token import TxnToken
-from txnkv.transaction.transaction import Transaction
-from txnkv.transaction.write_result import WriteResult
+from txnkv.tables import Column, Schema, hash_partition, range_partition
+from txnkv.topics import AbortedTxn, FetchResult, Message, MessageId
+from txnkv.transaction import Scan, ScanToken, Session, Transaction, TxnInfo, TxnToken, WriteResult
 
 __all__ = [
     "AbortedTxn",

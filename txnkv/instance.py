@@ -11,18 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from txnkv.coordinator import Coordinator, status_schema
 from txnkv.coordinator import coordinator as coordination
-from txnkv.coordinator import status_schema
-from txnkv.coordinator.coordinator import Coordinator
 from txnkv.errors import TxnkvError
-from txnkv.storage.locks import new_rlock
-from txnkv.storage.store import Store, require_same
-from txnkv.storage.write_queue import not_waiting
-from txnkv.tables import catalog_schema
-from txnkv.tables.table_engine import TableEngine
+from txnkv.storage import Store, new_rlock, not_waiting, require_same
+from txnkv.tables import TableEngine, catalog_schema
+from txnkv.topics import TopicEngine, regain
 from txnkv.topics import status_tables as topics_schema
-from txnkv.topics.recovery import regain
-from txnkv.topics.topic_engine import TopicEngine
 
 _log = logging.getLogger("txnkv")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import txnkv
-from txnkv.topics.message import MessageId
+from txnkv.topics.messages.message import MessageId
 
 
 @pytest.fixture

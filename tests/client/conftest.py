@@ -206,8 +206,8 @@ class Script:
 
     def do_large(self) -> None:
         """From now on every write is staged at once."""
-        self._patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
-        self._patch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
+        self._patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
+        self._patch.setattr("txnkv.tables.write.write_buffer.FEW_ROWS", -1)
 
     def do_arm(self, name: str, action: str) -> None:
         arm(name, action)

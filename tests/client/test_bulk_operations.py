@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.tables import arrow_input, row_set_writer
+from txnkv.tables import arrow_input
 from txnkv.tables.operations import OPERATIONS
-from txnkv.tables.row_set import RowSet, RowSetRetired
-from txnkv.tables.tablet import Tablet, TabletState
+from txnkv.tables.tablets import row_set_writer
+from txnkv.tables.tablets.row_set import RowSet, RowSetRetired
+from txnkv.tables.tablets.tablet import Tablet, TabletState
 from txnkv.transaction.job import Job
 from txnkv.transaction.transaction import Transaction
 

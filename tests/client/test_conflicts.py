@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.tables.tablet_participants import TabletParticipants
+from txnkv.tables.commit.tablet_participants import TabletParticipants
 
 # Scripts as in the peers' tests; see conftest.
 CASES = {

@@ -22,9 +22,9 @@ from txnkv.errors import CommitOutcomeUnknownError, StorageFullError, Unavailabl
 from txnkv.options import Operation
 from txnkv.storage.seam import arm, disarm
 from txnkv.storage.wal import WalFile
-from txnkv.tables import write_buffer
+from txnkv.tables.write import write_buffer
 from txnkv.topics import outbox
-from txnkv.topics.message import MessageId
+from txnkv.topics.messages.message import MessageId
 
 POINTS = (
     "status.before_commit",

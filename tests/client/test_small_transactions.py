@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from txnkv.storage.seam import arm, disarm
-from txnkv.tables import history
+from txnkv.tables.maintenance import history
 
 OPEN, ABORTED, COMMITTED = (txnkv.TxnState[name] for name in ("OPEN", "ABORTED", "COMMITTED"))
 
@@ -476,7 +476,7 @@ def test_run_asks_how_it_ended(client: txnkv.Client, table: txnkv.Table) -> None
 def test_a_statement_that_fails_leaves_nothing(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txnkv.tables import lookup
+    from txnkv.tables.read import lookup
 
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import txnkv
 from tests.topics.test_values import typed_batches
 from txnkv import core
-from txnkv.topics.message import Message
+from txnkv.topics.messages.message import Message
 
 ORDERS = {"id": "int64", "total": "float64?", "note": "string?"}
 ROWS = [
@@ -347,7 +347,7 @@ def test_a_follower_takes_the_schema_over(
 
 def test_what_is_no_value_of_the_schema_is_a_corruption_alone(client: txnkv.Client) -> None:
     """Written by who went past the checks: the bytes are told, and the others are read."""
-    from txnkv.topics.values import Encoded
+    from txnkv.topics.messages.values import Encoded
 
     topic = client.create_topic("orders", value_schema=ORDERS)
     good = client.create_topic("amounts", value_schema={"x": "decimal128(5, 2)"})

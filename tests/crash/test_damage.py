@@ -15,8 +15,8 @@ import pytest
 
 import txnkv
 from tools.crash_scenarios import BEFORE, rows
-from txnkv.tables import row_set_format
-from txnkv.tables.row_set_format import BLOOM, COLUMNS, HEADER, KEYS, block_key
+from txnkv.tables.tablets import row_set_format
+from txnkv.tables.tablets.row_set_format import BLOOM, COLUMNS, HEADER, KEYS, block_key
 
 Connect = Callable[..., txnkv.Client]
 

@@ -22,8 +22,9 @@ from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import walk
 from txnkv.options import Buffer
 from txnkv.storage.environment import Environment
-from txnkv.tables import flush, row_set_format
-from txnkv.tables.row_set_format import KEYS, block_key
+from txnkv.tables.maintenance import flush
+from txnkv.tables.tablets import row_set_format
+from txnkv.tables.tablets.row_set_format import KEYS, block_key
 from txnkv.topics.partition import Partition
 from txnkv.topics.topic_check import check_partition
 
@@ -110,7 +111,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def leave(path: Path, *, commit: bool) -> None:
     """A transaction over all of it that is decided, and whose process is gone."""
     with txnkv.connect(path) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
         txn = client.new_transaction(timeout=None)
         for name in ("hurt", "sound"):
@@ -378,7 +379,7 @@ def test_what_is_held_goes_with_a_drop(hurt: Path) -> None:
 def test_staged_rows_of_a_damaged_tablet_do_not_commit(path: Path) -> None:
     with txnkv.connect(path) as client, pytest.MonkeyPatch.context() as patch:
         small(client, 3)
-        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
         txn = client.new_transaction()
         txn.upsert("hurt table", {"id": 70, "text": "staged"})
         txn.upsert("sound table", {"id": 70, "text": "staged"})

@@ -20,7 +20,7 @@ from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage import extents
-from txnkv.topics import side_own
+from txnkv.topics.sidecar import side_own
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 FOLDERS = {"tablet": "tablets/1", "log": "logs/1", "side log": "logs/3"}
@@ -46,7 +46,7 @@ def rows(first: int, count: int) -> pa.Table:
 def large() -> Iterator[None]:
     """Have each write go to tablets and logs at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
         yield
 

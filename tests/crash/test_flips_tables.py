@@ -12,9 +12,9 @@ import pytest
 import txnkv
 from tools.flips import Reader, Row, changes, outcome, records
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.tables import row_set_format
-from txnkv.tables.tablet import Tablet
-from txnkv.tables.tablet_files import BLOCKS_DB
+from txnkv.tables.tablets import row_set_format
+from txnkv.tables.tablets.tablet import Tablet
+from txnkv.tables.tablets.tablet_files import BLOCKS_DB
 
 BLOCK_ROWS = 16
 

@@ -12,7 +12,7 @@ import txnkv
 from tools.children import Children
 from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE
-from txnkv.tables import row_set_format
+from txnkv.tables.tablets import row_set_format
 
 pytestmark = pytest.mark.usefixtures("large")
 

@@ -68,7 +68,7 @@ def test_stale_worker_stages_nothing(
 
 
 CHECK_OWN_KEYS = """
-from txnkv.tables.row_set import RowSet
+from txnkv.tables.tablets.row_set import RowSet
 txn.write("left", rows(1200, 10))
 common = RowSet.common
 def stopping(self, *rest):
@@ -79,7 +79,7 @@ RowSet.common = stopping
 """
 
 READ_OWN_ROWS = """
-from txnkv.tables.row_set import RowSet
+from txnkv.tables.tablets.row_set import RowSet
 txn.write("left", rows(1200, 10))
 header = RowSet.header
 def stopping(self, *rest):

@@ -23,7 +23,7 @@ from txnkv.coordinator import damage
 from txnkv.coordinator.ids import TxnId
 from txnkv.storage import write_queue
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
-from txnkv.tables import picking
+from txnkv.tables.maintenance import picking
 
 LONG = 60.0
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])

@@ -25,7 +25,7 @@ from tests.property.machine_tools import in_child
 from txnkv.coordinator import jobs
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
-from txnkv.topics import staged_append, staged_writer
+from txnkv.topics.staged import staged_append, staged_writer
 from txnkv.transaction.job import Job
 
 Place = tuple[str, int]

@@ -46,8 +46,9 @@ from tests.property.versions import COLUMNS, Given, Result, Row, Txn, Versions, 
 from tools.crash import leftovers, settle
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
-from txnkv.tables import row_set_format, row_set_writer, write_buffer
 from txnkv.tables.operations import OPERATIONS
+from txnkv.tables.tablets import row_set_format, row_set_writer
+from txnkv.tables.write import write_buffer
 
 BLOCK_ROWS = 4
 SMALL_ROWS = 8

@@ -27,8 +27,8 @@ from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS
-from txnkv.topics import append
-from txnkv.topics.truncation import truncate
+from txnkv.topics.write import append
+from txnkv.topics.write.truncation import truncate
 
 PARTITIONS = 2
 KINDS = ("uncommitted", "committed", "commits", "whole")

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txnkv.spark import joining
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.tables.diff import COMMIT_TIMESTAMP, OP
+from txnkv.tables.read.diff import COMMIT_TIMESTAMP, OP
 
 Row = dict[str, Any]
 

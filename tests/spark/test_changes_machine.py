@@ -24,7 +24,8 @@ from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all,
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.spark.reading import changes_planner
-from txnkv.tables import row_set_format, row_set_writer, write_buffer
+from txnkv.tables.tablets import row_set_format, row_set_writer
+from txnkv.tables.write import write_buffer
 
 from .changes_tools import Query, close_clients
 

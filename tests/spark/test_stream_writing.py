@@ -18,6 +18,7 @@ import pytest
 import txnkv
 from txnkv import TxnState
 from txnkv.spark import joining, processes
+from txnkv.spark.writing import stream_writer
 
 from .conftest import batch
 
@@ -39,10 +40,10 @@ class Query:
         """The writer of the next batch, as its tasks get it."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from txnkv.spark.writing.stream_writer import stream_writer
+        from txnkv.spark.writing.stream_writer import stream_writer_of
 
         return pickle.loads(
-            pickle.dumps(stream_writer(self.settings, from_arrow_schema(like.schema)))
+            pickle.dumps(stream_writer_of(self.settings, from_arrow_schema(like.schema)))
         )
 
     def committer(self) -> Any:
@@ -52,8 +53,6 @@ class Query:
 
     def task(self, writer: Any, number: int, *batches: pa.RecordBatch) -> Any:
         """One attempt of a task of batch `number`."""
-        from txnkv.spark.writing import stream_writer
-
         before = stream_writer._query_and_batch
         stream_writer._query_and_batch = lambda: (self.id, number)
         try:
@@ -278,7 +277,6 @@ def test_a_zombie_writes_after_its_batch_was_committed(
     writer = one.plan(batch(1))
     one.committer().commit([one.task(writer, 0, batch(1))], 0)
     assert one.task(writer, 0, batch(2)).inserted == 0  # it looked, and the batch was there
-    from txnkv.spark.writing import stream_writer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_writer, "is_committed", lambda client, mark: False)
@@ -295,7 +293,6 @@ def test_a_zombie_sends_after_its_batch_was_committed(
     to_topic: Callable[..., Query],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from txnkv.spark.writing import stream_writer
 
     one = to_topic()
     writer = one.plan(messages("a"))

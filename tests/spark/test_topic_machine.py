@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 
 import txnkv
 from txnkv.spark.reading import topic_planner
-from txnkv.topics import look_back, pinned_range, range_cuts, side_own, side_sweep
+from txnkv.topics.read import look_back, pinned_range, range_cuts
+from txnkv.topics.sidecar import side_own, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
 from .topic_tools import Query, batch_read, close_clients, flat

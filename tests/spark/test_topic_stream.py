@@ -17,8 +17,9 @@ from tools.topic_writing import Writer
 from txnkv.spark.reading import topic_planner
 from txnkv.spark.reading.topic_lag import lag
 from txnkv.spark.reading.topic_offsets import share
-from txnkv.topics import retention, roll_forward
+from txnkv.topics.maintenance import retention
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import roll_forward
 
 from .topic_tools import Query, batch_read, close_clients, flat, rows_of, schema_of, values
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.tables import arrow_input, row_set_writer
+from txnkv.tables import arrow_input
+from txnkv.tables.tablets import row_set_writer
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 import txnkv
 from txnkv import core
 from txnkv.storage.seam import arm, disarm
-from txnkv.tables import changes
+from txnkv.tables.commit import changes
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablets.tablet import Tablet
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 

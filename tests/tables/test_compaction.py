@@ -14,11 +14,12 @@ import pytest
 import txnkv
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import InjectedFault, arm
-from txnkv.tables import compaction, flush, history, merging, picking, replacing, row_set_writer
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.picking import pick
-from txnkv.tables.row_set import RowSetRetired
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.maintenance import compaction, flush, history, picking
+from txnkv.tables.maintenance.picking import pick
+from txnkv.tables.tablets import merging, replacing, row_set_writer
+from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.row_set import RowSetRetired
+from txnkv.tables.tablets.tablet import Tablet
 
 KEYS = 60
 
@@ -74,8 +75,8 @@ class Model:
         keys = sorted(self.rng.sample(range(KEYS), 25))
         changed = dict(self.rows)
         with patch.context() as large, self.client.transaction() as txn:
-            large.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
-            large.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
+            large.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
+            large.setattr("txnkv.tables.write.write_buffer.FEW_ROWS", -1)
             if self.rng.random() < 0.3:
                 txn.write("t", pa.table({"id": keys}), op="delete_ignore")
                 changed = {key: v for key, v in changed.items() if key not in keys}

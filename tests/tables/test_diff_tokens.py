@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.tables import diff_tokens
+from txnkv.tables.read import diff_tokens
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "int64?", "w": "string?"}, primary_key=["k"])
 READ = "say([row for token in tokens for row in token.open(client).read_all().to_pylist()])"

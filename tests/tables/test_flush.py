@@ -11,9 +11,11 @@ import pytest
 import txnkv
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.seam import InjectedFault, arm
-from txnkv.tables import flush, replacing, table_engine
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.tablet import Tablet
+from txnkv.tables import table_engine
+from txnkv.tables.maintenance import flush
+from txnkv.tables.tablets import replacing
+from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.tablet import Tablet
 
 
 def upsert(client: txnkv.Client, **values: str) -> Timestamp:
@@ -160,8 +162,8 @@ def test_a_bulk_commit_flushes_what_its_snapshot_has(
     client: txnkv.Client, at: dict[str, Timestamp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, client.transaction() as txn:
-        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
-        patch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.FEW_ROWS", -1)
         txn.write("t", pa.table({"id": [97, 98, 99], "v": ["x", "y", "z"]}), op="upsert")
     assert len(infos(client)) == 2
     assert rows(client) == {"a": "x", "b": "y", "c": "z"}
@@ -323,8 +325,8 @@ def test_a_flush_replaces_rows_of_a_bulk_commit_whose_driver_is_gone(
     made, or the row lives on beside its newer version.
     """
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.tables.write_buffer.MAX_ROWS", -1)
-        patch.setattr("txnkv.tables.write_buffer.FEW_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.MAX_ROWS", -1)
+        patch.setattr("txnkv.tables.write.write_buffer.FEW_ROWS", -1)
         txn = client.new_transaction()
         txn.write("t", pa.table({"id": [97, 98, 99], "v": ["x", "y", "z"]}), op="upsert")
         arm("commit.decided", "error")

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.tables import merging, scan
-from txnkv.tables.row_set_format import BLOCK_BYTES, rows_per_block
+from txnkv.tables.read import scan
+from txnkv.tables.tablets import merging
+from txnkv.tables.tablets.row_set_format import BLOCK_BYTES, rows_per_block
 
 SIZE = 100_000
 

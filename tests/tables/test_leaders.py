@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.tables import history
+from txnkv.tables.maintenance import history
 
 
 @pytest.fixture

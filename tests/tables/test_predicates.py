@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import txnkv
-from txnkv.tables import row_set_writer
+from txnkv.tables.tablets import row_set_writer
 
 TYPES = {
     "a": "int16",

@@ -19,7 +19,8 @@ import txnkv
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.seam import InjectedFault, arm, disarm
-from txnkv.tables import history, write_buffer
+from txnkv.tables.maintenance import history
+from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema(
     {"a": "int32", "b": "string", "v": "float64?", "l": "list<int32>?"}, primary_key=["b", "a"]

@@ -16,9 +16,9 @@ import pytest
 import txnkv
 from txnkv import core
 from txnkv.storage.seam import arm, disarm
-from txnkv.tables import intents
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.maintenance import intents
+from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.tablet import Tablet
 
 pytestmark = pytest.mark.usefixtures("small_blocks", "by_hand")
 

@@ -13,12 +13,12 @@ import pytest
 import txnkv
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
-from txnkv.tables import row_set_writer
-from txnkv.tables.deltas import put_deletes, stored_counts
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.row_set import RowSet, RowSetRetired
-from txnkv.tables.row_set_writer import RowPart, RowSetBuilder, SortedRows, encode_row_set
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablets import row_set_writer
+from txnkv.tables.tablets.deltas import put_deletes, stored_counts
+from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.row_set import RowSet, RowSetRetired
+from txnkv.tables.tablets.row_set_writer import RowPart, RowSetBuilder, SortedRows, encode_row_set
+from txnkv.tables.tablets.tablet import Tablet
 
 NEVER = core.STAMP_NEVER
 KEYS = range(0, 200, 2)

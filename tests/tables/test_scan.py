@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import txnkv
-from txnkv.tables import write_buffer
+from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema(
     {"k": "int64", "s": "string?", "v": "float64?", "l": "list<int32>?"}, primary_key=["k"]

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.tables import write_buffer
+from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "string?"}, primary_key=["k"])
 READ = "say(sorted(row['k'] for t in tokens for row in t.open(client)))"

@@ -14,9 +14,9 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import ControlType
 from txnkv.storage import Environments, StoreDirectory
-from txnkv.topics.aborted_index import AbortedEntry, unpack_entries
-from txnkv.topics.log_check import problems
-from txnkv.topics.partition_log import CommitEntry, LogOptions, OpenTxn, PartitionLog
+from txnkv.topics.log.aborted_index import AbortedEntry, unpack_entries
+from txnkv.topics.log.log_check import problems
+from txnkv.topics.log.partition_log import CommitEntry, LogOptions, OpenTxn, PartitionLog
 
 ABORT, COMMIT, FILLER = ControlType.ABORT, ControlType.COMMIT, ControlType.FILLER
 _NUMBERS = count(1)

@@ -8,10 +8,10 @@ from typing import Any
 from tests.topics.log_tools import Log, data
 from txnkv import core
 from txnkv.core import ControlType
-from txnkv.topics import side_check
-from txnkv.topics.partition_log import LogOptions, PartitionLog
-from txnkv.topics.side_logs import SideLogs
-from txnkv.topics.side_sweep import SideSwept
+from txnkv.topics.log.partition_log import LogOptions, PartitionLog
+from txnkv.topics.sidecar import side_check
+from txnkv.topics.sidecar.side_logs import SideLogs
+from txnkv.topics.sidecar.side_sweep import SideSwept
 
 
 class SideLog(Log):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from txnkv.errors import CorruptionError
-from txnkv.topics.aborted_index import (
+from txnkv.topics.log.aborted_index import (
     ENTRY_BYTES,
     AbortedEntry,
     TransactionIndex,

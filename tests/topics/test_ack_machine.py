@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from txnkv.storage import finalizers
-from txnkv.topics.message import MessageId
+from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
 PARTITIONS = 2

@@ -21,8 +21,9 @@ import pytest
 
 import txnkv
 from txnkv.storage import finalizers
-from txnkv.topics import holders, pending_ack_rows
-from txnkv.topics.message import MessageId
+from txnkv.topics.acks import pending_ack_rows
+from txnkv.topics.delivery import holders
+from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
 COUNT = 6

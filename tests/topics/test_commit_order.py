@@ -11,8 +11,9 @@ from tests.topics.log_tools import COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import begin, commit, send, small
 from txnkv.core import walk
-from txnkv.topics import batch_places, roll_forward
-from txnkv.topics.commit_reader import CommitReader
+from txnkv.topics.read import batch_places
+from txnkv.topics.read.commit_reader import CommitReader
+from txnkv.topics.write import roll_forward
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
 from txnkv.client.consumer import MESSAGE_COLUMNS
 from txnkv.core import Chunk
-from txnkv.topics import roll_forward
-from txnkv.topics.log_state import LOG
+from txnkv.topics.log.log_state import LOG
+from txnkv.topics.write import roll_forward
 
 VALUE = pa.schema([("value", pa.binary())])
 LEVELS = ("read_uncommitted", "read_committed", "serializable")

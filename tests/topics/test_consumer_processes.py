@@ -11,7 +11,7 @@ import txnkv
 
 _WRITER = """
 import random
-from txnkv.topics import append
+from txnkv.topics.write import append
 from tools.topic_writers import abort, batch, begin, commit, send, small
 engine = client.instance.topics
 partitions = engine.partitions(engine.get("events"))

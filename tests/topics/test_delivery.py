@@ -10,8 +10,8 @@ import pytest
 import txnkv
 from tests.topics.test_subscriptions import received, send, take
 from txnkv.errors import CorruptionError, StorageFullError
-from txnkv.topics import leases, redelivery
-from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics.delivery import leases, redelivery
+from txnkv.topics.read.offset_reader import OffsetReader
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction.transaction import Transaction
 

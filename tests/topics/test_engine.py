@@ -24,8 +24,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import append, roll_forward
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import append, roll_forward
 
 
 def controls(client: txnkv.Client, topic: str = "events") -> list[tuple[int, str, int]]:

@@ -11,8 +11,9 @@ from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
 from tests.topics.reading_tools import partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
 from txnkv import core
-from txnkv.topics import roll_forward, topic_catalog
-from txnkv.topics.log_view import bounds
+from txnkv.topics import topic_catalog
+from txnkv.topics.read.log_view import bounds
+from txnkv.topics.write import roll_forward
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def test_a_snapshot_of_the_start_is_not_below_it(client: txnkv.Client, topic: An
 @pytest.fixture
 def unfinished(by_hand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody writes end markers but who needs them: as if every finalizer had just died."""
-    monkeypatch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
+    monkeypatch.setattr("txnkv.topics.write.roll_forward.complete_marked", lambda *_: {})
 
 
 def test_a_fetch_writes_the_marker_that_is_missing(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.topics.log_tools import Log, data
 from txnkv import core
-from txnkv.topics.partition_log import CommitEntry
+from txnkv.topics.log.partition_log import CommitEntry
 
 DESIGN = "P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"
 

@@ -11,8 +11,7 @@ import txnkv
 from tests.topics.reading_tools import partition_of
 from tools.topic_writers import abort, begin, commit, send
 from txnkv.storage import lmdb_open
-from txnkv.topics import fetch as fetching
-from txnkv.topics import log_view
+from txnkv.topics.read import log_view, partition_fetch
 
 MANY = 60
 
@@ -31,7 +30,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, attribute, call)
 
-    count("looks", fetching, "look_at")
+    count("looks", partition_fetch, "look_at")
     count("opened", lmdb_open, "_open_env")
     return looked
 

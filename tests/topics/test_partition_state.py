@@ -6,8 +6,8 @@ import pytest
 
 from tests.topics.log_tools import ABORT, COMMIT, FILLER, data, marker, script
 from txnkv import core
-from txnkv.topics.aborted_index import AbortedEntry, collect
-from txnkv.topics.partition_state import CommitEntry, MemoryOpenTxns, OpenTxn, PartitionState
+from txnkv.topics.log.aborted_index import AbortedEntry, collect
+from txnkv.topics.log.partition_state import CommitEntry, MemoryOpenTxns, OpenTxn, PartitionState
 
 
 def fresh(end: int = 0, mark: int = 0, *txns: OpenTxn) -> PartitionState:

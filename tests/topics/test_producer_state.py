@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnkv.errors import CorruptionError, OutOfOrderSequenceError, ProducerFencedError
-from txnkv.topics import producer_state
-from txnkv.topics.producer_state import (
+from txnkv.topics.write import producer_state
+from txnkv.topics.write.producer_state import (
     KEPT_BATCHES,
     SEQUENCES,
     Origin,

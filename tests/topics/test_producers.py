@@ -37,10 +37,10 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import producers
-from txnkv.topics.message import MessageId
-from txnkv.topics.producer_sender import Delivered, Sender
+from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+from txnkv.topics.write import producers
+from txnkv.topics.write.producer_sender import Delivered, Sender
 
 TOPIC = "events"
 Make = Callable[..., Producer]
@@ -510,7 +510,7 @@ def test_killed_and_the_same_batch_comes_again(
         """
         import pyarrow as pa
         from txnkv.storage import arm
-        from txnkv.topics.producer_sender import Sender
+        from txnkv.topics.write.producer_sender import Sender
         engine = client.instance.topics
         sender = Sender(engine, engine.get("events"), "billing")
         sender.deliver([(0, pa.record_batch({"value": [b"a"]}))])

@@ -10,8 +10,8 @@ import pytest
 
 import txnkv
 from tools.topic_writers import batch, begin, send
-from txnkv.topics import append
 from txnkv.topics.partition import Partition
+from txnkv.topics.write import append
 
 
 def _forget(path: Path, forget: Callable[[txnkv.Client, Partition], object]) -> tuple[int, int]:
@@ -95,6 +95,6 @@ def test_it_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         client.create_topic("t")
         _send(client, b"x")
         assert client.instance.store.runtime.regained
-    monkeypatch.setattr("txnkv.topics.recovery._partitions", lambda engine: 1 / 0)
+    monkeypatch.setattr("txnkv.topics.write.recovery._partitions", lambda engine: 1 / 0)
     with txnkv.connect(path):
         pass

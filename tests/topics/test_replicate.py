@@ -22,10 +22,10 @@ from txnkv.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from txnkv.topics import roll_forward
-from txnkv.topics.aborted_index import unpack_entries
-from txnkv.topics.fetch import fetch
+from txnkv.topics.log.aborted_index import unpack_entries
+from txnkv.topics.read.partition_fetch import fetch
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import roll_forward
 
 TOPIC = "events"
 

@@ -19,14 +19,15 @@ import txnkv
 from tools.topic_contents import values
 from tools.topic_writing import Writer
 from txnkv.errors import OffsetOutOfRangeError
-from txnkv.topics import retention, roll_forward
-from txnkv.topics.fetch import fetch
-from txnkv.topics.messages import now_micros
-from txnkv.topics.partition_log import PartitionLog
-from txnkv.topics.producer_sender import Sender
-from txnkv.topics.retention import Surplus, surplus
-from txnkv.topics.segments import Segment
+from txnkv.topics.log.partition_log import PartitionLog
+from txnkv.topics.log.segments import Segment
+from txnkv.topics.maintenance import retention
+from txnkv.topics.maintenance.retention import Surplus, surplus
+from txnkv.topics.messages.message_input import now_micros
+from txnkv.topics.read.partition_fetch import fetch
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import roll_forward
+from txnkv.topics.write.producer_sender import Sender
 
 pytestmark = pytest.mark.usefixtures("by_hand")  # else the leader may be first
 
@@ -290,7 +291,7 @@ def test_killed_it_goes_on(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.topics import retention
+        from txnkv.topics.maintenance import retention
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         arm(point, f"kill@{hit}")
@@ -314,7 +315,7 @@ def test_killed_after_the_roll(client: txnkv.Client, process: Callable[..., Any]
     fill(to, 30, ago=4000)
     process(
         """
-        from txnkv.topics import retention
+        from txnkv.topics.maintenance import retention
         engine = client.instance.topics
         retention.enforce(engine, engine.partitions(engine.get("events"))[0])
         """,
@@ -531,7 +532,7 @@ def test_killed_it_has_counted_what_went(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.topics import retention
+        from txnkv.topics.maintenance import retention
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         arm(point, f"kill@2")

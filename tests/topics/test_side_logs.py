@@ -12,9 +12,9 @@ from tests.topics.side_tools import SideLog
 from txnkv import core
 from txnkv.errors import CorruptionError, InvalidTxnStateError, UnavailableError
 from txnkv.storage.seam import arm, disarm
-from txnkv.topics import side_own, side_sweep
-from txnkv.topics.side_format import side_bytes
-from txnkv.topics.side_index import SideState
+from txnkv.topics.log.side_format import side_bytes
+from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar.side_index import SideState
 
 T1, T2, T3 = 101, 102, 103
 

@@ -15,7 +15,8 @@ from tests.topics.log_tools import LogOptions
 from tests.topics.side_tools import SideLog
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.seam import arm, disarm
-from txnkv.topics import side_format, side_own, side_sweep
+from txnkv.topics.log import side_format
+from txnkv.topics.sidecar import side_own, side_sweep
 
 TXNS = st.integers(1, 6)
 

@@ -18,8 +18,9 @@ from txnkv.errors import (
     TransactionTimedOutError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics import roll_forward, side_own, side_sweep, truncation
+from txnkv.topics.sidecar import side_own, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import roll_forward, truncation
 
 NAME = "events"
 
@@ -513,6 +514,6 @@ def test_batches_are_decided_ones(client: txnkv.Client, topic: txnkv.Topic, size
 
 
 def side_stats() -> Any:
-    from txnkv.topics.side_logs import SideStats
+    from txnkv.topics.sidecar.side_logs import SideStats
 
     return SideStats()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.topics import redelivery
-from txnkv.topics.message import Message, MessageId
+from txnkv.topics.delivery import redelivery
+from txnkv.topics.messages.message import Message, MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
 BOTH = pytest.mark.parametrize("type", ["exclusive", "shared"])

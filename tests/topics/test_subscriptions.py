@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.topics import exclusive, redelivery
-from txnkv.topics.message import MessageId
+from txnkv.topics.acks import exclusive
+from txnkv.topics.delivery import redelivery
+from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
 

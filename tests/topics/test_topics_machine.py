@@ -26,8 +26,9 @@ import txnkv
 from tools.topic_contents import partitions
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm, disarm
-from txnkv.topics import side_own, side_sweep, truncation
+from txnkv.topics.sidecar import side_own, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import truncation
 
 SLOTS = st.integers(0, 3)
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"

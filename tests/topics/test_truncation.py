@@ -14,11 +14,11 @@ from tools.topic_contents import raw, stored, values
 from tools.topic_writing import Writer
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, OutOfOrderSequenceError
 from txnkv.storage import arm, disarm
-from txnkv.topics import roll_forward
-from txnkv.topics.log_check import problems
-from txnkv.topics.producer_sender import Sender
+from txnkv.topics.log.log_check import problems
 from txnkv.topics.topic_catalog import TopicOptions
-from txnkv.topics.truncation import truncate
+from txnkv.topics.write import roll_forward
+from txnkv.topics.write.producer_sender import Sender
+from txnkv.topics.write.truncation import truncate
 
 TOPIC = "events"
 
@@ -56,7 +56,7 @@ def test_what_is_behind_goes_and_the_offsets_are_given_again(keep: int, to: Writ
 def test_messages_in_the_tail_of_every_process_go(to: Writer, process: Callable[..., Any]) -> None:
     reader = process(
         """
-        from txnkv.topics.log_view import look_at
+        from txnkv.topics.read.log_view import look_at
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         while wait():
@@ -236,7 +236,7 @@ def test_killed_and_done_again(
         to.small(f"{i}")
     process(
         """
-        from txnkv.topics.truncation import truncate
+        from txnkv.topics.write.truncation import truncate
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         truncate(engine, partition, 3, client.instance.engine.flush)

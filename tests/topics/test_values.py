@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.core.test_row_layout import VALUES
 from txnkv.errors import CorruptionError, SchemaError
+from txnkv.topics.messages.values import value_codec
 from txnkv.topics.topic_catalog import TopicOptions
-from txnkv.topics.values import value_codec
 
 TYPES = [kind for kind in VALUES if not pa.types.is_time(kind)]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("note", pa.string())])

@@ -11,7 +11,8 @@ import txnkv
 from tests.topics.log_tools import COMMIT, data, marker
 from tests.topics.reading_tools import drained, partition_of, put
 from tools.topic_writers import begin, commit, send, small
-from txnkv.topics import roll_forward, topic_catalog
+from txnkv.topics import topic_catalog
+from txnkv.topics.write import roll_forward
 
 
 @pytest.fixture(params=["marker", "sidecar"])
@@ -132,7 +133,7 @@ def test_a_marker_that_is_missing_in_one_partition(
     row = begin(client)
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
-    monkeypatch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
+    monkeypatch.setattr("txnkv.topics.write.roll_forward.complete_marked", lambda *_: {})
     commit(client, row)
     roll_forward.complete(client.instance.topics, p0)
     assert told(drained(whole(topic))) == [(0, b"a"), (1, b"a")]
@@ -166,7 +167,7 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     for partition in (p0, p1):
         send(client, row, partition, [b"a"])
     with monkeypatch.context() as patch:
-        patch.setattr("txnkv.topics.roll_forward.complete_marked", lambda *_: {})
+        patch.setattr("txnkv.topics.write.roll_forward.complete_marked", lambda *_: {})
         commit(client, row)
     roll_forward.complete(client.instance.topics, p0)
     assert seen() == []
@@ -187,7 +188,7 @@ def test_an_append_that_is_under_way_is_waited_for(
     other = process(
         """
         from tools.topic_writers import batch
-        from txnkv.topics import append
+        from txnkv.topics.write import append
         engine = client.instance.topics
         append.append_alone(engine, engine.partitions(engine.get("plain"))[0], [batch([b"first"])])
         """,

@@ -25,7 +25,8 @@ from tools.topic_writers import abort, batch, begin, commit, create, send, small
 from txnkv import core
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import arm
-from txnkv.topics import append, roll_forward, topic_catalog
+from txnkv.topics import topic_catalog
+from txnkv.topics.write import append, roll_forward
 
 WRITER = """
 import signal, threading

@@ -17,7 +17,7 @@ from tools.crash import settle
 from tools.powerloss.recording import mark
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.errors import TxnkvError
-from txnkv.topics import append
+from txnkv.topics.write import append
 
 ROUNDS = 5
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from txnkv.errors import ClosedError
-from txnkv.storage.locks import new_lock
-from txnkv.transaction.closeable import Handle
+from txnkv.storage import new_lock
+from txnkv.transaction import Handle
 
 T = TypeVar("T")
 

@@ -13,25 +13,23 @@ from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.aio.reading import AsyncSnapshot, AsyncTable, plain
 from txnkv.aio.topics import AsyncTopic, plain_topic
 from txnkv.aio.transaction import AsyncSession, AsyncTransaction
+from txnkv.client import CheckReport, Client, CompactReport
 from txnkv.client import client as blocking
-from txnkv.client.client import Client
-from txnkv.client.compacting import CompactReport
-from txnkv.client.inspection import CheckReport
-from txnkv.coordinator.applications import Applied
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.loss import Loss
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import Applied, Loss, Timestamp, TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.options import FlushMode
-from txnkv.tables.partitioning import PartitionBy
-from txnkv.tables.schema import Schema
-from txnkv.topics.retry_hold import Hold
-from txnkv.transaction.info import TxnInfo
-from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
-from txnkv.transaction.session_buffer import BUFFER_BYTES
-from txnkv.transaction.token import TxnToken
-from txnkv.transaction.transaction import Transaction
+from txnkv.tables import PartitionBy, Schema
+from txnkv.topics import Hold
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    DEADLINE,
+    DEFAULTS,
+    Retries,
+    Transaction,
+    TxnInfo,
+    TxnToken,
+)
 
 T = TypeVar("T")
 

@@ -9,11 +9,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, Wrapper
-from txnkv.client.scan import Scan, ScanToken
-from txnkv.client.table import DiffToken, Snapshot, Table
-from txnkv.coordinator.ids import Timestamp
-from txnkv.tables.scan_tokens import TOKEN_ROWS
-from txnkv.tables.schema import Schema
+from txnkv.client import DiffToken, Snapshot, Table
+from txnkv.coordinator import Timestamp
+from txnkv.tables import TOKEN_ROWS, Schema
+from txnkv.transaction import Scan, ScanToken
 
 
 class AsyncScan(Wrapper):

@@ -15,14 +15,10 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, InTurn, Wrapper
-from txnkv.client.consumer import Consumer
-from txnkv.client.producer import Producer
-from txnkv.client.subscription import Subscription
-from txnkv.client.topic import Topic
+from txnkv.client import Consumer, Producer, Subscription, Topic
 from txnkv.options import Start, SubscriptionType
-from txnkv.topics.fetch import FetchResult
-from txnkv.topics.message import Message, MessageId
-from txnkv.transaction.acknowledged import Acknowledged
+from txnkv.topics import FetchResult, Message, MessageId
+from txnkv.transaction import Acknowledged
 
 T = TypeVar("T")
 

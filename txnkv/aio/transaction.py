@@ -11,16 +11,17 @@ import pyarrow as pa
 from txnkv.aio.calls import Calls, InTurn, Wrapper
 from txnkv.aio.reading import AsyncScan, AsyncTable, plain
 from txnkv.aio.topics import AsyncSubscription, AsyncTopic, plain_subscription, plain_topic
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
 from txnkv.options import FlushMode, Operation
-from txnkv.transaction.acknowledged import Acknowledged
-from txnkv.transaction.session import Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES
-from txnkv.transaction.token import TxnToken
-from txnkv.transaction.transaction import Transaction
-from txnkv.transaction.write_result import WriteResult
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    Acknowledged,
+    Session,
+    Transaction,
+    TxnToken,
+    WriteResult,
+)
 
 
 class AsyncRows(Wrapper):

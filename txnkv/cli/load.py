@@ -29,8 +29,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.options import Operation
-from txnkv.tables.operations import DELETES, INSERTS, OPERATIONS, UPDATES
-from txnkv.tables.partitioning import HashPartition
+from txnkv.tables import DELETES, INSERTS, OPERATIONS, UPDATES, HashPartition
 
 
 @click.command()

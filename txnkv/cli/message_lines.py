@@ -22,8 +22,7 @@ import pyarrow as pa
 from txnkv.cli.console import json_text
 from txnkv.cli.sinks import json_value
 from txnkv.core import encode_headers
-from txnkv.topics.message import Message, TypedMessage
-from txnkv.topics.messages import TIME
+from txnkv.topics import TIME, Message, TypedMessage
 
 _PIECE: Final = 1 << 20
 _FIELDS: Final = ("value", "key", "headers", "timestamp", "partition")

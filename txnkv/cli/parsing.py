@@ -14,9 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.cli.group import given
-from txnkv.coordinator.ids import Timestamp
-from txnkv.tables.partitioning import HashPartition, hash_partition
-from txnkv.tables.schema import Schema
+from txnkv.coordinator import Timestamp
+from txnkv.tables import HashPartition, Schema, hash_partition
 
 _OPENING: Final = "(<["
 _CLOSING: Final = ")>]"

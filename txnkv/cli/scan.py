@@ -13,7 +13,7 @@ import txnkv
 from txnkv.cli import parsing, sinks
 from txnkv.cli.console import bar, plural, store_argument
 from txnkv.cli.group import given
-from txnkv.cli.sources.opening import format_of
+from txnkv.cli.sources import format_of
 
 SHOWN: Final = 100
 

@@ -18,11 +18,14 @@ from txnkv.cli.console import (
 )
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import Start, SubscriptionType
-from txnkv.topics import holders
-from txnkv.topics.holders import HeldMessages, Holders
-from txnkv.topics.subscription_info import SubscriptionInfo
-from txnkv.topics.subscription_rows import OPTIONS
-from txnkv.topics.topic_check import subscription_stats
+from txnkv.topics import (
+    OPTIONS,
+    HeldMessages,
+    Holders,
+    SubscriptionInfo,
+    holders,
+    subscription_stats,
+)
 
 topic_argument = click.argument("topic", metavar="TOPIC")
 name_argument = click.argument("name", metavar="NAME")

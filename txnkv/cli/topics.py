@@ -18,8 +18,7 @@ from txnkv.cli.console import (
     size,
     store_argument,
 )
-from txnkv.topics import overview
-from txnkv.topics.overview import PartitionOverview, TopicOverview
+from txnkv.topics import PartitionOverview, TopicOverview, overview
 
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

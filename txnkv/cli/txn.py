@@ -17,11 +17,10 @@ from txnkv.cli.console import (
     print_pairs,
     store_argument,
 )
-from txnkv.coordinator.ids import TxnId
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import TxnId, TxnState
 from txnkv.errors import TxnNotFoundError
-from txnkv.topics.overview import SentTo, sent_to
-from txnkv.transaction.info import TxnInfo
+from txnkv.topics import SentTo, sent_to
+from txnkv.transaction import TxnInfo
 
 Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
 

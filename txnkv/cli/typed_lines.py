@@ -20,9 +20,9 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli.message_lines import as_bytes, as_headers, as_time, json_fields, short
-from txnkv.client.typed_values import encoder_of
 from txnkv.errors import SchemaError
-from txnkv.topics.values import Encoded
+from txnkv.topics import Encoded
+from txnkv.transaction import encoder_of
 
 Take = Callable[[Any], Any]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from txnkv.coordinator.loss import Loss
+from txnkv.coordinator import Loss
 from txnkv.errors import TableNotFoundError, TopicNotFoundError
 from txnkv.instance import Instance
-from txnkv.tables.tablet_loss import accept_loss as accept_tablet
-from txnkv.topics.log_loss import accept_loss as accept_log
+from txnkv.tables import accept_loss as accept_tablet
+from txnkv.topics import accept_loss as accept_log
 
 
 def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:

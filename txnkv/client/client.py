@@ -15,15 +15,19 @@ from txnkv.client.inspection import CheckReport, check_store, store_stats
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
-from txnkv.client.typed_values import ValueSchema, declared
-from txnkv.coordinator import applications, clock
-from txnkv.coordinator.applications import Applied
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME
-from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
-from txnkv.coordinator.liveness import MIN_KEEPALIVE
-from txnkv.coordinator.locks import LOCK_TIMEOUT
-from txnkv.coordinator.loss import Loss
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import (
+    KEEPALIVE_TIME,
+    LOCK_TIMEOUT,
+    MAX_TIMESTAMP,
+    MIN_KEEPALIVE,
+    Applied,
+    Loss,
+    Timestamp,
+    TxnId,
+    TxnState,
+    applications,
+    clock,
+)
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     NotSupportedError,
@@ -36,20 +40,26 @@ from txnkv.errors import (
 )
 from txnkv.metrics import MetricsSnapshot
 from txnkv.options import Buffer, Compression, FlushMode, Isolation, Locking
-from txnkv.storage.shield import shielded
-from txnkv.tables.partitioning import PartitionBy, Partitioning
-from txnkv.tables.schema import Schema
-from txnkv.topics.retry_hold import Hold
-from txnkv.topics.topic_catalog import TopicOptions
-from txnkv.transaction import one_phase_commit, two_phase_commit
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
-from txnkv.transaction.context import TxnContext
-from txnkv.transaction.info import TxnInfo, listed
-from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
-from txnkv.transaction.session import Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES
-from txnkv.transaction.transaction import Transaction
+from txnkv.storage import shielded
+from txnkv.tables import PartitionBy, Partitioning, Schema
+from txnkv.topics import Hold, TopicOptions
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    DEADLINE,
+    DEFAULTS,
+    Closing,
+    Connection,
+    Retries,
+    Session,
+    Transaction,
+    TxnContext,
+    TxnInfo,
+    ValueSchema,
+    declared,
+    listed,
+    one_phase_commit,
+    two_phase_commit,
+)
 
 T = TypeVar("T")
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from txnkv.coordinator.query import one
+from txnkv.coordinator import one
 from txnkv.instance import Instance
-from txnkv.tables import manifest
-from txnkv.tables.tablet import Tablet
+from txnkv.tables import Tablet, manifest
 
 SLACK: Final = 1.1
 """A file that is longer than what is in it by this factor is copied."""

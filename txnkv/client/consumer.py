@@ -13,21 +13,27 @@ import pyarrow as pa
 from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.options import Order, ReadIsolation, Start
-from txnkv.storage.locks import new_rlock
-from txnkv.storage.shield import shielded
-from txnkv.topics.commit_reader import CommitReader, torn_before
-from txnkv.topics.ends import Ends
-from txnkv.topics.fetch import FETCH_BYTES, HELD_BYTES
-from txnkv.topics.log_view import bounds, offset_for_time
-from txnkv.topics.message import Message, messages_of
-from txnkv.topics.offset_reader import OffsetReader, PartitionReader
-from txnkv.topics.partition import Partition
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.transaction_order import WholeOrder
-from txnkv.topics.values import ValueCodec
-from txnkv.topics.waiting import Waiting, deadline
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
+from txnkv.storage import new_rlock, shielded
+from txnkv.topics import (
+    FETCH_BYTES,
+    HELD_BYTES,
+    CommitReader,
+    Ends,
+    Message,
+    OffsetReader,
+    Partition,
+    PartitionReader,
+    TopicInfo,
+    ValueCodec,
+    Waiting,
+    WholeOrder,
+    bounds,
+    deadline,
+    messages_of,
+    offset_for_time,
+    torn_before,
+)
+from txnkv.transaction import Closing, Connection
 
 ISOLATIONS: Final = get_args(ReadIsolation)
 ORDERS: Final = get_args(Order)

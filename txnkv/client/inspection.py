@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from txnkv.coordinator import held, payload
-from txnkv.coordinator.clock import latest_snapshot
-from txnkv.coordinator.query import one
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import TxnState, held, latest_snapshot, one, payload
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.tables import manifest, reading, table_catalog
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.table_check import Counted, check_row_set, check_together, row_set_ids
-from txnkv.tables.table_engine import TableEngine
-from txnkv.tables.tablet import Tablet
-from txnkv.tables.view import ReadView
+from txnkv.tables import (
+    Counted,
+    ReadView,
+    RowSetInfo,
+    TableEngine,
+    Tablet,
+    check_row_set,
+    check_together,
+    manifest,
+    reading,
+    row_set_ids,
+    table_catalog,
+)
 from txnkv.topics import topic_catalog as topics
 from txnkv.topics import topic_check as topic_checking
 

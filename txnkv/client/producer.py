@@ -31,22 +31,27 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv import instance as instances
-from txnkv.client.typed_values import encoder_of
 from txnkv.errors import (
     ClosedError,
     ProducerFencedError,
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage.locks import new_condition, new_rlock
-from txnkv.storage.shield import shielded
-from txnkv.topics.message import MessageId
-from txnkv.topics.messages import Outgoing, Pending, outgoing, pending
-from txnkv.topics.partitioner import Sticky, spread
-from txnkv.topics.producer_sender import PATIENCE, Delivered, Sender
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
+from txnkv.storage import new_condition, new_rlock, shielded
+from txnkv.topics import (
+    PATIENCE,
+    Delivered,
+    MessageId,
+    Outgoing,
+    Pending,
+    Sender,
+    Sticky,
+    TopicInfo,
+    outgoing,
+    pending,
+    spread,
+)
+from txnkv.transaction import Closing, Connection, encoder_of
 
 _log = logging.getLogger("txnkv")
 

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from txnkv.client.client import Client, connect
-from txnkv.coordinator.clock import raise_clock
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp, raise_clock
 from txnkv.errors import TopicExistsError
-from txnkv.storage.maintenance_lock import MaintenanceLock
-from txnkv.storage.shield import shielded
-from txnkv.topics.follower import Follower
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.storage import MaintenanceLock, shielded
+from txnkv.topics import Follower, TopicEngine, TopicInfo
 
 FETCH_BYTES: Final = 4 << 20
 

@@ -26,27 +26,25 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.options import Start, SubscriptionType
-from txnkv.storage.finalizers import WhenDropped
-from txnkv.storage.locks import new_lock
-from txnkv.storage.shield import shielded
-from txnkv.topics.exclusive import Exclusive
-from txnkv.topics.leases import LeaseReader
-from txnkv.topics.message import Message, MessageId
-from txnkv.topics.redelivery import Delivery, ExclusiveReader
-from txnkv.topics.standby import Standby
-from txnkv.topics.subscriptions import (
+from txnkv.storage import WhenDropped, new_lock, shielded
+from txnkv.topics import (
+    Delivery,
+    Encoded,
+    Exclusive,
+    ExclusiveReader,
+    LeaseReader,
+    Message,
+    MessageId,
     Place,
+    Standby,
     SubscriptionInfo,
     SubscriptionOptions,
     Subscriptions,
+    TopicInfo,
+    Waiting,
+    deadline,
 )
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.values import Encoded
-from txnkv.topics.waiting import Waiting, deadline
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
-from txnkv.transaction.session import Session
-from txnkv.transaction.transaction import Transaction
+from txnkv.transaction import Closing, Connection, Session, Transaction
 
 _log = logging.getLogger("txnkv")
 

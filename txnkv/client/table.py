@@ -8,22 +8,25 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from txnkv.client.scan import Scan, unpin
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, HistoryExpiredError
-from txnkv.storage.finalizers import WhenDropped
-from txnkv.storage.locks import new_lock
-from txnkv.storage.shield import shielded
-from txnkv.tables import diff, diff_tokens, history, lookup, reading, table_catalog
-from txnkv.tables.diff import DiffRequest
-from txnkv.tables.diff_tokens import DiffParts
-from txnkv.tables.scan_tokens import TOKEN_ROWS
-from txnkv.tables.schema import Schema
-from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.table_engine import TableEngine
-from txnkv.tables.view import ReadView
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import AnyTable, At, Connection
+from txnkv.storage import WhenDropped, new_lock, shielded
+from txnkv.tables import (
+    TOKEN_ROWS,
+    DiffParts,
+    DiffRequest,
+    ReadView,
+    Schema,
+    TableEngine,
+    TableInfo,
+    diff,
+    diff_tokens,
+    history,
+    lookup,
+    reading,
+    table_catalog,
+)
+from txnkv.transaction import AnyTable, At, Closing, Connection, Scan, unpin
 
 T = TypeVar("T")
 

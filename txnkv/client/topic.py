@@ -12,15 +12,19 @@ from txnkv.client.producer import Producer
 from txnkv.client.subscription import Subscription
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
-from txnkv.storage.shield import shielded
-from txnkv.topics.fetch import HELD_BYTES, FetchResult, fetch
-from txnkv.topics.log_view import Bounds, bounds
-from txnkv.topics.partition import Partition
-from txnkv.topics.subscription_info import SubscriptionOptions
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topic_engine import TopicEngine
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
+from txnkv.storage import shielded
+from txnkv.topics import (
+    HELD_BYTES,
+    Bounds,
+    FetchResult,
+    Partition,
+    SubscriptionOptions,
+    TopicEngine,
+    TopicInfo,
+    bounds,
+    fetch,
+)
+from txnkv.transaction import Closing, Connection
 
 
 class Topic(Closing):

@@ -37,8 +37,7 @@ from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import AlreadyAppliedError
-from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.store import Store
+from txnkv.storage import Store, declare_fault_point, fault_point
 
 KIND: Final = "application"
 """Kind of the one participant that stands for all marks of a transaction."""

@@ -14,8 +14,7 @@ import apsw
 from txnkv.coordinator import held
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.errors import TxnkvError
-from txnkv.storage.shield import shielded
-from txnkv.storage.store import Store
+from txnkv.storage import Store, shielded
 
 
 class Entry(Protocol):

@@ -22,7 +22,7 @@ import apsw
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.query import one
 from txnkv.errors import UnavailableError
-from txnkv.storage.seam import clock
+from txnkv.storage import clock
 
 MAX_JUMP: Final = 3_653 * 86_400 * 1_000_000
 """Ten years: what a clock shows that was never set, or runs over; few stores sleep for longer."""

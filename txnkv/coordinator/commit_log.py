@@ -48,11 +48,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage.fork import GATE
-from txnkv.storage.locks import new_rlock
-from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.storage.shield import shielded
-from txnkv.storage.store import Store
+from txnkv.storage import GATE, Store, clock, declare_fault_point, fault_point, new_rlock, shielded
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
 declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")

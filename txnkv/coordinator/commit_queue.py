@@ -30,9 +30,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage.locks import new_baton, new_lock
-from txnkv.storage.seam import clock
-from txnkv.storage.write_queue import BusyError
+from txnkv.storage import BusyError, clock, new_baton, new_lock
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20

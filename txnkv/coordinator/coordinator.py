@@ -32,9 +32,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage.seam import boot_id, clock
-from txnkv.storage.shield import shielded
-from txnkv.storage.store import Store
+from txnkv.storage import Store, boot_id, clock, shielded
 
 KEEPALIVE_TIME: Final = 30.0
 

@@ -23,10 +23,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from txnkv.core import CoreError
 from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Gauge
-from txnkv.storage.fork import GATE
-from txnkv.storage.lmdb_errors import descriptor_limit
-from txnkv.storage.locks import new_lock
-from txnkv.storage.write_queue import BusyError, patience, waiting_for
+from txnkv.storage import GATE, BusyError, descriptor_limit, new_lock, patience, waiting_for
 
 _log = logging.getLogger("txnkv")
 

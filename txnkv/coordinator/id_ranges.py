@@ -17,10 +17,7 @@ from typing import Any, Final
 import apsw
 
 from txnkv.coordinator.query import one
-from txnkv.storage.locks import new_lock
-from txnkv.storage.runtime import Pin
-from txnkv.storage.shield import shielded
-from txnkv.storage.store import Store
+from txnkv.storage import Pin, Store, new_lock, shielded
 
 RANGE: Final = 1024
 

@@ -14,8 +14,7 @@ from typing import Final
 
 import apsw
 
-from txnkv.storage.seam import clock
-from txnkv.storage.store import Store
+from txnkv.storage import Store, clock
 
 LEASE_TIME: Final = 10 * 1_000_000
 

@@ -28,9 +28,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage.locks import new_condition, new_lock
-from txnkv.storage.seam import clock
-from txnkv.storage.store import Store
+from txnkv.storage import Store, clock, new_condition, new_lock
 
 _log = logging.getLogger("txnkv")
 

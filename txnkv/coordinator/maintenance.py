@@ -28,11 +28,7 @@ from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
-from txnkv.storage.locks import new_event, new_lock
-from txnkv.storage.seam import clock
-from txnkv.storage.shield import shielded
-from txnkv.storage.store import Store
-from txnkv.storage.write_queue import not_waiting
+from txnkv.storage import Store, clock, new_event, new_lock, not_waiting, shielded
 
 _log = logging.getLogger("txnkv")
 

@@ -26,8 +26,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.states import MOVES, TxnState
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
-from txnkv.storage.seam import boot_id, clock
-from txnkv.storage.status_db import StatusDatabase
+from txnkv.storage import StatusDatabase, boot_id, clock
 
 PARTITION: Final = "partition"
 """Kind of the participants that are partitions of topics."""

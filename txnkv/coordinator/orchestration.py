@@ -49,8 +49,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.store import Store
+from txnkv.storage import Store, declare_fault_point, fault_point
 
 declare_fault_point("commit.started", "the state is COMMIT_IN_PROGRESS")
 declare_fault_point("commit.validated", "validated unlocked, before the commit point")

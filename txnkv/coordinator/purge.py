@@ -9,8 +9,7 @@ import apsw
 
 from txnkv.coordinator.query import one
 from txnkv.coordinator.states import TxnState
-from txnkv.storage import extents
-from txnkv.storage.store import Store
+from txnkv.storage import Store, extents
 
 
 def least_snapshot(store: Store, cur: apsw.Cursor) -> int | None:

@@ -6,6 +6,7 @@ released while the core works, and all functions may be called from any thread; 
 belongs to one thread at a time unless it is only read.
 """
 
+from txnkv.core import column_types, compute
 from txnkv.core.block import (
     block_rows,
     decode_block,
@@ -18,6 +19,7 @@ from txnkv.core.blocks import BlockList, BlockTable, find_in_blocks, gather_bloc
 from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
 from txnkv.core.checksum import crc32c, hash64
 from txnkv.core.codec import KeyCodec, successor
+from txnkv.core.column_types import cast, column_type, element_type, may_be_key, parse_type
 from txnkv.core.delta import Delta, version_order
 from txnkv.core.keys import Keys
 from txnkv.core.log_batch import (
@@ -93,11 +95,11 @@ __all__ = [
     "KeyCodec",
     "Keys",
     "MESSAGES",
-    "ROW_BYTES",
     "MemRowSet",
     "Merger",
     "NULL_ROW",
     "Probe",
+    "ROW_BYTES",
     "RowBytes",
     "RowLayout",
     "RowReader",
@@ -115,13 +117,18 @@ __all__ = [
     "bloom_build",
     "bloom_may_contain",
     "bloom_probe",
+    "cast",
     "check_batch",
-    "decided",
+    "column_type",
+    "column_types",
+    "compute",
     "crc32c",
+    "decided",
     "decode",
     "decode_block",
     "decode_block_without",
     "decode_headers",
+    "element_type",
     "encode_batch",
     "encode_block",
     "encode_control",
@@ -134,11 +141,13 @@ __all__ = [
     "gather_blocks",
     "hash64",
     "hash_partition",
+    "intact",
+    "join_headers",
     "lower_bound",
     "mark_common",
     "mark_duplicates",
-    "join_headers",
-    "intact",
+    "may_be_key",
+    "parse_type",
     "place",
     "place_here",
     "point_find",
@@ -146,11 +155,11 @@ __all__ = [
     "read_chunk",
     "read_control",
     "read_header",
-    "sound",
-    "split_headers",
     "release_pages",
     "scatter",
     "sort_keys",
+    "sound",
+    "split_headers",
     "successor",
     "verify_block",
     "version_order",

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from txnkv.spark.each_batch import foreach_batch
 from txnkv.spark.java import require_java
-from txnkv.spark.reading.topic_lag import lag
+from txnkv.spark.reading import lag
 
 if importlib.util.find_spec("pyspark") is None:
     raise ModuleNotFoundError(
@@ -41,10 +41,9 @@ if sys.executable:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 if TYPE_CHECKING:
-    from txnkv.client.table import Table
-    from txnkv.client.topic import Topic
+    from txnkv.client import Table, Topic
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.transaction.transaction import Transaction
+    from txnkv.transaction import Transaction
 
 __all__ = ["TxnkvDataSource", "foreach_batch", "lag", "options", "register", "require_java"]
 

@@ -22,8 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
-from txnkv.tables.arrow_input import Normaliser
-from txnkv.tables.schema import Schema
+from txnkv.tables import Normaliser, Schema
 
 _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
     pa.bool_(): spark.BooleanType(),

@@ -19,20 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txnkv.client.client import Client
-from txnkv.client.subscription import Subscription
-from txnkv.coordinator.applications import Mark
+from txnkv.client import Client, Subscription
+from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import running
 from txnkv.spark.query_progress import is_committed
 from txnkv.spark.settings import Place
-from txnkv.topics import cursors
-from txnkv.topics.cursors import Cursor
-from txnkv.topics.message import MessageId
-from txnkv.topics.subscription_info import EXCLUSIVE, SubscriptionInfo
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.transaction.local_state import Local
-from txnkv.transaction.transaction import Transaction
+from txnkv.topics import EXCLUSIVE, Cursor, MessageId, SubscriptionInfo, TopicInfo, cursors
+from txnkv.transaction import Local, Transaction
 
 BatchFunction = Callable[[Any, int, Transaction], object]
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from txnkv.client.client import Client
-from txnkv.coordinator.states import TxnState
+from txnkv.client import Client
+from txnkv.coordinator import TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.spark.settings import Place
-from txnkv.storage.locks import new_lock
-from txnkv.transaction.transaction import Transaction
+from txnkv.storage import new_lock
+from txnkv.transaction import Transaction
 
 Identity = tuple[int, ...]
 _lock: Final = new_lock()

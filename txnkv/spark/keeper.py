@@ -16,15 +16,15 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from txnkv.client.client import Client, connect
-from txnkv.coordinator.states import TxnState
+from txnkv.client import Client, connect
+from txnkv.coordinator import TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionTimedOutError,
     TxnNotFoundError,
 )
 from txnkv.spark import processes
-from txnkv.transaction.transaction import Transaction
+from txnkv.transaction import Transaction
 
 _POLL: Final = 0.5
 

@@ -19,10 +19,10 @@ import threading
 import time
 from typing import Any, Final
 
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import TxnState
 from txnkv.errors import TxnkvError
 from txnkv.spark import processes
-from txnkv.transaction.transaction import Transaction
+from txnkv.transaction import Transaction
 
 PATIENCE: Final = 10.0
 _POLL: Final = 0.2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from txnkv.client.client import Client
-from txnkv.coordinator import applications
-from txnkv.coordinator.applications import Mark
+from txnkv.client import Client
+from txnkv.coordinator import Mark, applications
 
 
 def is_committed(client: Client, mark: Mark) -> bool:

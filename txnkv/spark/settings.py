@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from txnkv.client.client import Client, connect
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME
-from txnkv.coordinator.ids import Timestamp
+from txnkv.client import Client, connect
+from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
 from txnkv.options import Operation
 from txnkv.spark import settings_options as options_
-from txnkv.tables.operations import DELETES, UPDATES, require_operation
+from txnkv.tables import DELETES, UPDATES, require_operation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import Flag, auto
 from typing import Final, NamedTuple
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 from txnkv.errors import NotSupportedError
 
 

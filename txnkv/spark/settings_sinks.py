@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME
+from txnkv.coordinator import KEEPALIVE_TIME
 from txnkv.options import Operation
 from txnkv.spark import settings_options as options_
 from txnkv.spark.settings import Place, refuse_times_of_others, require_rows_left
-from txnkv.tables.operations import require_operation
+from txnkv.tables import require_operation
 
 
 def writes_topic(options: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 from txnkv.errors import NotSupportedError
 from txnkv.spark import settings_options as options_
 from txnkv.spark.settings import Place

@@ -69,7 +69,7 @@ class TxnkvDataSource(DataSource):
         """
         kind = what_is_read(self.options)
         if kind == TOPIC:
-            from txnkv.spark.reading.topic_reader import TopicReader
+            from txnkv.spark.reading import TopicReader
 
             of_topic = TopicRead.of_batch(self.options)
             _require_same(schema, _topic_schema(of_topic, schema), f"topic {of_topic.topic!r}")
@@ -79,8 +79,7 @@ class TxnkvDataSource(DataSource):
                 "changes are read by spark.readStream; in a batch, read the table at two "
                 "snapshots, or use Table.diff"
             )
-        from txnkv.spark.reading import pushdown
-        from txnkv.spark.reading.table_reader import PushingReader, TxnkvReader
+        from txnkv.spark.reading import PushingReader, TxnkvReader, pushdown
 
         settings = Settings.of_read(self.options)
         table = client_of(settings).table(settings.table)
@@ -98,10 +97,10 @@ class TxnkvDataSource(DataSource):
             SchemaError: the data does not fit.
         """
         if writes_topic(self.options):
-            from txnkv.spark.writing.job_writer import TopicWriter
+            from txnkv.spark.writing import TopicWriter
 
             return TopicWriter.start(TopicWrite.of_batch(self.options, overwrite=overwrite), schema)
-        from txnkv.spark.writing.job_writer import TxnkvWriter
+        from txnkv.spark.writing import TxnkvWriter
 
         return TxnkvWriter.start(Settings.of_write(self.options, overwrite=overwrite), schema)
 
@@ -121,13 +120,13 @@ class TxnkvDataSource(DataSource):
                 ".option('changes', 'true'), or the table itself with spark.read"
             )
         if kind == CHANGES:
-            from txnkv.spark.reading.changes_stream import ChangesStreamReader
+            from txnkv.spark.reading import ChangesStreamReader
 
             changes = ChangesRead.of_stream(self.options)
             own = _changes_schema(changes, schema)
             _require_same(schema, own, f"changes of table {changes.table!r}")
             return ChangesStreamReader(changes, arrow_schema(schema))
-        from txnkv.spark.reading.topic_stream import TopicStreamReader
+        from txnkv.spark.reading import TopicStreamReader
 
         settings = TopicRead.of_stream(self.options)
         _require_same(schema, _topic_schema(settings, schema), f"topic {settings.topic!r}")
@@ -144,20 +143,20 @@ class TxnkvDataSource(DataSource):
             NotSupportedError: Spark is too old.
         """
         _require_streams()
-        from txnkv.spark.writing.stream_writer import stream_writer
+        from txnkv.spark.writing import stream_writer_of
 
-        return stream_writer(StreamWrite.of_stream(self.options, overwrite=overwrite), schema)
+        return stream_writer_of(StreamWrite.of_stream(self.options, overwrite=overwrite), schema)
 
 
 def _topic_schema(settings: TopicRead, asked: StructType | None) -> StructType:
-    from txnkv.spark.reading.topic_columns import topic_schema
+    from txnkv.spark.reading import topic_schema
 
     topic = client_of(settings).topic(settings.topic)
     return topic_schema(topic, settings.columns if asked is None else asked.names)
 
 
 def _changes_schema(settings: ChangesRead, asked: StructType | None) -> StructType:
-    from txnkv.spark.reading.changes_stream import changes_schema
+    from txnkv.spark.reading import changes_schema
 
     table = client_of(settings).table(settings.table)
     return changes_schema(table.schema, settings.columns if asked is None else asked.names)

@@ -114,7 +114,7 @@ class Mending:
 
 
 @contextmanager
-def mending(environment: Environment, name: str, map_size: int) -> Iterator[Mending]:
+def mend(environment: Environment, name: str, map_size: int) -> Iterator[Mending]:
     """Be alone with a damaged environment, as a `with` block.
 
     Raises:

@@ -13,3 +13,122 @@ predicate, scan, reading, lookup, view        rows out
 diff, diff_events, diff_tokens                what changed between two snapshots
 table_engine                                  the wiring: work on tables, in transactions and rounds
 """
+
+from txnkv.tables import arrow_input, catalog_schema, table_catalog
+from txnkv.tables.arrow_input import Normaliser
+from txnkv.tables.commit import LockedByYoungerError, timed_out
+from txnkv.tables.maintenance import (
+    Counted,
+    accept_loss,
+    check_row_set,
+    check_together,
+    history,
+    row_set_ids,
+)
+from txnkv.tables.operations import (
+    DELETES,
+    INSERTS,
+    OPERATIONS,
+    PARTIAL,
+    UPDATES,
+    require_operation,
+)
+from txnkv.tables.partitioning import (
+    HashPartition,
+    PartitionBy,
+    Partitioning,
+    hash_partition,
+    range_partition,
+)
+from txnkv.tables.read import (
+    BATCH_ROWS,
+    COMMIT_TIMESTAMP,
+    OP,
+    TOKEN_ROWS,
+    DiffParts,
+    DiffRequest,
+    Plan,
+    ReadView,
+    Request,
+    TokenParts,
+    changed,
+    diff,
+    diff_tokens,
+    lookup,
+    parse,
+    reading,
+    scan_tokens,
+)
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_checker import Adder, RowChecker, Shape, Values, nothing, shape_of, to_batch
+from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.schema import Column, Schema
+from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_engine import TableEngine
+from txnkv.tables.tablets import RowSetInfo, Scope, Tablet, manifest
+from txnkv.tables.write import Outcome, SmallWrites, WriteContext, staging, write_buffer
+
+__all__ = [
+    "Adder",
+    "BATCH_ROWS",
+    "COMMIT_TIMESTAMP",
+    "Column",
+    "Counted",
+    "DELETES",
+    "DiffParts",
+    "DiffRequest",
+    "HashPartition",
+    "INSERTS",
+    "LockedByYoungerError",
+    "Normaliser",
+    "OP",
+    "OPERATIONS",
+    "Outcome",
+    "PARTIAL",
+    "PartitionBy",
+    "Partitioning",
+    "Plan",
+    "ReadSet",
+    "ReadView",
+    "Request",
+    "RowChecker",
+    "RowSetInfo",
+    "RowWriter",
+    "Schema",
+    "Scope",
+    "Shape",
+    "SmallWrites",
+    "TOKEN_ROWS",
+    "TableEngine",
+    "TableInfo",
+    "Tablet",
+    "TokenParts",
+    "UPDATES",
+    "Values",
+    "WriteContext",
+    "accept_loss",
+    "arrow_input",
+    "catalog_schema",
+    "changed",
+    "check_row_set",
+    "check_together",
+    "diff",
+    "diff_tokens",
+    "hash_partition",
+    "history",
+    "lookup",
+    "manifest",
+    "nothing",
+    "parse",
+    "range_partition",
+    "reading",
+    "require_operation",
+    "row_set_ids",
+    "scan_tokens",
+    "shape_of",
+    "staging",
+    "table_catalog",
+    "timed_out",
+    "to_batch",
+    "write_buffer",
+]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
-from txnkv.storage.shield import go_on
+from txnkv.storage import go_on
 from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from txnkv import core
-from txnkv.storage.locks import new_lock
+from txnkv.storage import new_lock
 
 Range = tuple[bytes | None, bytes | None]
 """low <= key < high; None is unbounded."""

@@ -16,7 +16,7 @@ from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.row_checker import RowChecker, Values
 from txnkv.tables.schema import Schema
 from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablets import Tablet
 
 Place = Callable[[Values, bytes], int]
 """From the values of a key and its bytes to the tablet's number."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.core.column_types import column_type, may_be_key, parse_type
+from txnkv.core import column_type, may_be_key, parse_type
 from txnkv.errors import SchemaError
 from txnkv.tables.column_values import column_array
 

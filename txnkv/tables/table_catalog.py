@@ -7,10 +7,7 @@ from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import payload
-from txnkv.coordinator.clock import next_timestamp
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.query import one
+from txnkv.coordinator import Timestamp, next_timestamp, one, payload
 from txnkv.errors import TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema

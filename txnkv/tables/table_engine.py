@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from txnkv.coordinator import payload, purge, status_table
-from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.lease import Lease
-from txnkv.coordinator.query import one
-from txnkv.storage import finalizers
-from txnkv.storage.seam import clock
-from txnkv.tables import flush, history, replacing, table_catalog
-from txnkv.tables.compactor import Compactor
-from txnkv.tables.manifest import KIND
+from txnkv.coordinator import Coordinator, Lease, Timestamp, one, payload, purge, status_table
+from txnkv.storage import clock, finalizers
+from txnkv.tables import table_catalog
+from txnkv.tables.commit import TabletParticipants
+from txnkv.tables.maintenance import Compactor, flush, history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablet_participants import TabletParticipants
+from txnkv.tables.tablets import KIND, replacing
 
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_COMMITS: Final = 1 << 16
@@ -75,7 +70,7 @@ class TableEngine(Tables):
     # -- memory and row sets -----------------------------------------------------------
 
     def flush(self, upto: Timestamp | None = None) -> Timestamp:
-        """Write what small commits changed into row sets; see `txnkv.tables.flush`."""
+        """Write what small commits changed into row sets; see `txnkv.tables.maintenance.flush`."""
         return flush.flush(self, upto)
 
     # -- background --------------------------------------------------------------------

@@ -9,21 +9,14 @@ from typing import TypeAlias
 
 import apsw
 
-from txnkv.coordinator.catalog import Catalog
-from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.damage import EVERY, Kinds
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, Timestamp
 from txnkv.errors import InvalidTxnStateError, TxnkvError
-from txnkv.storage.locks import new_lock
-from txnkv.storage.store import Store
-from txnkv.tables import manifest, table_catalog
-from txnkv.tables.manifest import RowSetInfo
-from txnkv.tables.memory import CommittedMemory
+from txnkv.storage import Store, new_lock
+from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.row_set_writer import delete_row_set
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.tablet import Tablet
+from txnkv.tables.tablets import CommittedMemory, RowSetInfo, Tablet, delete_row_set, manifest
 
 
 class Tables(Catalog[TableInfo]):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import apsw
 
-from txnkv.coordinator.query import one
-from txnkv.storage.store import Store
+from txnkv.coordinator import one
+from txnkv.storage import Store
 
 
 class EndMarker(NamedTuple):

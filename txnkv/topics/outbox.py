@@ -18,11 +18,7 @@ import apsw
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import payload
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.metadata_store import past_timeout
-from txnkv.coordinator.payload import Section
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import Section, Timestamp, TxnRow, past_timeout, payload
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     StorageFullError,
@@ -30,15 +26,13 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.topics import append, chunking, topic_catalog
-from txnkv.topics.append import Attempt, is_appended
-from txnkv.topics.message import MessageId
-from txnkv.topics.messages import Single, as_arrow, now_micros
-from txnkv.topics.retry_hold import Hold
-from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics import topic_catalog
+from txnkv.topics.acks import SubscriptionInfo
+from txnkv.topics.delivery import Hold, PendingAcks
+from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
-from txnkv.topics.transaction_acks import PendingAcks
+from txnkv.topics.write import Attempt, append, is_appended
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a small transaction, at most."""

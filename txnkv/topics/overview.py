@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from txnkv.coordinator.damage import DAMAGE
-from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.topics.log_view import bounds
+from txnkv.coordinator import DAMAGE
+from txnkv.storage import StaleHandleError
+from txnkv.topics.log import OpenTxn
 from txnkv.topics.partition import Partition
-from txnkv.topics.partition_state import OpenTxn
+from txnkv.topics.read import bounds
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import TopicEngine
 

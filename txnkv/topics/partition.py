@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from txnkv.storage.environment import Environment
-from txnkv.storage.store import Store
-from txnkv.topics.log_state import DATABASES
-from txnkv.topics.partition_log import LogOptions, PartitionLog
-from txnkv.topics.side_logs import SideLogs
+from txnkv.storage import Environment, Store
+from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
+from txnkv.topics.sidecar import SideLogs
 from txnkv.topics.topic_catalog import TopicInfo
 
 

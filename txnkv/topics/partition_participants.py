@@ -20,19 +20,16 @@ from functools import partial
 import apsw
 import lmdb
 
-from txnkv.coordinator import id_ranges, status_table
-from txnkv.coordinator.damage import raise_first
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.metadata_store import PARTITION as KIND
-from txnkv.coordinator.participant import Participants
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import PARTITION as KIND
+from txnkv.coordinator import Participants, Timestamp, TxnRow, id_ranges, raise_first, status_table
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
-from txnkv.storage.seam import clock, declare_fault_point, fault_point
-from txnkv.topics import end_markers, roll_forward, topic_catalog
+from txnkv.storage import clock, declare_fault_point, fault_point
+from txnkv.topics import end_markers, topic_catalog
 from txnkv.topics.end_markers import EndMarker
 from txnkv.topics.partition import Partition
 from txnkv.topics.topics import Topics
+from txnkv.topics.write import roll_forward
 
 __all__ = ["KIND", "PartitionParticipants"]
 

@@ -18,9 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, TypeAlias
 
-from txnkv.coordinator.held import Key
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.payload import Section
+from txnkv.coordinator import Key, Section, Timestamp
 from txnkv.core import ControlType, encode_control, place, walk
 
 _EXTENT = struct.Struct("<Q12xI4xI")

@@ -10,13 +10,10 @@ from typing import Any, Final, get_args
 import apsw
 import pyarrow as pa
 
-from txnkv.coordinator import payload
-from txnkv.coordinator.clock import next_timestamp
-from txnkv.coordinator.query import one
+from txnkv.coordinator import next_timestamp, one, payload
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
 from txnkv.options import Buffer, Compression
-from txnkv.topics import values
-from txnkv.topics.values import ValueCodec, value_codec
+from txnkv.topics.messages import ValueCodec, value_codec, values
 
 BUFFERS: Final = get_args(Buffer)
 CODECS: Final = get_args(Compression)

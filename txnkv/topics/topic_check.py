@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from txnkv.coordinator import status_table
-from txnkv.coordinator.damage import DAMAGE
+from txnkv.coordinator import DAMAGE, status_table
 from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
-from txnkv.topics import end_markers, holders, log_check, side_check, topic_catalog
-from txnkv.topics.log_view import bounds
-from txnkv.topics.offset_reader import OffsetReader
+from txnkv.topics import end_markers, topic_catalog
+from txnkv.topics.acks import SubscriptionInfo
+from txnkv.topics.delivery import holders
+from txnkv.topics.log import log_check
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import open_in
-from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics.read import OffsetReader, bounds
+from txnkv.topics.sidecar import side_check
 from txnkv.topics.tail import TailEntry
 from txnkv.topics.topic_engine import TopicEngine
 from txnkv.topics.topics import Topics

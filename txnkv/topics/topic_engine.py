@@ -20,18 +20,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from txnkv.coordinator import payload, purge, status_table
-from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.lease import Lease
-from txnkv.storage import finalizers
-from txnkv.storage.seam import clock
-from txnkv.topics import producers, retention, roll_forward, side_own, topic_catalog
+from txnkv.coordinator import Coordinator, Lease, payload, purge, status_table
+from txnkv.storage import clock, finalizers
+from txnkv.topics import topic_catalog
+from txnkv.topics.delivery import Subscriptions
+from txnkv.topics.maintenance import retention
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import KIND, PartitionParticipants
-from txnkv.topics.staged_sends import StagedSendsFolder
-from txnkv.topics.subscriptions import Subscriptions
+from txnkv.topics.sidecar import side_own
+from txnkv.topics.staged import StagedSendsFolder
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Topics
+from txnkv.topics.write import producers, roll_forward
 
 ENFORCED_EVERY: Final = 60 * 1_000_000
 """Microseconds between two rounds of retention, and of what idle producers left."""

@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 import apsw
 
-from txnkv.coordinator import held, payload
-from txnkv.coordinator.catalog import Catalog
-from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.damage import EVERY, Kinds
-from txnkv.storage.locks import new_lock
+from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
+from txnkv.storage import new_lock
 from txnkv.topics import end_markers, topic_catalog
-from txnkv.topics.exclusive import LocalSubscriptions
+from txnkv.topics.acks import LocalSubscriptions
 from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TopicTail, WriteOut
 from txnkv.topics.topic_catalog import TopicInfo

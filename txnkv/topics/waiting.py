@@ -15,11 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from txnkv.coordinator.commit_log import CommitLog
-from txnkv.coordinator.ids import Timestamp
-from txnkv.storage.locks import new_event, new_lock
-from txnkv.storage.runtime import Runtime
-from txnkv.storage.seam import clock
+from txnkv.coordinator import CommitLog, Timestamp
+from txnkv.storage import Runtime, clock, new_event, new_lock
 
 _FIRST: Final = 0.001
 _LONGEST: Final = 0.010

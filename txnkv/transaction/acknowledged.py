@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from txnkv.topics.message import Message, MessageId
-from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.topics import Message, MessageId, SubscriptionInfo
 
 Acknowledged: TypeAlias = Message | MessageId | Sequence[Message | MessageId]
 """A message, its id, or several."""

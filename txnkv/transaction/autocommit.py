@@ -11,9 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import KEEPALIVE_TIME, TxnState, ending_error
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
@@ -23,8 +21,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
-from txnkv.storage.seam import back_off
-from txnkv.tables.mutations import Outcome
+from txnkv.storage import back_off
+from txnkv.tables import Outcome
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.heartbeats import Heart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 from txnkv.instance import Instance
 from txnkv.tables import history
 from txnkv.transaction.context import TxnContext

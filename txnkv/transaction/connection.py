@@ -6,12 +6,11 @@ import weakref
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError
 from txnkv.instance import Instance
-from txnkv.tables.row_writer import RowWriter
-from txnkv.tables.table_catalog import TableInfo
-from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.tables import RowWriter, TableInfo
+from txnkv.topics import TopicInfo
 
 
 class NamesTable(Protocol):

@@ -28,15 +28,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.coordinator import applications, status_table
-from txnkv.coordinator.applications import Mark
-from txnkv.coordinator.commit_queue import SmallCommit
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.locks import LOCK_TIMEOUT
-from txnkv.coordinator.metadata_store import past_timeout
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import (
+    LOCK_TIMEOUT,
+    Mark,
+    SmallCommit,
+    Timestamp,
+    TxnId,
+    TxnRow,
+    TxnState,
+    applications,
+    ending_error,
+    past_timeout,
+    status_table,
+)
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -48,23 +52,23 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
-from txnkv.storage.seam import fault_point
-from txnkv.tables import lookup, staging, write_buffer
-from txnkv.tables.manifest import Scope
-from txnkv.tables.mutations import Outcome
-from txnkv.tables.read_set import ReadSet
-from txnkv.tables.row_checker import Values, to_batch
-from txnkv.tables.row_writer import RowWriter
-from txnkv.tables.staging import WriteContext
-from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.validation import timed_out
-from txnkv.tables.view import ReadView
-from txnkv.topics.message import MessageId
-from txnkv.topics.messages import as_arrow
-from txnkv.topics.retry_hold import Hold
-from txnkv.topics.staged_writer import StagedSends
-from txnkv.topics.subscription_info import SubscriptionInfo
-from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.storage import fault_point
+from txnkv.tables import (
+    Outcome,
+    ReadSet,
+    ReadView,
+    RowWriter,
+    Scope,
+    TableInfo,
+    Values,
+    WriteContext,
+    lookup,
+    staging,
+    timed_out,
+    to_batch,
+    write_buffer,
+)
+from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
 from txnkv.transaction.heartbeats import Beating, Flushable, Holding
 from txnkv.transaction.local_state import Attempt, Local, LocalState
 from txnkv.transaction.small_parts import Parts, SmallParts

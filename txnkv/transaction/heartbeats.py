@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Protocol
 
-from txnkv.coordinator.id_ranges import Held
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import Held, TxnRow
 from txnkv.errors import ClosedError
 from txnkv.instance import Instance
-from txnkv.storage.finalizers import WhenDropped
+from txnkv.storage import WhenDropped
 
 
 class Heart:

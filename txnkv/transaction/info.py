@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from txnkv.coordinator import status_table
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import Timestamp, TxnId, TxnState, status_table
 from txnkv.instance import Instance
 
 

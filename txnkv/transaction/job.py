@@ -19,17 +19,11 @@ from contextlib import contextmanager
 
 import apsw
 
-from txnkv.coordinator import jobs, status_table
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import TxnState, ending_error, jobs, status_table
 from txnkv.errors import CorruptionError
-from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.shield import shielded
-from txnkv.storage.status_db import StatusDatabase
-from txnkv.tables import manifest
-from txnkv.tables.manifest import Scope
-from txnkv.topics import staged_rows
-from txnkv.topics.staged_append import StagedLots
+from txnkv.storage import StatusDatabase, declare_fault_point, fault_point, shielded
+from txnkv.tables import Scope, manifest
+from txnkv.topics import StagedLots, staged_rows
 from txnkv.transaction.session import Session
 from txnkv.transaction.transaction import Transaction
 

@@ -44,9 +44,8 @@ from concurrent.futures import Future
 from enum import IntEnum
 from typing import Final
 
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.states import TxnState
-from txnkv.storage.locks import new_baton, new_rlock
+from txnkv.coordinator import Timestamp, TxnState
+from txnkv.storage import new_baton, new_rlock
 
 
 class Local(IntEnum):

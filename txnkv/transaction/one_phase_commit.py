@@ -15,12 +15,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from txnkv.coordinator import commit_log, status_table
-from txnkv.coordinator.commit_queue import SmallCommit
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.metadata_store import past_timeout
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import (
+    SmallCommit,
+    Timestamp,
+    TxnRow,
+    TxnState,
+    commit_log,
+    past_timeout,
+    status_table,
+)
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
@@ -33,9 +36,8 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.storage.seam import clock
-from txnkv.tables import history
-from txnkv.tables.validation import LockedByYoungerError
+from txnkv.storage import clock
+from txnkv.tables import LockedByYoungerError, history
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Attempt, Local
 

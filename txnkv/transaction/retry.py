@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txnkv.coordinator.locks import LOCK_TIMEOUT
+from txnkv.coordinator import LOCK_TIMEOUT
 from txnkv.errors import TransactionLockedError, TxnkvError
 from txnkv.instance import Instance
-from txnkv.storage.seam import back_off, clock
+from txnkv.storage import back_off, clock
 
 DEFAULTS: Final[dict[str, Any]] = {
     "timeout": 60.0,

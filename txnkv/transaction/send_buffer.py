@@ -16,18 +16,26 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from txnkv.client.typed_values import Encode
 from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
-from txnkv.storage.locks import new_lock
-from txnkv.tables import arrow_input
-from txnkv.tables.row_checker import nothing
-from txnkv.topics import message_batches, messages, outbox
-from txnkv.topics.messages import Outgoing, Pending, Single, as_arrow
-from txnkv.topics.partitioner import Sticky, partition_of_one, spread
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.storage import new_lock
+from txnkv.tables import arrow_input, nothing
+from txnkv.topics import (
+    Outgoing,
+    Pending,
+    Single,
+    Sticky,
+    TopicEngine,
+    TopicInfo,
+    as_arrow,
+    message_batches,
+    message_input,
+    outbox,
+    partition_of_one,
+    spread,
+)
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.typed_values import Encode
 
 _ALONE_BYTES: Final = 64 << 20
 """So much is appended to a log in one piece, outside of a transaction."""
@@ -138,9 +146,9 @@ class SendBuffer:
             for topic, rows in self._lists.values():
                 some = rows[:]
                 if some:
-                    one = messages.single(some)
+                    one = message_input.single(some)
                     if one is None:
-                        parcels += self.parcels_of(topic, messages.outgoing(some))
+                        parcels += self.parcels_of(topic, message_input.outgoing(some))
                     else:
                         parcels.append(self._parcel_of(topic, one))
                     del rows[: len(some)]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.client.typed_values import encoder_of
-from txnkv.coordinator.ids import TxnId
+from txnkv.coordinator import TxnId
 from txnkv.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -21,14 +20,9 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.options import FLUSH_MODES, FlushMode, Operation, one_of
-from txnkv.storage.locks import new_rlock
-from txnkv.storage.shield import shielded
-from txnkv.tables import arrow_input
-from txnkv.tables.mutations import Outcome
-from txnkv.tables.operations import require_operation
-from txnkv.tables.row_checker import Adder, nothing
-from txnkv.topics import messages, topic_catalog
-from txnkv.topics.transaction_acks import refuse
+from txnkv.storage import new_rlock, shielded
+from txnkv.tables import Adder, Outcome, arrow_input, nothing, require_operation
+from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.acknowledged import Acknowledged, AnySubscription, ids_of, info_of
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.closeable import Closing
@@ -38,6 +32,7 @@ from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, al
 from txnkv.transaction.session_background import Background
 from txnkv.transaction.session_buffer import Room
 from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
+from txnkv.transaction.typed_values import encoder_of
 from txnkv.transaction.write_result import ErrorBuffer, WriteResult
 
 
@@ -244,7 +239,7 @@ class Session(Closing):
                 value = encode(value)
         count = len(info.partitions)
         put = self._sending.appender(info)
-        message = messages.pending(value, key, partition, headers, timestamp, count)
+        message = message_input.pending(value, key, partition, headers, timestamp, count)
         self._room.take((message,) if isinstance(message, bytes) else message)
         put(message)
         if self._mode == "manual":

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from txnkv.tables.mutations import Outcome
-from txnkv.tables.operations import PARTIAL
-from txnkv.tables.row_checker import Adder, Shape, Values, shape_of
-from txnkv.tables.row_writer import RowWriter
-from txnkv.topics.message import MessageId
-from txnkv.topics.subscription_info import SubscriptionInfo
+from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Shape, Values, shape_of
+from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.send_buffer import Parcel
 from txnkv.transaction.session_buffer import Room, size_of

@@ -16,19 +16,11 @@ from collections.abc import Sequence
 import apsw
 import pyarrow as pa
 
-from txnkv.coordinator.applications import Marks
-from txnkv.coordinator.commit_queue import SmallCommit
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import Marks, SmallCommit, Timestamp, TxnRow
 from txnkv.instance import Instance
-from txnkv.storage.seam import fault_point
-from txnkv.tables import staging
-from txnkv.tables.read_set import ReadSet
-from txnkv.tables.staging import WriteContext
-from txnkv.tables.write_buffer import SmallWrites
-from txnkv.topics.messages import Single
-from txnkv.topics.outbox import Outbox
-from txnkv.topics.retry_hold import Hold
+from txnkv.storage import fault_point
+from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
+from txnkv.topics import Hold, Outbox, Single
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
 """Messages for one topic, by number of their partition."""

@@ -12,13 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.client.scan import Scan
-from txnkv.coordinator.applications import Mark
-from txnkv.coordinator.ids import Timestamp, TxnId
-from txnkv.coordinator.locks import LOCK_TIMEOUT
-from txnkv.coordinator.metadata_store import late_by
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState, ending_error, late_by
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
@@ -30,9 +24,7 @@ from txnkv.errors import (
     TxnNotFoundError,
 )
 from txnkv.options import ISOLATIONS, LOCKINGS, FlushMode, Isolation, Locking, Operation, one_of
-from txnkv.storage.locks import new_rlock
-from txnkv.storage.seam import clock
-from txnkv.storage.shield import shielded
+from txnkv.storage import clock, new_rlock, shielded
 from txnkv.tables import lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
@@ -43,6 +35,7 @@ from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.heartbeats import Heart
 from txnkv.transaction.local_state import Local
+from txnkv.transaction.scan import Scan
 from txnkv.transaction.session import Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES
 from txnkv.transaction.token import TxnToken

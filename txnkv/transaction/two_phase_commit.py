@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator import Timestamp, TxnRow, TxnState, ending_error
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     StorageFullError,
@@ -14,7 +11,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.instance import Instance
-from txnkv.topics.partition_participants import abort_unknown
+from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Local
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from txnkv.errors import RowError, RowErrors
-from txnkv.storage.locks import new_lock
-from txnkv.tables.mutations import Outcome
+from txnkv.storage import new_lock
+from txnkv.tables import Outcome
 
 
 @dataclass

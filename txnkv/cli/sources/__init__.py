@@ -9,6 +9,6 @@ names the line, never a silent change of type.
 """
 
 from txnkv.cli.sources.base import FORMATS, Options, Source, named
-from txnkv.cli.sources.opening import open_source
+from txnkv.cli.sources.opening import format_of, open_source
 
-__all__ = ["FORMATS", "Options", "Source", "named", "open_source"]
+__all__ = ["FORMATS", "Options", "Source", "format_of", "named", "open_source"]

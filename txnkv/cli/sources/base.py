@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from txnkv.core.column_types import column_type
+from txnkv.core import column_type
 from txnkv.errors import SchemaError
 
 FORMATS: Final = ("csv", "json", "parquet", "arrow")

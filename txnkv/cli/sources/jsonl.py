@@ -16,7 +16,7 @@ from pyarrow import json
 from txnkv.cli.sources.base import storable
 from txnkv.cli.sources.text import BLOCK, TextFile
 from txnkv.core import compute as pc
-from txnkv.core.column_types import element_type
+from txnkv.core import element_type
 
 _ROW: Final = re.compile(r"(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$", re.DOTALL)
 _CHANGED: Final = re.compile(

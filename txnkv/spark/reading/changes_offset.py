@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator import Timestamp
 
 BEGINNING: Final = Timestamp(0)
 """Before all rows."""

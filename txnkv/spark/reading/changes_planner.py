@@ -18,18 +18,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from txnkv.client.client import Client
-from txnkv.client.scan import ScanToken
-from txnkv.client.table import DiffToken, Snapshot
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.query import one
+from txnkv.client import Client, DiffToken, Snapshot
+from txnkv.coordinator import Timestamp, one
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
 from txnkv.spark.joining import client_of
 from txnkv.spark.reading.changes_offset import BEGINNING, ChangesOffset
 from txnkv.spark.settings_topics import ChangesRead
-from txnkv.tables import history
-from txnkv.tables.diff_tokens import changed
-from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables import TableInfo, changed, history
+from txnkv.transaction import ScanToken
 
 TASK_ROWS: Final = 1 << 20
 """At most about so many rows a task,"""

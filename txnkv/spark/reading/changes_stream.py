@@ -22,17 +22,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from txnkv.client.scan import ScanToken
-from txnkv.client.table import DiffToken
+from txnkv.client import DiffToken
 from txnkv.errors import SchemaError
 from txnkv.spark.columns import ToSpark, spark_schema
 from txnkv.spark.joining import client_of
 from txnkv.spark.reading.changes_offset import ChangesOffset
 from txnkv.spark.reading.changes_planner import ChangesPlanner
 from txnkv.spark.settings_topics import ChangesRead
-from txnkv.tables.diff import COMMIT_TIMESTAMP, OP
-from txnkv.tables.schema import Schema
-from txnkv.tables.sources import BATCH_ROWS
+from txnkv.tables import BATCH_ROWS, COMMIT_TIMESTAMP, OP, Schema
+from txnkv.transaction import ScanToken
 
 _ADDED: Final = {
     OP: StructField(OP, StringType(), False),

@@ -27,8 +27,7 @@ import pyarrow as pa
 from pyspark.sql import datasource
 
 from txnkv.errors import SchemaError
-from txnkv.tables.predicate import parse
-from txnkv.tables.schema import Schema
+from txnkv.tables import Schema, parse
 
 _COMPARE: Final[dict[type, str]] = {
     datasource.EqualTo: "=",

@@ -14,11 +14,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from txnkv.client.scan import Scan, ScanToken
 from txnkv.spark.columns import ToSpark
 from txnkv.spark.joining import client_of, join_open
 from txnkv.spark.reading import pushdown
 from txnkv.spark.settings import Settings
+from txnkv.transaction import Scan, ScanToken
 
 TASK_ROWS: Final = 1 << 20
 """At most about so many rows a task."""

@@ -21,11 +21,11 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from txnkv import core
-from txnkv.client.topic import Topic
+from txnkv.client import Topic
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.spark.columns import spark_type
-from txnkv.topics.values import ValueCodec
+from txnkv.topics import ValueCodec
 
 _HEADER: Final = spark.StructType(
     [

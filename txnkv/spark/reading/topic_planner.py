@@ -24,15 +24,18 @@ from txnkv.spark.reading.topic_offsets import Offsets, TopicOffset, share
 from txnkv.spark.reading.topic_task import TopicTask
 from txnkv.spark.settings_options import EARLIEST, LATEST, Position
 from txnkv.spark.settings_topics import TopicRead
-from txnkv.topics.commit_places import (
+from txnkv.topics import (
+    Bounds,
+    PinnedRange,
     between_commits,
+    bounds,
+    cuts,
     next_timestamp,
+    pin,
     reach_at,
     timestamp_before,
+    weight,
 )
-from txnkv.topics.log_view import Bounds, bounds
-from txnkv.topics.pinned_range import PinnedRange, pin
-from txnkv.topics.range_cuts import cuts, weight
 
 TASK_BYTES: Final = 4 << 20
 """A task of less is not worth its cost."""

@@ -8,17 +8,12 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from txnkv.client.client import Client
-from txnkv.client.topic import Topic
+from txnkv.client import Client, Topic
 from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError
 from txnkv.spark.joining import client_of
 from txnkv.spark.reading.topic_columns import TopicRows
 from txnkv.spark.settings_topics import TopicRead
-from txnkv.topics import pinned_range
-from txnkv.topics.commit_reader import CommitReader
-from txnkv.topics.log_view import bounds
-from txnkv.topics.partition import Partition
-from txnkv.topics.pinned_range import READ_BYTES, PinnedRange
+from txnkv.topics import READ_BYTES, CommitReader, Partition, PinnedRange, bounds, pinned_range
 
 _ROWS: Final = 1 << 14
 _BYTES: Final = READ_BYTES // 2

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from txnkv.errors import InvalidTxnStateError
-from txnkv.transaction.write_result import WriteResult
+from txnkv.transaction import WriteResult
 
 
 @dataclass

@@ -19,15 +19,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from txnkv.client.client import Client
+from txnkv.client import Client
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark
 from txnkv.spark.writing.attempts import Written, again
-from txnkv.tables.schema import Schema
-from txnkv.transaction.job import Job
-from txnkv.transaction.transaction import Transaction
+from txnkv.tables import Schema
+from txnkv.transaction import Job, Transaction
 
 _PUTS: Final = pa.array(["insert", "update", "upsert"])
 _DELETES: Final = pa.array(["delete"])

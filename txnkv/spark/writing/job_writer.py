@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client.client import Client
+from txnkv.client import Client
 from txnkv.errors import TxnNotFoundError
 from txnkv.spark import keeping
 from txnkv.spark.columns import arrow_schema
@@ -32,8 +32,7 @@ from txnkv.spark.settings import Place, Settings
 from txnkv.spark.settings_sinks import TopicWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
-from txnkv.transaction.job import Job
-from txnkv.transaction.transaction import Transaction
+from txnkv.transaction import Job, Transaction
 
 
 class JobWriter(DataSourceArrowWriter):

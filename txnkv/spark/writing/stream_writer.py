@@ -39,9 +39,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client.client import Client
-from txnkv.coordinator import named
-from txnkv.coordinator.applications import Mark
+from txnkv.client import Client
+from txnkv.coordinator import Mark, named
 from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
 from txnkv.spark import keeping, processes
 from txnkv.spark.columns import arrow_schema
@@ -51,8 +50,7 @@ from txnkv.spark.settings_sinks import StreamWrite
 from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
 from txnkv.spark.writing.changes import ChangesTarget
 from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
-from txnkv.transaction.job import Job
-from txnkv.transaction.transaction import Transaction
+from txnkv.transaction import Job, Transaction
 
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("txnkv")
@@ -81,7 +79,7 @@ class Streamed(Written):
     was_there: bool = False
 
 
-def stream_writer(settings: StreamWrite, schema: StructType) -> StreamWriter:
+def stream_writer_of(settings: StreamWrite, schema: StructType) -> StreamWriter:
     """The sink as planner and committer make it; the planner begins a transaction.
 
     Raises:

@@ -8,14 +8,12 @@ from typing import ClassVar, Final, Protocol
 
 import pyarrow as pa
 
-from txnkv.client.client import Client
+from txnkv.client import Client
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.spark.writing.attempts import Written, again
-from txnkv.topics import message_batches, topic_catalog
-from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.transaction.job import Job
-from txnkv.transaction.transaction import Transaction
+from txnkv.topics import TopicInfo, message_batches, topic_catalog
+from txnkv.transaction import Job, Transaction
 
 _OVERWRITE: Final = "overwrite"
 """The attempt that deletes what is there."""

@@ -1,0 +1,19 @@
+"""From memory to row sets, and fewer of them: flush, intents, compaction, history, checks."""
+
+from txnkv.tables.maintenance import flush, history
+from txnkv.tables.maintenance.compactor import Compactor
+from txnkv.tables.maintenance.intents import Resolution
+from txnkv.tables.maintenance.table_check import Counted, check_row_set, check_together, row_set_ids
+from txnkv.tables.maintenance.tablet_loss import accept_loss
+
+__all__ = [
+    "Compactor",
+    "Counted",
+    "Resolution",
+    "accept_loss",
+    "check_row_set",
+    "check_together",
+    "flush",
+    "history",
+    "row_set_ids",
+]

@@ -1,0 +1,261 @@
+"""Resolution: what a commit replaced gets delete stamps, and its row sets hide nothing any more.
+
+Between its commit point and its end a bulk transaction's row sets hide by key the rows that they
+replace or delete. Readers pay for that, so finalization looks up where those rows lie, once, and
+puts delete stamps beside them:
+
+    row set 7    k1  k2  k3  k4                  row set 7    k1  k2      k3  k4
+    row set 9        k2'      (10, replaces)  ->               delete 10
+    row set 10           k3   (10, deletes)      row set 9        k2'        delete 10
+
+The stamps are those of a commit that is decided, so they are true from the moment that anybody
+can read them, and putting them twice changes nothing: every process may finalize at any time,
+and go on after another died.
+
+Two things are kept so that the right row is found:
+
+- Deletes go to COMMITTED row sets alone (and the transaction's own). Whatever committed before
+  and is still being finalized is finalized first: `settle`.
+- A compaction may retire a row set between the look and the note in status.db. The note says so,
+  and the work is done again against what took its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator import Timestamp, TxnRow, TxnState, status_table
+from txnkv.core import compute as pc
+from txnkv.errors import UnavailableError
+from txnkv.storage import declare_fault_point, fault_point
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablets import (
+    KIND,
+    ROWS,
+    TOMBSTONES,
+    Deletes,
+    RowSetInfo,
+    RowSetRetired,
+    Tablet,
+    TabletState,
+    keys_of,
+    manifest,
+    put_deletes,
+    replacing,
+    rows_of,
+)
+
+declare_fault_point("resolve.put", "some of a commit's delete stamps are durable")
+declare_fault_point("resolve.resolved", "all of a commit's delete stamps are durable")
+
+
+def settle(tables: Tables, tablet_ids: Sequence[int], upto: Timestamp) -> bool:
+    """Finalize all that committed at or below `upto` in these tablets, the earliest first.
+
+    Returns:
+        False when that failed in some tablet: see `require_settled`.
+    """
+    decided = _decided(tables, tablet_ids, upto)
+    for _, txn_id in decided:
+        tables.coordinator.orchestrator.finish(txn_id)
+    return not decided or not _decided(tables, tablet_ids, upto)
+
+
+def require_settled(tables: Tables, tablet: Tablet, upto: Timestamp) -> None:
+    """Refuse a tablet in which `settle` failed.
+
+    Raises:
+        TxnkvError: why.
+    """
+    for _, txn_id in _decided(tables, [tablet.id], upto):
+        with tables.store.status.read() as cur:
+            left = manifest.staged(cur, txn_id, tablet.id)
+        if left:
+            raise tables.coordinator.damage.error(tablet.label) or UnavailableError(
+                f"{tablet.label}: what transaction {txn_id} committed there is not in its place "
+                "yet. Try it again"
+            )
+
+
+def _decided(
+    tables: Tables, tablet_ids: Sequence[int], upto: Timestamp
+) -> list[tuple[Timestamp, int]]:
+    """Return the commit timestamps, ascending, and ids of transactions that committed in these
+    tablets at or below `upto` and are not finalized in all of theirs.
+    """
+    with tables.store.status.read() as cur:
+        rows = [
+            status_table.get(cur, txn_id)
+            for txn_id in status_table.transactions_of(cur, KIND, tablet_ids)
+        ]
+    return sorted(
+        (row.commit_ts, row.txn_id)
+        for row in rows
+        if row.state is TxnState.FINALIZE_IN_PROGRESS
+        and row.commit_ts is not None
+        and row.commit_ts <= upto
+    )
+
+
+def supersede(
+    tablet: Tablet, state: TabletState, keys: core.Keys, stamps: int | pa.UInt64Array
+) -> Deletes:
+    """Find the rows that newer versions of these keys replace.
+
+    Args:
+        state: committed row sets; those that are visible just before a key's stamp are looked
+            through.
+        keys: strictly ascending.
+        stamps: commit timestamps, of each key or of all.
+
+    Returns:
+        Row numbers and delete stamps by row set.
+
+    Raises:
+        RowSetRetired: the state is too old; take a new one.
+    """
+    deletes: Deletes = {}
+    if keys.n == 0:
+        return deletes
+    low, high = keys.key(0), keys.key(keys.n - 1)
+    one = pa.scalar(1, pa.uint64())
+    before: int | pa.UInt64Array = (
+        stamps - 1 if isinstance(stamps, int) else pc.subtract(stamps, one)
+    )
+    highest = before if isinstance(before, int) else pc.max(before).as_py()
+    for info in state.infos:
+        least = info.min_stamp if info.min_stamp is not None else info.stamp
+        if info.kind != ROWS or not info.overlaps(low, high) or (least or 0) > highest:
+            continue
+        with tablet.read() as pages:
+            positions, rows = tablet.row_set(info).locate(pages, keys, before)
+        if len(rows):
+            killed = (
+                pa.repeat(pa.scalar(stamps, pa.uint64()), len(rows))
+                if isinstance(stamps, int)
+                else stamps.take(positions)
+            )
+            deletes[info.id] = (rows, killed)
+    return deletes
+
+
+class _Replaced(Exception):
+    """A row set that got deletes was replaced before they were noted."""
+
+
+class Resolution:
+    """The resolution of one transaction that is past its commit point.
+
+    Args:
+        row: of the transaction.
+        ids: of its tablets.
+    """
+
+    def __init__(self, tables: Tables, row: TxnRow, ids: Sequence[int]) -> None:
+        assert row.commit_ts is not None
+        self._tables = tables
+        self._row = row
+        self._ids = ids
+        self._commit_ts = row.commit_ts
+        self._staged: dict[int, list[RowSetInfo]] = {}
+
+    def finalize(self) -> dict[int, Exception]:
+        """Stamp what was replaced, give the transaction's rows their plain stamp.
+
+        Returns:
+            Errors by tablet. There nothing is stamped: its row sets go on hiding rows by key.
+        """
+        while True:
+            with self._tables.store.status.read() as cur:
+                self._staged = {
+                    id: _in_order(manifest.staged(cur, self._row.txn_id, id)) for id in self._ids
+                }
+            replacing = [id for id, infos in self._staged.items() if any(map(_replaces, infos))]
+            try:
+                noted, failed = self._resolve(replacing) if replacing else ({}, {})
+                for id in failed:
+                    del self._staged[id]
+                self._note(noted)
+                return failed
+            except (RowSetRetired, _Replaced):
+                # A compaction, or another process that finalizes the same, was quicker.
+                for id in replacing:
+                    tablet = self._tables.tablet(id)
+                    if tablet is not None:
+                        tablet.reload()
+
+    def _note(self, noted: dict[int, tuple[int, int]]) -> None:
+        """One change of the manifest, of all or of nothing."""
+        with self._tables.store.status.write() as cur:
+            if status_table.get(cur, self._row.txn_id).state is not TxnState.FINALIZE_IN_PROGRESS:
+                return  # another process has ended it
+            for id, (deleted, last) in noted.items():
+                if not replacing.set_deleted(cur, id, deleted, last):
+                    raise _Replaced
+            tombstones = [
+                info.id
+                for infos in self._staged.values()
+                for info in infos
+                if info.kind == TOMBSTONES
+            ]
+            if tombstones:
+                replacing.retire(cur, tombstones, manifest.bump(cur))
+            manifest.finalize(cur, self._row.txn_id, self._commit_ts, self._staged)
+
+    def _resolve(
+        self, tablet_ids: Sequence[int]
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, Exception]]:
+        """Put the delete stamps.
+
+        Returns:
+            Rows deleted and highest stamp of each row set touched; errors by tablet.
+        """
+        noted: dict[int, tuple[int, int]] = {}
+
+        def resolve(tablet: Tablet) -> None:
+            if not settled:
+                require_settled(self._tables, tablet, before)
+            tablet.state(self._commit_ts)  # all that committed before is known here
+            noted.update(self._put(tablet, tablet.reload()))
+
+        before = Timestamp(self._commit_ts - 1)
+        settled = settle(self._tables, tablet_ids, before)
+        failed = self._tables.each(tablet_ids, "what a commit replaced", resolve)
+        fault_point("resolve.resolved")
+        return noted, failed
+
+    def _put(self, tablet: Tablet, state: TabletState) -> dict[int, tuple[int, int]]:
+        # With its stamp a row set is what other readers of this process have it for.
+        own = [
+            replace(info, stamp=self._commit_ts, min_stamp=self._commit_ts)
+            for info in self._staged[tablet.id]
+        ]
+        noted: dict[int, tuple[int, int]] = {}
+        for number, info in enumerate(own):
+            if not _replaces(info):
+                continue
+            earlier = [before for before in own[:number] if before.kind == ROWS]
+            for keys in keys_of(tablet, info):
+                deletes = supersede(tablet, state, keys, self._commit_ts)
+                for before in earlier:
+                    rows = rows_of(tablet, before, keys)
+                    if len(rows):
+                        stamps = pa.repeat(pa.scalar(self._commit_ts, pa.uint64()), len(rows))
+                        deletes[before.id] = (rows, stamps)
+                if deletes:
+                    noted.update(put_deletes(tablet, deletes, lambda txn: None))
+                    fault_point("resolve.put")
+        return noted
+
+
+def _in_order(infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:
+    """The earliest first. An attempt's row sets came to count at once; their ids go up."""
+    return sorted(infos, key=lambda info: (info.staged_seq, info.id))
+
+
+def _replaces(info: RowSetInfo) -> bool:
+    return info.supersedes or info.kind == TOMBSTONES

@@ -1,0 +1,296 @@
+"""Scans: which blocks to read, reading them, filtering, in any order or in key order.
+
+    plan     tablets -> what the view sees of each: row sets, memory, and whose keys hide whose
+             -> blocks whose key range and zone maps admit the predicates          (units)
+    read     per unit: the rows that are seen; predicate columns, mask; then the other columns,
+             only if a row is left
+    ordered  units of sources that overlap are merged by key, others follow one another
+
+A scan holds no LMDB transaction between two batches, so a slow reader keeps no pages from
+being used again, and what it returns lies in memory that Arrow owns. Its pins keep the row sets
+from being removed when a flush or a compaction has replaced them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.core import compute as pc
+from txnkv.storage import go_on
+from txnkv.tables.read.masks import Masks
+from txnkv.tables.read.pins import Pins
+from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.read.sources import (
+    BATCH_ROWS,
+    MemoryPart,
+    Part,
+    Selection,
+    Source,
+    Unit,
+    clusters,
+)
+from txnkv.tables.read.view import EVERY_STAMP, Sight
+from txnkv.tables.tablets import LARGE_READ
+
+_AHEAD: Final = 4
+BATCH_BYTES: Final = 16 << 20
+"""Bytes of a merged batch, about and at most; one row may have more."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scan that is ready to be read, any number of times.
+
+    Attributes:
+        columns: the projection.
+        parts: what to read.
+        pins: keep all of it readable.
+    """
+
+    columns: tuple[str, ...]
+    filter: Filter
+    parts: tuple[Source, ...]
+    schema: pa.Schema
+    pins: Pins
+    ordered: bool = False
+    limit: int | None = None
+
+    def batches(self, threads: int = 1) -> Iterator[pa.RecordBatch]:
+        """The rows. With `threads` above 1 blocks are read ahead."""
+        source = self._ordered() if self.ordered else self._unordered(threads)
+        left = self.limit
+        for batch in source:
+            go_on()
+            if left is None:
+                yield batch
+                continue
+            if left <= 0:
+                return
+            yield batch.slice(0, left) if batch.num_rows > left else batch
+            left -= batch.num_rows
+
+    def _unordered(self, threads: int) -> Iterator[pa.RecordBatch]:
+        if threads <= 1 or sum(part.blocks for part in self.parts) <= _AHEAD:
+            for unit in self.units(self.parts):
+                batch = self._read(unit)
+                if batch is not None:
+                    yield batch
+            return
+        with ThreadPoolExecutor(threads, thread_name_prefix="txnkv-scan") as pool:
+            waiting: deque[Future[pa.RecordBatch | None]] = deque()
+            for unit in self.units(self.parts):
+                waiting.append(pool.submit(self._read, unit))
+                if len(waiting) > _AHEAD:
+                    batch = waiting.popleft().result()
+                    if batch is not None:
+                        yield batch
+            while waiting:
+                batch = waiting.popleft().result()
+                if batch is not None:
+                    yield batch
+
+    def units(self, parts: Sequence[Source]) -> Iterator[Unit]:
+        """Yield the units that are to be read of `parts`."""
+        for part in parts:
+            yield from part.units(self.filter)
+
+    def count(self) -> int:
+        """Count the rows. With an empty projection no column is read but those of predicates."""
+        if self.filter.predicates or self.filter.expression is not None:
+            return sum(batch.num_rows for batch in self.batches())
+        total = 0
+        for part in self.parts:
+            if isinstance(part, Part) and part.plain:
+                total += part.info.live_rows
+                continue
+            for unit in part.units(self.filter):
+                with unit.pages(once=self._large) as pages:
+                    total += unit.source.count(pages)
+        return total
+
+    # -- one block ---------------------------------------------------------------------
+
+    @cached_property
+    def _large(self) -> bool:
+        return sum(part.size for part in self.parts) > LARGE_READ
+
+    def _read(self, unit: Unit) -> pa.RecordBatch | None:
+        with unit.pages(once=self._large) as pages:
+            selection = unit.source.select(pages)
+            return None if selection is None else self._project(selection)
+
+    def _project(self, selection: Selection) -> pa.RecordBatch | None:
+        read, n = selection.read, selection.n
+        if self.filter.expression is not None:
+            names = self.filter.columns
+            whole = pa.record_batch(read(names), names=list(names))
+            kept = whole.filter(self.filter.expression)
+            return self._batch([kept.column(name) for name in self.columns], kept.num_rows)
+        tested = self.filter.columns
+        columns = dict(zip(tested, read(tested), strict=True))
+        mask = self.filter.mask(columns)
+        if mask is not None and mask.true_count == 0:
+            return None
+        missing = [name for name in self.columns if name not in columns]
+        columns.update(zip(missing, read(missing), strict=True))
+        arrays = [columns[name] for name in self.columns]
+        if mask is not None and mask.true_count < n:
+            arrays = [array.filter(mask) for array in arrays]
+            n = mask.true_count
+        return self._batch(arrays, n)
+
+    def _batch(self, arrays: list[pa.Array], n: int) -> pa.RecordBatch | None:
+        if n == 0:
+            return None
+        if not arrays:
+            return _rows_without_columns(n)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    # -- key order ---------------------------------------------------------------------
+
+    def _ordered(self) -> Iterator[pa.RecordBatch]:
+        for cluster in clusters(self.parts):
+            if len(cluster) == 1:
+                for unit in self.units(cluster):
+                    batch = self._read(unit)
+                    if batch is not None:
+                        yield batch
+            else:
+                yield from self._merged(cluster)
+
+    def _merged(self, cluster: Sequence[Source]) -> Iterator[pa.RecordBatch]:
+        names = list(dict.fromkeys((*self.columns, *self.filter.columns)))
+        sources = [_Cursor(self, part, names) for part in cluster]
+        sources = [source for source in sources if source.advance()]
+        if not sources:
+            return
+        merger = core.Merger([source.keys for source in sources])
+        live = len(sources)
+        while live:
+            which, index = merger.next(_rows_of(sources))
+            if len(which):
+                batch = self._interleaved(sources, names, which, index)
+                if batch is not None:
+                    yield batch
+            for i in merger.exhausted:
+                if sources[i].advance():
+                    merger.replace(i, sources[i].keys)
+                else:
+                    merger.finish(i)
+                    live -= 1
+
+    def _interleaved(
+        self,
+        sources: Sequence[_Cursor],
+        names: Sequence[str],
+        which: pa.UInt16Array,
+        index: pa.UInt32Array,
+    ) -> pa.RecordBatch | None:
+        parts: list[list[pa.Array]] = [[] for _ in names]
+        shifts, total = [0] * len(sources), 0
+        for entry in pc.value_counts(which).to_pylist():
+            i, n = entry["values"], entry["counts"]  # rows that stand together in this source
+            source = sources[i]
+            for of, array in zip(parts, source.arrays, strict=True):
+                of.append(array.slice(source.at, n))
+            shifts[i] = total - source.at
+            source.at += n
+            total += n
+        rows = pc.add(pc.take(pa.array(shifts, pa.int64()), which), index.cast(pa.int64()))
+        columns = {
+            name: pa.concat_arrays(of).take(rows) for name, of in zip(names, parts, strict=True)
+        }
+        n = len(rows)
+        if self.filter.expression is not None:
+            batch = pa.record_batch(columns).filter(self.filter.expression)
+            return self._batch([batch.column(name) for name in self.columns], batch.num_rows)
+        mask = self.filter.mask(columns)
+        arrays = [columns[name] for name in self.columns]
+        if mask is not None:
+            arrays = [array.filter(mask) for array in arrays]
+            n = mask.true_count
+        return self._batch(arrays, n)
+
+
+def _rows_of(sources: Sequence[_Cursor]) -> int:
+    """Rows of a batch, so that it has about `BATCH_BYTES` at most, or one row."""
+    widest = max(source.width for source in sources)
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(widest, 1.0))))
+
+
+class _Cursor:
+    """One source of a merge: the rows of its current block, copied out of LMDB.
+
+    Attributes:
+        at: of the next row that was not merged yet.
+        width: bytes of a row, about.
+    """
+
+    keys: core.Keys
+    at: int
+    width: float
+
+    def __init__(self, plan: Plan, part: Source, names: Sequence[str]) -> None:
+        self._plan = plan
+        self._names = names
+        self._units = plan.units([part])
+        self.arrays: list[pa.Array] = []
+
+    def advance(self) -> bool:
+        """Go to the next block that has rows to be read; False at the end."""
+        for unit in self._units:
+            with unit.pages(once=self._plan._large) as pages:
+                selection = unit.source.select(pages)
+                if selection is None:
+                    continue
+                self.arrays = selection.read(self._names)
+                self.keys = selection.keys()
+            self.at = 0
+            self.width = sum(array.nbytes for array in self.arrays) / max(self.keys.n, 1)
+            return True
+        return False
+
+
+def _rows_without_columns(n: int) -> pa.RecordBatch:
+    """A batch of n rows and no columns, which pyarrow makes only by dropping some."""
+    return pa.record_batch([pa.nulls(n)], names=["none"]).select([])
+
+
+def plan_parts(sight: Sight, key_range: KeyRange) -> list[Source]:
+    """Return the sources of one tablet that may hold keys of a range."""
+    if key_range.empty:
+        return []
+    low, high = key_range.low, key_range.high
+    own = memory = None
+    if sight.own is not None:
+        own = sight.own.select(low, high, 0, EVERY_STAMP)
+    if sight.has_memory:
+        memory = sight.state.memory.select(low, high, sight.after, sight.snapshot)
+    masks = Masks(sight, own, memory)
+    parts: list[Source] = []
+    infos = [
+        info
+        for info in sight.readable
+        if info.max_key >= (low or b"") and (high is None or info.min_key < high)
+    ]
+    if infos:
+        with sight.tablet.read() as pages:
+            for info in sorted(infos, key=lambda info: info.id):
+                row_set = sight.tablet.row_set(info)
+                span = row_set.blocks_between(pages, low, high)
+                if span:
+                    over = masks.over(info)
+                    parts.append(Part(sight, info, key_range, span.start, span.stop, over))
+    if memory is not None and memory.n:
+        parts.append(MemoryPart(sight.tablet, memory, masks.over_memory))
+    if own is not None and own.n:
+        parts.append(MemoryPart(sight.tablet, own, ()))
+    return parts

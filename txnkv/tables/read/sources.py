@@ -1,0 +1,318 @@
+"""Sources of a scan: blocks of row sets, and entries of memory, as rows of sorted keys.
+
+Both give `Selection`s: the keys of some rows that the view sees, strictly ascending, and their
+columns on demand. Rows that were deleted and rows that a mask hides are left out first, so that
+predicates and merges meet each key once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Final, cast
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.core import compute as pc
+from txnkv.tables.read.masks import Mask, RowSetMask, hidden
+from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.read.view import EVERY_STAMP, Sight
+from txnkv.tables.tablets import Pages, RowSet, RowSetInfo, Tablet
+
+BATCH_ROWS: Final = 1 << 16
+_SPARSE: Final = 8
+"""Up to one row in so many that is not seen, rows are copied in runs between those."""
+
+_NO_PAGES: Final = cast(Pages, None)
+
+Read = Callable[[Sequence[str]], list[pa.Array]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some rows of one source; valid as long as the pages that it came from.
+
+    Attributes:
+        n: how many rows, at least one.
+        read: the columns of all of them, copied.
+        keys: their keys, strictly ascending, copied.
+    """
+
+    n: int
+    read: Read
+    keys: Callable[[], core.Keys]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The part of a source that is read at a time."""
+
+    tablet: Tablet
+    source: _Block | _Piece
+
+    def pages(self, *, once: bool) -> AbstractContextManager[Pages]:
+        """Pages to read it from; none for what is in memory, whose tablet may have no file yet."""
+        if isinstance(self.source, _Piece) and not self.source.on_disk:
+            return nullcontext(_NO_PAGES)
+        return self.tablet.read(once=once)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks [start, stop) of one row set.
+
+    Attributes:
+        masks: whose keys hide its rows.
+    """
+
+    sight: Sight
+    info: RowSetInfo
+    key_range: KeyRange
+    start: int
+    stop: int
+    masks: Sequence[Mask]
+
+    @property
+    def tablet(self) -> Tablet:
+        return self.sight.tablet
+
+    @property
+    def low(self) -> bytes:
+        """No key is below."""
+        return self.info.min_key
+
+    @property
+    def high(self) -> bytes:
+        """No key is above."""
+        return self.info.max_key
+
+    @property
+    def blocks(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.info.size
+
+    @property
+    def plain(self) -> bool:
+        """All rows without a delete stamp are seen, and no others.
+
+        Stamps that are written and not yet counted in the info are of commits whose keys are
+        masks, or are later than the snapshot.
+        """
+        low, high, info = self.key_range.low, self.key_range.high, self.info
+        return (
+            not self.masks
+            and max(int(info.stamp or 0), info.max_delete) <= self.sight.snapshot
+            and (low is None or low <= info.min_key)
+            and (high is None or info.max_key < high)
+        )
+
+    def units(self, filter: Filter) -> Iterator[Unit]:
+        """The blocks that their zone maps admit."""
+        row_set = self.tablet.row_set(self.info)
+        ids = self.tablet.schema.ids
+        with self.tablet.read() as pages:
+            blocks = row_set.header(pages).blocks
+        for number in range(self.start, self.stop):
+            if filter.may_hold(blocks[number].zones, ids, blocks[number].rows):
+                yield Unit(self.tablet, _Block(self, row_set, number))
+
+
+@dataclass(frozen=True)
+class _Block:
+    part: Part
+    row_set: RowSet
+    number: int
+
+    def select(self, pages: Pages) -> Selection | None:
+        """The rows that are seen; None for none."""
+        row_set, number = self.row_set, self.number
+        lo, n = self._range(pages)
+        if n == 0:
+            return None
+        gone = self._gone(pages, lo, n)
+        block = row_set.header(pages).blocks[number]
+        if gone is None:
+            return Selection(
+                n,
+                lambda names: row_set.read(pages, block, number, names, lo, n),
+                lambda: core.Keys.concat([row_set.keys(pages, number).slice(lo, n)]),
+            )
+        if gone.n == n:
+            return None
+        if gone.n * _SPARSE < n:
+            return Selection(
+                n - gone.n,
+                lambda names: row_set.read(pages, block, number, names, lo, n, gone),
+                lambda: row_set.keys(pages, number).without(gone, lo, n),
+            )
+        rows = _between(core.Bitmap.of(block.rows, gone.to_arrow()).zeros(), lo, n, block.rows)
+        return Selection(
+            rows.n,
+            lambda names: row_set.gather(pages, number, names, rows),
+            lambda: row_set.keys(pages, number).gather(rows),
+        )
+
+    def count(self, pages: Pages) -> int:
+        """Count the rows that are seen."""
+        lo, n = self._range(pages)
+        gone = self._gone(pages, lo, n) if n else None
+        return n if gone is None else n - gone.n
+
+    def _range(self, pages: Pages) -> tuple[int, int]:
+        """First row and number of rows of the block that are in the key range."""
+        block = self.row_set.header(pages).blocks[self.number]
+        low, high = self.part.key_range.low, self.part.key_range.high
+        cut_low = low is not None and block.first < low
+        cut_high = high is not None and block.last >= high
+        if not cut_low and not cut_high:
+            return 0, block.rows
+        keys = self.row_set.keys(pages, self.number)
+        lo = core.lower_bound(keys, low) if cut_low and low is not None else 0
+        hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
+        return lo, max(hi - lo, 0)
+
+    def _gone(self, pages: Pages, lo: int, n: int) -> core.Rows | None:
+        """Those of rows [lo, lo + n) that are not seen, ascending; None for none."""
+        part, row_set, number = self.part, self.row_set, self.number
+        # A transaction's own rows are seen, and go on to be when it commits beside the scan.
+        own = part.info.stamp is None
+        seen = None if own else row_set.seen(pages, number, part.sight.snapshot)
+        gone = None if seen is None else core.Bitmap.from_arrow(seen).zeros()
+        of = row_set.header(pages).blocks[number].rows
+        if part.masks:
+            keys = row_set.keys(pages, number)
+            inserts = None
+            if any(mask.before != EVERY_STAMP for mask in part.masks):
+                inserts = row_set.inserts(pages, number)
+            hits = hidden(pages, part.masks, keys, inserts, versioned=part.info.versioned)
+            if gone is None or hits is None:
+                gone = hits if gone is None else gone
+            else:
+                both = pa.concat_arrays([gone.to_arrow(), hits.to_arrow()])
+                gone = core.Bitmap.of(of, both).positions()
+        if gone is not None:
+            gone = _between(gone, lo, n, of)
+        return gone if gone is not None and gone.n else None
+
+
+def _between(rows: core.Rows, lo: int, n: int, of: int) -> core.Rows:
+    """Those of ascending rows that are in [lo, lo + n)."""
+    if lo == 0 and n == of:
+        return rows
+    numbers = rows.to_arrow()
+    inside = pc.and_(
+        pc.greater_equal(numbers, pa.scalar(lo, pa.uint32())),
+        pc.less(numbers, pa.scalar(lo + n, pa.uint32())),
+    )
+    return core.Rows.from_arrow(numbers.filter(inside))
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """Rows in memory.
+
+    Attributes:
+        entries: of a range of keys, ascending, tombstones among them.
+        masks: whose keys hide its rows.
+    """
+
+    tablet: Tablet
+    entries: core.Entries
+    masks: Sequence[Mask]
+    size: int = 0
+    blocks: int = 1
+
+    @property
+    def low(self) -> bytes:
+        """No key is below."""
+        return self.entries.keys.key(0)
+
+    @property
+    def high(self) -> bytes:
+        """No key is above."""
+        return self.entries.keys.key(self.entries.n - 1)
+
+    def units(self, filter: Filter) -> Iterator[Unit]:
+        """Pieces of up to as many rows as a block has."""
+        for start in range(0, self.entries.n, BATCH_ROWS):
+            yield Unit(self.tablet, _Piece(self, start, min(BATCH_ROWS, self.entries.n - start)))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    part: MemoryPart
+    start: int
+    n: int
+
+    @property
+    def on_disk(self) -> bool:
+        """True when masks are read from row sets."""
+        return any(isinstance(mask, RowSetMask) for mask in self.part.masks)
+
+    def select(self, pages: Pages) -> Selection | None:
+        """The rows that are seen; None for none."""
+        rows = self._rows(pages)
+        if rows.n == 0:
+            return None
+        entries, tablet = self.part.entries, self.part.tablet
+
+        def read(names: Sequence[str]) -> list[pa.Array]:
+            return memory_columns(tablet, entries, names, rows)
+
+        return Selection(rows.n, read, lambda: entries.keys.gather(rows))
+
+    def count(self, pages: Pages) -> int:
+        """Count the rows that are seen."""
+        return self._rows(pages).n
+
+    def _rows(self, pages: Pages) -> core.Rows:
+        entries = self.part.entries
+        keys = entries.keys.slice(self.start, self.n)
+        there = pc.equal(entries.kinds.slice(self.start, self.n), 1)
+        gone = hidden(pages, self.part.masks, keys)
+        if gone is not None:
+            hits = core.Bitmap.of(keys.n, gone.to_arrow())
+            there = pc.and_not(there, hits.to_arrow())
+        rows = core.Bitmap.from_arrow(there).positions().to_arrow()
+        if self.start:
+            rows = pc.add(rows, pa.scalar(self.start, pa.uint32()))
+        return core.Rows.from_arrow(rows)
+
+
+def memory_columns(
+    tablet: Tablet, entries: core.Entries, names: Sequence[str], rows: core.Rows
+) -> list[pa.Array]:
+    """Columns of some entries, in the order of `rows`."""
+    values = [name for name in names if name in tablet.value_names]
+    numbers = [tablet.value_names.index(name) for name in values]
+    columns = dict(zip(values, entries.columns(tablet.layout, numbers, rows), strict=True))
+    if len(values) < len(names):
+        key = tablet.schema.primary_key
+        keys = entries.keys.gather(rows)
+        for name in names:
+            if name not in columns:
+                columns[name] = tablet.codec.decode(keys, key.index(name))
+    return [columns[name] for name in names]
+
+
+Source = Part | MemoryPart
+
+
+def clusters(parts: Sequence[Source]) -> list[list[Source]]:
+    """Parts whose key ranges overlap stand together; clusters follow one another by key."""
+    found: list[list[Source]] = []
+    reach = b""
+    for low, part in sorted(((part.low, part) for part in parts), key=lambda pair: pair[0]):
+        if found and low <= reach:
+            found[-1].append(part)
+            reach = max(reach, part.high)
+        else:
+            found.append([part])
+            reach = part.high
+    return found

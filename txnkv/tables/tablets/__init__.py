@@ -1,0 +1,75 @@
+"""A tablet on disk and in memory: row sets, blocks and deletes, the manifest, the fence."""
+
+from txnkv.tables.tablets import fence, manifest, replacing
+from txnkv.tables.tablets.deltas import Deletes, put_deletes, stored_counts
+from txnkv.tables.tablets.fence import FENCE_DB
+from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
+from txnkv.tables.tablets.memory import CommittedMemory
+from txnkv.tables.tablets.merging import Source, merged
+from txnkv.tables.tablets.overlap import common_keys, common_with, keys_of, rows_of
+from txnkv.tables.tablets.row_set import RowSet
+from txnkv.tables.tablets.row_set_blocks import RowSetRetired
+from txnkv.tables.tablets.row_set_format import (
+    BLOOM,
+    COLUMNS,
+    HEADER,
+    INSERTS,
+    KEYS,
+    Header,
+    block_key,
+)
+from txnkv.tables.tablets.row_set_writer import (
+    EncodedRowSet,
+    RowPart,
+    RowSetBuilder,
+    SortedRows,
+    delete_row_set,
+    encode_row_set,
+    put_row_set,
+)
+from txnkv.tables.tablets.tablet import Tablet, TabletState
+from txnkv.tables.tablets.tablet_files import BLOCKS_DB, LARGE_CHECK, LARGE_READ, Pages
+
+__all__ = [
+    "BLOCKS_DB",
+    "BLOOM",
+    "COLUMNS",
+    "CommittedMemory",
+    "Deletes",
+    "EncodedRowSet",
+    "FENCE_DB",
+    "HEADER",
+    "Header",
+    "INSERTS",
+    "KEYS",
+    "KIND",
+    "LARGE_CHECK",
+    "LARGE_READ",
+    "Pages",
+    "ROWS",
+    "RowPart",
+    "RowSet",
+    "RowSetBuilder",
+    "RowSetInfo",
+    "RowSetRetired",
+    "Scope",
+    "SortedRows",
+    "Source",
+    "TOMBSTONES",
+    "Tablet",
+    "TabletState",
+    "block_key",
+    "common_keys",
+    "common_with",
+    "delete_row_set",
+    "encode_row_set",
+    "fence",
+    "keys_of",
+    "manifest",
+    "merged",
+    "put_deletes",
+    "put_row_set",
+    "replacing",
+    "rows_of",
+    "stored_counts",
+]

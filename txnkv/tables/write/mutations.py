@@ -1,0 +1,351 @@
+"""Rows on their way in: what an operation makes of them.
+
+batch -> arrange     placed in tablets, keys encoded and sorted, doubles taken out
+      -> look        which keys are there                                  (key_lookup)
+      -> decide      rows to write, keys to delete, what is refused or ignored
+      -> complete    columns that an update leaves out, from the rows that are there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.core import compute as pc
+from txnkv.errors import (
+    RowError,
+    RowErrors,
+    TxnkvError,
+)
+from txnkv.tables.operations import (
+    DELETES,
+    INSERTS,
+    PARTIAL,
+    RULES,
+    Effect,
+    already_there,
+    incomplete,
+    not_there,
+    require_operation,
+)
+from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.read import ReadView
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.schema import Schema
+from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablets import RowSetRetired, SortedRows, Tablet, manifest
+from txnkv.tables.write.key_lookup import Layers, Presence, by_position
+
+__all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
+
+_NONE: Final = pa.nulls(0, pa.uint32())
+
+
+@dataclass
+class Outcome:
+    """The outcome for some rows: counts, and the errors of those that were refused.
+
+    Attributes:
+        errors: the first `RowErrors.KEPT` of those that were refused.
+        refused: how many were.
+    """
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    errors: list[RowError] = field(default_factory=list)
+    refused: int = 0
+
+    def add(self, other: Outcome) -> None:
+        self.inserted += other.inserted
+        self.updated += other.updated
+        self.deleted += other.deleted
+        self.ignored += other.ignored
+        self.errors.extend(other.errors[: RowErrors.KEPT - len(self.errors)])
+        self.refused += other.refused
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """Rows of one tablet, in key order and without doubles among them.
+
+    Attributes:
+        again: of each row left out for another of its key, the position of that one.
+    """
+
+    tablet: Tablet
+    rows: SortedRows
+    again: pa.UInt32Array = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The changes of an operation in one tablet: rows to write, or keys to delete.
+
+    Attributes:
+        rows: with all columns of the table; None for a delete.
+        replaces: some of their keys are there already.
+        deleted: ascending.
+    """
+
+    tablet: Tablet
+    rows: SortedRows | None
+    replaces: bool = False
+    deleted: core.Keys | None = None
+
+    @property
+    def keys(self) -> core.Keys:
+        keys = self.deleted if self.rows is None else self.rows.keys
+        assert keys is not None
+        return keys
+
+
+def evaluate(
+    tables: Tables,
+    table: TableInfo,
+    view: ReadView,
+    batch: pa.RecordBatch,
+    op: str,
+    outcome: Outcome,
+) -> list[Evaluated]:
+    """Return the changes of an operation on a batch, in each tablet, for a writer that sees `view`.
+
+    Args:
+        batch: as `arrow_input.chunks` makes them for `op`.
+        outcome: takes the counts, and what is refused.
+
+    Raises:
+        InvalidTxnStateError: the view's transaction is not OPEN.
+    """
+
+    def layers(tablet: Tablet) -> Layers:
+        staged: Sequence[manifest.RowSetInfo] = ()
+        if view.txn_id is not None:
+            with tables.store.status.read() as cur:
+                staged = manifest.staged(cur, view.txn_id, tablet.id)
+        own = None if view.own is None else view.own.memory(tablet.id)
+        return Layers(tablet, view.snapshot, tablet.state(view.snapshot), staged, own)
+
+    found = []
+    for part in arrange(tables.tablets(table), table.partitioning, batch, op, outcome):
+        made = decide(part, layers, op, outcome, view.reads)
+        if made is not None:
+            found.append(made)
+    return found
+
+
+# -- placing ---------------------------------------------------------------------------
+
+
+def arrange(
+    tablets: Sequence[Tablet],
+    partitioning: Partitioning,
+    batch: pa.RecordBatch,
+    op: str,
+    outcome: Outcome,
+) -> list[Incoming]:
+    """Place, encode and sort the rows of a batch. Of rows with one key the first stands for
+    inserts and deletes, the last for upserts and updates.
+
+    Args:
+        tablets: of the table, by number.
+        partitioning: of the table.
+        batch: with the key columns at least.
+        outcome: takes what is refused or ignored for being there twice.
+    """
+    key = [batch.column(name) for name in tablets[0].schema.primary_key]
+    keys = tablets[0].codec.encode(key)
+    prepared = []
+    for tablet, rows in zip(tablets, partitioning.place(batch), strict=True):
+        if rows is not None and rows.n == 0:
+            continue
+        order = core.sort_keys(keys, rows)
+        if order is None:
+            ordered = keys if rows is None else keys.gather(rows)
+            prepared.append(Incoming(tablet, SortedRows(ordered, batch, rows)))
+            continue
+        ordered = keys.gather(order)
+        doubles = core.mark_duplicates(ordered, None)
+        if not doubles.count:
+            prepared.append(Incoming(tablet, SortedRows(ordered, batch, order)))
+            continue
+        spots = doubles.positions().to_arrow()
+        before = pc.add(core.Rows.range(len(spots)).to_arrow(), pa.scalar(1, pa.uint32()))
+        kept = _last_of_each(doubles) if op in PARTIAL else doubles.zeros().to_arrow()
+        once = SortedRows(
+            ordered.gather(core.Rows.from_arrow(kept)),
+            batch,
+            core.Rows.from_arrow(order.to_arrow().take(kept)),
+        )
+        part = Incoming(tablet, once, pc.subtract(spots, before))
+        if op in INSERTS:
+            _leave(outcome, op, part, part.again, lambda: already_there(earlier=True))
+        prepared.append(part)
+    return prepared
+
+
+def _last_of_each(doubles: core.Bitmap) -> pa.UInt32Array:
+    """The last of each run of equal keys; `doubles` marks all but the first."""
+    firsts = doubles.zeros().to_arrow()
+    end = pa.array([doubles.n], pa.uint32())
+    return pc.subtract(pa.concat_arrays([firsts.slice(1), end]), pa.scalar(1, pa.uint32()))
+
+
+# -- deciding --------------------------------------------------------------------------
+
+
+def decide(
+    part: Incoming,
+    layers: Callable[[Tablet], Layers],
+    op: str,
+    outcome: Outcome,
+    reads: ReadSet | None = None,
+) -> Evaluated | None:
+    """Look for the keys of a part; return what is left of it, rows or deletes, or None for nothing.
+
+    Args:
+        layers: where its keys are looked for, as it is now.
+        outcome: takes the counts, and what is refused or ignored.
+        reads: takes the keys, when some of them are not written.
+    """
+    while True:
+        there = layers(part.tablet)
+        try:
+            present = there.look(part.rows.keys)
+            rows = _chosen(part, present, op)
+            if rows is not None and op in PARTIAL:
+                rows = _complete(part, rows, present, op)
+        except RowSetRetired:
+            part.tablet.reload()  # a compaction replaced it between the list and the look
+            continue
+        break
+    _count(part, present, op, outcome)
+    if reads is not None and (rows is None or rows.keys.n < part.rows.keys.n):
+        reads.add_keys(part.tablet.id, part.rows.keys)
+    if rows is None:
+        return None
+    if op in DELETES:
+        return Evaluated(part.tablet, None, deleted=rows.keys)
+    return Evaluated(part.tablet, rows, replaces=op not in INSERTS and bool(present.hits))
+
+
+def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
+    """The rows whose keys are as the operation wants them."""
+    n, found = part.rows.keys.n, len(present.positions)
+    if RULES[op].there is Effect.REFUSED:
+        kept = None if found == 0 else present.bitmap.zeros()
+    elif RULES[op].absent is Effect.REFUSED or _missing_required(part):
+        kept = None if found == n else core.Rows.from_arrow(present.positions)
+    else:
+        kept = None
+    if kept is None:
+        return part.rows if n else None
+    return _some(part.rows, kept) if kept.n else None
+
+
+def _some(rows: SortedRows, kept: core.Rows) -> SortedRows:
+    order = kept
+    if rows.order is not None:
+        order = core.Rows.from_arrow(rows.order.to_arrow().take(kept.to_arrow()))
+    return SortedRows(rows.keys.gather(kept), rows.batch, order)
+
+
+def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None:
+    """Add what became of the rows of a part."""
+    n, found, rule = part.rows.keys.n, len(present.positions), RULES[op]
+    if rule.there is Effect.REFUSED:
+        for hit in present.hits:
+            _leave(outcome, op, part, hit.positions, partial(already_there, own=hit.own))
+        outcome.inserted += n - found
+        return
+    again = part.again
+    if len(again) and found < n:
+        known = present.bitmap.to_arrow().take(again)
+        again, lost = again.filter(known), again.filter(pc.invert(known))
+    else:
+        lost = _NONE
+    absent = _NONE if found == n else present.bitmap.zeros().to_arrow()
+    if rule.there is Effect.GONE:
+        outcome.deleted += found
+        _leave(outcome, op, part, again, partial(not_there, earlier=True))
+    else:
+        outcome.updated += found + len(again)
+    if rule.absent is Effect.REFUSED:
+        _leave(outcome, op, part, _joined(absent, lost), not_there)
+        return
+    required = _missing_required(part)
+    if required:
+        columns = ", ".join(required)
+        _leave(outcome, op, part, _joined(absent, lost), partial(incomplete, columns))
+        return
+    outcome.inserted += len(absent)
+    outcome.updated += len(lost)
+
+
+def _joined(a: pa.UInt32Array, b: pa.UInt32Array) -> pa.UInt32Array:
+    return pa.concat_arrays([a, b]) if len(a) and len(b) else a if len(a) else b
+
+
+def _leave(
+    outcome: Outcome,
+    op: str,
+    part: Incoming,
+    positions: pa.UInt32Array,
+    error: Callable[[], TxnkvError],
+) -> None:
+    """Refuse or ignore the rows of these positions."""
+    if not len(positions):
+        return
+    if RULES[op].ignores:
+        outcome.ignored += len(positions)
+        return
+    tablet, keys = part.tablet, part.rows.keys
+    errors = [
+        RowError(op, tablet.table.name, tablet.readable_key(keys.key(i.as_py())), error())
+        for i in positions.slice(0, RowErrors.KEPT)
+    ]
+    outcome.add(Outcome(errors=errors, refused=len(positions)))
+
+
+# -- completing ------------------------------------------------------------------------
+
+
+def missing_columns(schema: Schema, batch: pa.RecordBatch) -> list[str]:
+    """The columns of a table that a batch leaves out."""
+    return [name for name in schema.names if name not in batch.schema.names]
+
+
+def _missing_required(part: Incoming) -> list[str]:
+    """Columns left out that a new row needs."""
+    columns = part.tablet.schema.columns
+    return [
+        name
+        for name in missing_columns(part.tablet.schema, part.rows.batch)
+        if not columns[name].nullable and columns[name].default is None
+    ]
+
+
+def _complete(part: Incoming, rows: SortedRows, present: Presence, op: str) -> SortedRows:
+    """`rows` with all columns: those left out keep what is there, or take their default."""
+    tablet = part.tablet
+    missing = missing_columns(tablet.schema, rows.batch)
+    if not missing:
+        return rows
+    there = [(hit.positions, hit.gather(missing)) for hit in present.hits]
+    if rows.keys.n > len(present.positions):
+        absent = present.bitmap.zeros()
+        there.append((absent.to_arrow(), [tablet.filler(name, absent.n) for name in missing]))
+    columns = dict(zip(missing, by_position(there), strict=True))
+    for name in rows.batch.schema.names:
+        column = rows.batch.column(name)
+        columns[name] = column if rows.order is None else column.take(rows.order.to_arrow())
+    schema = tablet.schema
+    whole = pa.record_batch([columns[name] for name in schema.names], schema=schema.arrow)
+    return replace(rows, batch=whole, order=None)

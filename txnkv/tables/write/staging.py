@@ -1,0 +1,357 @@
+"""Staging rows: from Arrow batches to durable row sets that wait for a commit.
+
+    chunk of up to 2 Mi rows
+      -> placed in tablets, keys encoded, sorted              (this thread)
+      -> looked for in what the transaction sees: rows to
+         write, keys to delete, what is refused               (mutations)
+      -> claimed in status.db, encoded into blocks
+      -> blocks written to LMDB, staged in status.db          (a second thread, while the
+                                                               next chunk is prepared)
+
+Rows go to row sets of rows, which say whether they replace something; keys to delete go to row
+sets of keys alone, tombstones.
+
+What a chunk was checked against is recorded with it (`checked_seq`), so that commit looks
+again only at pairs of row sets whose writers could not see each other. The chunk before, not
+yet staged when this one is checked, is compared in memory.
+
+A write of several chunks is an attempt of its own: they come to count together, at its end. One
+that fails leaves nothing that counts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import lmdb
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator import TxnRow, locks, status_table
+from txnkv.errors import InvalidTxnStateError
+from txnkv.storage import declare_fault_point, fault_point
+from txnkv.tables import table_catalog
+from txnkv.tables.operations import DELETES, PARTIAL
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablets import (
+    KIND,
+    ROWS,
+    TOMBSTONES,
+    EncodedRowSet,
+    RowSetInfo,
+    Scope,
+    SortedRows,
+    Tablet,
+    encode_row_set,
+    fence,
+    manifest,
+    put_row_set,
+)
+from txnkv.tables.write.key_lookup import InFlight, Layers
+from txnkv.tables.write.mutations import (
+    Evaluated,
+    Incoming,
+    Outcome,
+    arrange,
+    decide,
+    missing_columns,
+    require_operation,
+)
+
+declare_fault_point("stage.claimed", "row sets are claimed, nothing is written")
+declare_fault_point("stage.written", "all blocks are durable, the row sets are not staged")
+declare_fault_point("stage.staged", "the row sets are staged")
+declare_fault_point("stage.accepted", "all chunks of a write count")
+
+_NO_COLUMNS = pa.record_batch([], schema=pa.schema([]))
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """On whose behalf rows are staged.
+
+    Attributes:
+        row: the transaction, whose OPEN row is stored.
+        scope: the transaction, and in a job the task's attempt.
+        transactional: False for a write outside of a transaction, which has one of its own.
+        reads: takes keys that are found and not changed, for a serializable transaction.
+        lock_timeout: seconds for which it waits for the lock of a younger transaction.
+    """
+
+    row: TxnRow
+    scope: Scope
+    transactional: bool = True
+    reads: ReadSet | None = None
+    lock_timeout: float = locks.LOCK_TIMEOUT
+
+
+@dataclass
+class _Flight:
+    """The chunk that is being written while the next one is prepared.
+
+    Attributes:
+        keys: by tablet; the next chunk is compared with them in memory.
+        deletes: they are to be deleted.
+        checked: the sequence number up to which it was checked.
+        before: sequence numbers of the chunk before it.
+        staged: its own, once it is staged.
+    """
+
+    keys: Sequence[tuple[Tablet, core.Keys]] = ()
+    deletes: bool = False
+    checked: int = 0
+    before: Sequence[int] = ()
+    staged: Sequence[int] = ()
+    future: Future[None] | None = None
+
+    def land(self) -> None:
+        """Wait until it is staged."""
+        future, self.future = self.future, None
+        if future is not None:
+            future.result()
+
+    def over(self, part: Incoming) -> InFlight | None:
+        """Its keys, where some may be in another chunk."""
+        if self.future is None:
+            return None
+        for tablet, keys in self.keys:
+            if tablet is part.tablet and part.rows.overlaps(keys):
+                return InFlight(keys, self.deletes)
+        return None
+
+    def seen(self) -> int:
+        """Up to where it was checked: also against the chunk before, if nobody else staged
+        anything in between.
+        """
+        expected = range(self.checked + 1, self.checked + 1 + len(self.before))
+        return (
+            self.before[-1] if self.before and list(self.before) == list(expected) else self.checked
+        )
+
+
+def stage(
+    tables: Tables,
+    context: WriteContext,
+    table: table_catalog.TableInfo,
+    batches: Iterator[pa.RecordBatch],
+    op: str,
+) -> Outcome:
+    """Stage batches in the table's schema.
+
+    Returns:
+        What became of the rows. Rows that were refused are not staged, the others are.
+
+    Raises:
+        InvalidTxnStateError: the transaction is not OPEN.
+        TransactionLockedError: a partition lock stands in the way.
+        StorageFullError: the disk is full.
+
+    After an error nothing of this call counts.
+    """
+    require_operation(op)
+    tables.failed_writes.take_back(context.scope.txn_id)
+    ahead = deque(islice(batches, 2))
+    if len(ahead) < 2 or context.scope.attempt is not None:
+        return _stage_chunks(tables, context, table, _drained(ahead, batches), op)
+    attempt = f"write/{uuid.uuid4().hex}"
+    scope = replace(context.scope, attempt=attempt)
+    outcome = _stage_chunks(
+        tables, replace(context, scope=scope), table, _drained(ahead, batches), op
+    )
+    with tables.failed_writes.noting(
+        scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, attempt=attempt)
+    ):
+        with tables.store.status.write() as cur:
+            status_table.get_open(cur, scope.txn_id, "stage rows")
+            manifest.accept_attempts(cur, scope.txn_id, [attempt])
+        fault_point("stage.accepted")
+    return outcome
+
+
+def _drained(
+    ahead: deque[pa.RecordBatch], rest: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    while ahead:
+        yield ahead.popleft()
+    yield from rest
+
+
+def _stage_chunks(
+    tables: Tables,
+    context: WriteContext,
+    table: table_catalog.TableInfo,
+    batches: Iterator[pa.RecordBatch],
+    op: str,
+) -> Outcome:
+    outcome = Outcome()
+    flight = _Flight()
+    with ThreadPoolExecutor(1, thread_name_prefix="txnkv-stage") as writer:
+        try:
+            for batch in batches:
+                flight = _stage_chunk(tables, context, table, batch, op, outcome, flight, writer)
+                del batch  # or it would stay in memory while the next one is made
+        finally:
+            flight.land()
+    return outcome
+
+
+def _stage_chunk(
+    tables: Tables,
+    context: WriteContext,
+    table: table_catalog.TableInfo,
+    batch: pa.RecordBatch,
+    op: str,
+    outcome: Outcome,
+    before: _Flight,
+    writer: ThreadPoolExecutor,
+) -> _Flight:
+    """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
+    prepared = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
+    ids = [part.tablet.id for part in prepared]
+    _admit(tables, context, ids)
+    if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
+        before.land()  # columns left out may have their values there
+    layers, checked = _look_around(tables, context, prepared, before)
+    decided = [decide(part, layers, op, outcome, context.reads) for part in prepared]
+    fresh = [made for made in decided if made is not None]
+    if not fresh:
+        return before
+    encoded = _claim_and_encode(tables, context.scope, fresh)
+    before.land()
+    keys = [(made.tablet, made.keys) for made in fresh]
+    flight = _Flight(keys, op in DELETES, checked, before.staged)
+    flight.future = writer.submit(_write, tables, context.scope, encoded, flight)
+    return flight
+
+
+def _admit(tables: Tables, context: WriteContext, ids: Sequence[int]) -> None:
+    tables.refuse_held(ids)
+    tables.coordinator.admit(
+        context.row,
+        KIND,
+        ids,
+        transactional=context.transactional,
+        lock_timeout=context.lock_timeout,
+    )
+
+
+def _look_around(
+    tables: Tables, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
+) -> tuple[Callable[[Tablet], Layers], int]:
+    """Prepare the look for the keys of a chunk.
+
+    Returns:
+        A function that gives the layers of a tablet; and the sequence number up to which they
+        have what its transaction staged.
+    """
+    row, scope = context.row, context.scope
+    with tables.store.status.read() as cur:
+        # The claim asks too, but there is none when nothing is left of the rows.
+        status_table.get_open(cur, row.txn_id, "write rows")
+        live = table_catalog.live(cur)
+        checked = manifest.sequence(cur)
+        own = {
+            part.tablet.id: manifest.staged(cur, row.txn_id, part.tablet.id, scope.attempt)
+            for part in prepared
+        }
+        granted = {
+            part.tablet.id: locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
+            for part in prepared
+        }
+    if scope.alone:
+        own = {id: [i for i in infos if i.attempt == scope.attempt] for id, infos in own.items()}
+    for part in prepared:
+        if part.tablet.table.id not in live:
+            raise table_catalog.dropped(part.tablet.table)
+    over = {part.tablet.id: flight.over(part) for part in prepared}
+
+    def layers(tablet: Tablet) -> Layers:
+        snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
+        state = None if scope.alone else tablet.state(snapshot)
+        return Layers(tablet, snapshot, state, own[tablet.id], flight=over[tablet.id])
+
+    return layers, checked
+
+
+def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Evaluated]) -> None:
+    """Stage what a transaction has looked up already, and held in memory until now.
+
+    Raises:
+        As `stage`.
+    """
+    if not changes:
+        return
+    tables.failed_writes.take_back(context.scope.txn_id)
+    ids = [made.tablet.id for made in changes]
+    _admit(tables, context, ids)
+    with tables.store.status.read() as cur:
+        checked = manifest.sequence(cur)
+    encoded = _claim_and_encode(tables, context.scope, changes)
+    _write(tables, context.scope, encoded, _Flight(checked=checked))
+
+
+# -- writing ---------------------------------------------------------------------------
+
+
+def _claim_and_encode(
+    tables: Tables, scope: Scope, fresh: Sequence[Evaluated]
+) -> list[EncodedRowSet]:
+    claims = []
+    with tables.store.status.write() as cur:
+        for made in fresh:
+            table_catalog.require_live(cur, made.tablet.table)
+            kind = TOMBSTONES if made.rows is None else ROWS
+            (id,) = manifest.claim(cur, scope, [made.tablet.id], kind)
+            claims.append(
+                RowSetInfo(
+                    id,
+                    made.tablet.id,
+                    None,
+                    0,
+                    0,
+                    b"",
+                    b"",
+                    kind=kind,
+                    supersedes=made.replaces,
+                )
+            )
+    fault_point("stage.claimed")
+    return [
+        encode_row_set(made.tablet, claim, made.rows or SortedRows(made.keys, _NO_COLUMNS, None))
+        for made, claim in zip(fresh, claims, strict=True)
+    ]
+
+
+def _write(tables: Tables, scope: Scope, encoded: Sequence[EncodedRowSet], flight: _Flight) -> None:
+    for row_set in encoded:
+        put_row_set(row_set, _fenced(row_set.tablet, scope))
+    fault_point("stage.written")
+    written = [replace(row_set.info, checked_seq=flight.seen()) for row_set in encoded]
+    ids = [info.id for info in written]
+    try:
+        with (
+            tables.failed_writes.noting(
+                scope.txn_id, lambda cur: manifest.unstage(cur, scope.txn_id, ids)
+            ),
+            tables.store.status.write() as cur,
+        ):
+            flight.staged = manifest.stage(cur, scope, written)
+    except InvalidTxnStateError:
+        # Swept already if the transaction was aborted; a job that ended leaves it to us.
+        tables.discard(written)
+        raise
+    fault_point("stage.staged")
+
+
+def _fenced(tablet: Tablet, scope: Scope) -> Any:
+    def check(txn: lmdb.Transaction) -> None:
+        fence.check_writer(txn, tablet.fence_db, scope.txn_id)
+
+    return check

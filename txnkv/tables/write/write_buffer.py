@@ -1,0 +1,336 @@
+"""The writes of a small transaction: in memory until it commits, then in one row of the log.
+
+    insert, upsert, ...    looked up at once, in the snapshot and in what it wrote before
+                           -> the outcome as rows and tombstones, in its own MemRowSets
+    get, scan              see them above the snapshot (`ReadView.own`)
+    commit                 each MemRowSet becomes a section of the payload; validated inside the
+                           commit log's SQLite transaction, first committer wins
+    too much for that      the same rows are staged, and it goes on as a large transaction
+
+Entries are stamped by a counter of the transaction's statements; a commit takes the newest of
+each key. Nothing is written anywhere before the commit, and nothing at all when there is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator import Section, SmallCommit, TxnRow, payload
+from txnkv.core import compute as pc
+from txnkv.errors import (
+    RowError,
+    TxnkvError,
+)
+from txnkv.tables.arrow_input import MISSING
+from txnkv.tables.commit import Validation
+from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
+from txnkv.tables.read import EVERY_STAMP, ReadView, lookup
+from txnkv.tables.read_set import ReadSet
+from txnkv.tables.row_checker import Values
+from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablets import SortedRows, Tablet
+from txnkv.tables.write import mutations
+from txnkv.tables.write.mutations import Evaluated, Outcome
+
+MAX_ROWS: Final = 10_000
+MAX_BYTES: Final = 1 << 20
+"""The limits of a small transaction; more rows or more bytes make it a large one."""
+
+_ENTRY_BYTES: Final = 8
+"""Bytes of a row in a payload beside its key and values."""
+
+FEW_ROWS: Final = 12
+"""So many rows are looked up one by one; more go through arrays and C."""
+
+
+_KEPT_ROWS: Final = 4096
+"""Rows of the snapshot that are remembered, for those who change what they have just read."""
+
+
+class SmallWrites:
+    """The rows that one transaction has written and holds in memory.
+
+    Not for two threads at a time; readers may read meanwhile.
+    """
+
+    def __init__(
+        self, tables: Tables, row: TxnRow, reads: ReadSet | None, *, transactional: bool
+    ) -> None:
+        self._tables = tables
+        self._row = row
+        self._transactional = transactional
+        self._reads = reads
+        self._view = ReadView(row.snapshot_ts, reads=reads)
+        self._memory: dict[int, core.MemRowSet] = {}
+        self._tablets: dict[int, Tablet] = {}
+        self._statements = 0
+        self._before = 0
+        self._counted = True
+        self._found: dict[tuple[int, bytes], Values | None] = {}
+        self._rows = 0
+        self._bytes = 0
+        self._catalog: int | None = None
+        self._lone: bytes | None = None
+        self._replaces = False
+
+    def memory(self, tablet_id: int) -> core.MemRowSet | None:
+        """Its entries for a tablet; None when there are none."""
+        return self._memory.get(tablet_id)
+
+    @property
+    def empty(self) -> bool:
+        return not self._memory
+
+    @property
+    def too_large(self) -> bool:
+        """More than a row of the commit log should hold."""
+        return self._rows > MAX_ROWS or self._bytes > MAX_BYTES
+
+    # -- batches -----------------------------------------------------------------------
+
+    def apply_batch(
+        self, table: TableInfo, op: str, batch: pa.RecordBatch, outcome: Outcome
+    ) -> None:
+        """Take an operation on the rows of a batch, as `arrow_input.chunks` gives it.
+
+        After an error nothing of it counts.
+        """
+        view = ReadView(self._row.snapshot_ts, own=self, reads=self._reads)
+        self._lone = None
+        # All of it is looked up before any of it is written.
+        for part in mutations.evaluate(self._tables, table, view, batch, op, outcome):
+            self._statements += 1
+            if part.rows is not None and part.rows.keys.n:
+                memory = self._of(part.tablet)
+                encoded = _encoded(part.tablet, part.rows)
+                memory.put_many(part.rows.keys, self._statements, encoded)
+                self._count(part.rows.keys.n, part.rows.keys.nbytes + encoded.data.size)
+            if part.deleted is not None and part.deleted.n:
+                memory = self._of(part.tablet)
+                memory.put_many(part.deleted, self._statements, None)
+                self._count(part.deleted.n, part.deleted.nbytes)
+            self._replaces = self._replaces or part.replaces or part.deleted is not None
+
+    # -- single rows -------------------------------------------------------------------
+
+    def apply_rows(
+        self,
+        writer: RowWriter,
+        op: str,
+        rows: Iterable[Values],
+        outcome: Outcome,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """Take an operation on a few checked rows, one after the other.
+
+        After an error nothing of it counts.
+
+        Args:
+            writer: of the table.
+            op: the operation.
+            rows: of one shape.
+            outcome: takes what became of them.
+            counted: somebody wants to know whether upserts were inserts or updates; else whole
+                rows are written without a look at what is there.
+        """
+        self._before = self._statements
+        self._counted = counted
+        rule = RULES[op]
+        try:
+            for values in rows:
+                error = self._apply(writer, rule, values, outcome)
+                if error is None:
+                    continue
+                if rule.ignores:
+                    outcome.ignored += 1
+                    continue
+                refused = RowError(op, writer.table.name, _readable(writer, op, values), error)
+                outcome.add(Outcome(errors=[refused], refused=1))
+        except BaseException:
+            self._undo(self._before)
+            raise
+
+    def _apply(
+        self, writer: RowWriter, rule: Rule, values: Values, outcome: Outcome
+    ) -> TxnkvError | None:
+        """Take one row; return the error where it is refused."""
+        deletes = rule.there is Effect.GONE
+        given = values if deletes else writer.key_of(values)
+        new = () if deletes else writer.values_of(values)
+        key = writer.key(given)
+        tablet = writer.tablet(given, key)
+        partial = MISSING in new
+        # A whole upsert whose count nobody wants needs no look at what is there.
+        blind = not self._counted and rule.there is rule.absent and not partial
+        old = () if blind else self._find(writer, tablet, key, decode=partial)
+        if (rule.absent if old is None else rule.there) is Effect.REFUSED:
+            own = self._own(tablet, key)
+            earlier = own is not None and own[0] > self._before
+            if old is None:
+                return not_there(earlier=earlier)
+            return already_there(earlier=earlier, own=own is not None)
+        if partial:
+            filled = writer.defaults(new) if old is None else writer.completed(new, old)
+            if isinstance(filled, str):
+                return incomplete(filled)
+            new = filled
+        self._replaces = self._replaces or old is not None
+        self._put(tablet, key, None if deletes else writer.layout.encode_one(new))
+        if deletes:
+            outcome.deleted += 1
+        elif old is None:
+            outcome.inserted += 1
+        elif not blind:
+            outcome.updated += 1
+        return None
+
+    def _find(
+        self, writer: RowWriter, tablet: Tablet, key: bytes, *, decode: bool
+    ) -> Values | None:
+        """The values beside the key of the row that is there; () when they are not wanted."""
+        own = self._own(tablet, key)
+        if own is not None:
+            row = own[1]
+            if row is None:
+                return None
+            found: Values = writer.layout.decode_one(row) if decode else ()
+            return found
+        return self._known(tablet, key, decode=decode)
+
+    def _known(self, tablet: Tablet, key: bytes, *, decode: bool) -> Values | None:
+        """Return the values beside the key that the snapshot has, which never change; () when they
+        are not wanted, None when there is no row.
+        """
+        at = (tablet.id, key)
+        if at in self._found:
+            return self._found[at]
+        if not decode:
+            return () if lookup.present(self._tables, tablet, self._view, key) else None
+        found = lookup.find(self._tables, tablet, self._view, key)
+        if len(self._found) < _KEPT_ROWS:
+            self._found[at] = found
+        return found
+
+    def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
+        """The row with this key, of its own or the snapshot's.
+
+        Raises:
+            SchemaError: the key does not fit the table.
+            HistoryExpiredError: the snapshot is older than the history.
+        """
+        values = writer.checker.of("delete")(key)
+        encoded = writer.key(values)
+        found = self._find(writer, writer.tablet(values, encoded), encoded, decode=True)
+        return None if found is None else writer.row(values, found)
+
+    def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
+        if not self._memory:
+            return None
+        memory = self._memory.get(tablet.id)
+        return None if memory is None else memory.get(key, 0, EVERY_STAMP)
+
+    def _put(self, tablet: Tablet, key: bytes, row: bytes | None) -> None:
+        self._statements += 1
+        self._lone = key if self._statements == 1 else None
+        self._of(tablet).put(key, self._statements, row)
+        self._count(1, len(key) + (0 if row is None else len(row)))
+
+    def _count(self, rows: int, size: int) -> None:
+        self._rows += rows
+        self._bytes += size + _ENTRY_BYTES * rows
+
+    def _undo(self, statement: int) -> None:
+        """Forget what came after a statement."""
+        for id, memory in list(self._memory.items()):
+            kept = memory.copy(0, statement)
+            if kept.n:
+                self._memory[id] = kept
+            else:
+                del self._memory[id], self._tablets[id]
+
+    def _of(self, tablet: Tablet) -> core.MemRowSet:
+        memory = self._memory.get(tablet.id)
+        if memory is None:
+            version = self._tables.require_live(tablet.table)
+            self._tables.refuse_held((tablet.id,))
+            self._catalog = version if self._catalog is None else min(version, self._catalog)
+            memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
+            self._tablets[tablet.id] = tablet
+        return memory
+
+    # -- commit ------------------------------------------------------------------------
+
+    def commit(self) -> SmallCommit:
+        """Return the commit that the commit log is to make."""
+        sections = [
+            Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
+        ]
+        validation = Validation(
+            self._tables,
+            self._row,
+            self._transactional,
+            self._catalog,
+            self._reads,
+            self._tablets,
+            self._written,
+        )
+        return SmallCommit(self._row.txn_id, sections, validation)
+
+    def _written(self) -> Iterator[tuple[Tablet, core.Keys]]:
+        if self._lone is not None:
+            for tablet in self._tablets.values():
+                yield tablet, core.Keys.one(self._lone)
+            return
+        for id, memory in self._memory.items():
+            yield self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys
+
+    # -- outgrowing --------------------------------------------------------------------
+
+    def evaluated(self) -> list[Evaluated]:
+        """All of it as staging takes it."""
+        return [
+            part
+            for id, memory in self._memory.items()
+            for part in _evaluated(self._tablets[id], memory, self._replaces)
+        ]
+
+
+def _readable(writer: RowWriter, op: str, values: Values) -> Any:
+    key = values if op.startswith("delete") else writer.key_of(values)
+    return key[0] if len(key) == 1 else key
+
+
+def _encoded(tablet: Tablet, rows: SortedRows) -> core.RowBytes:
+    columns = [rows.batch.column(name) for name in tablet.value_names]
+    order = rows.order
+    if not columns and order is None:  # without columns the rows have to be counted
+        order = core.Rows.range(rows.keys.n)
+    return tablet.layout.encode(columns, order)
+
+
+def _evaluated(tablet: Tablet, memory: core.MemRowSet, replaces: bool) -> Iterator[Evaluated]:
+    entries = memory.select(None, None, 0, EVERY_STAMP)
+    rows = core.Rows.from_arrow(_where(entries.kinds, 1))
+    gone = core.Rows.from_arrow(_where(entries.kinds, 2))
+    if rows.n:
+        keys = entries.keys.gather(rows)
+        values = entries.columns(tablet.layout, range(len(tablet.value_names)), rows)
+        columns: dict[str, pa.Array] = dict(zip(tablet.value_names, values, strict=True))
+        for i, name in enumerate(tablet.schema.primary_key):
+            columns[name] = tablet.codec.decode(keys, i)
+        arrays = [columns[name] for name in tablet.schema.names]
+        batch = pa.record_batch(arrays, schema=tablet.schema.arrow)
+        yield Evaluated(tablet, SortedRows(keys, batch, None), replaces)
+    if gone.n:
+        yield Evaluated(tablet, None, deleted=entries.keys.gather(gone))
+
+
+def _where(kinds: pa.UInt8Array, kind: int) -> pa.UInt32Array:
+    return pc.indices_nonzero(pc.equal(kinds, kind)).cast(pa.uint32())

@@ -1,0 +1,521 @@
+r"""An exclusive subscription in the process of its one consumer: acks at the speed of memory.
+
+Nobody else delivers, so what is pending here need not be known elsewhere before it commits:
+
+    cursors     as status.db has them                  -\\
+    foreign     acks of stored transactions, there too   > deliverable: in none of these
+    pending     acks of small transactions, here alone  |
+    holds       of attempts of client.run that failed  -/
+    gaps        offsets that are no messages: they go with the ack beside them
+
+Processes that joined a transaction by its token write to status.db and raise the subscription's
+version. While the version is the one that was read, memory is the whole truth, and the commit
+of an ack checks one number; else it checks against what they wrote. So the earlier of two acks
+wins inside of a process, and between processes the one that status.db had first.
+
+Lock order: the write lock of status.db, then `lock`, under which nothing is read or written.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+import apsw
+
+from txnkv.coordinator import one
+from txnkv.storage import Store, clock, new_lock, new_rlock
+from txnkv.topics.acks import cursors, pending_ack_rows
+from txnkv.topics.acks.cursors import Cursor
+from txnkv.topics.acks.pending_ack_rows import Blocked, conflict
+from txnkv.topics.acks.subscription_info import SubscriptionInfo
+from txnkv.topics.ranges import Ranges
+
+Held = dict[int, Ranges]
+"""Offsets by partition id."""
+
+_GONE = -2
+"""Stands for the version of a subscription that was dropped."""
+
+_ALL = 1 << 62
+"""Above every offset."""
+
+_ELSEWHERE = 0
+"""Stands for the holds that status.db has."""
+
+
+_MANY = 100
+"""Rows of what came back that status.db may keep although they were read."""
+
+
+class _Found(NamedTuple):
+    """The state of a subscription, as status.db has it."""
+
+    cursors: dict[int, Cursor]
+    blocked: list[Blocked]
+    returned: list[tuple[int, int, int, int]]
+
+
+class Exclusive:
+    """The state of an exclusive subscription in its consumer's process. Shared by threads.
+
+    Attributes:
+        cursors: by partition id.
+        gaps: by partition id: what a reader has seen not to be messages.
+        pieces: by partition id and offset of a large message, where its other pieces are.
+        redelivered: by partition id and offset, how often, of messages that came back.
+    """
+
+    def __init__(self, store: Store, info: SubscriptionInfo) -> None:
+        self.lock = new_rlock()
+        self.info = info
+        self._store = store
+        self._number: int | None = None
+        self._returned = 0  # the last row of `returned_acks` that was read
+        self._kept = 0  # so many rows were read and not deleted
+        self._commits = 0
+        self.version = -1
+        self._unbroken: set[int] = set()  # cursors without ranges in status.db
+        self.cursors: dict[int, Cursor] = {}
+        self.gaps: Held = {id: Ranges() for id in info.topic.partitions}
+        self.pieces: dict[int, dict[int, Ranges]] = {}
+        self.redelivered: dict[int, dict[int, int]] = {id: {} for id in info.topic.partitions}
+        self.pending: Held = {id: Ranges() for id in info.topic.partitions}
+        self._positions: dict[int, tuple[object, int]] = {}
+        self._foreign: Held = {}
+        self._holds: dict[int, Held] = {}
+        self._back: Held = {id: Ranges() for id in info.topic.partitions}
+        self._later: list[tuple[int, int, int]] = []
+        self._when: dict[tuple[int, int], int] = {}  # of each in `_later` that counts
+        self.look()
+
+    # -- what others did ---------------------------------------------------------------
+
+    def look(self) -> None:
+        """See what other processes wrote since the last look. No I/O when nothing changed.
+
+        `lock` is not held while status.db is read: a fork may want the reader to wait, and the
+        writer to end, which wants `lock`.
+        """
+        number = self._number
+        if number is not None and number == self._store.runtime.change_word():
+            return
+        while True:
+            commits = self._commits
+            number = self._store.status.change_number()
+            found = None
+            with self._store.status.read(durable=False) as cur:
+                version = self._version(cur)
+                if version != self.version:
+                    found = self._read(cur)
+            with self.lock:
+                if found is not None and commits != self._commits:
+                    continue  # what was read may be older than what was deleted here meanwhile
+                if found is not None and version != _GONE:
+                    self._adopt(found)
+                self.version = version
+                self._number = number
+                return
+
+    @property
+    def gone(self) -> bool:
+        """The subscription was dropped, as of the last look."""
+        return self.version == _GONE
+
+    def _version(self, cur: apsw.Cursor) -> int:
+        found: Any = cur.execute(
+            "SELECT version FROM subscriptions WHERE id = ?", (self.info.id,)
+        ).fetchone()
+        return _GONE if found is None else int(found[0])
+
+    def _read(self, cur: apsw.Cursor) -> _Found:
+        returned: list[Any] = cur.execute(
+            "SELECT id, partition_id, first, last FROM returned_acks WHERE subscription_id = ? "
+            "AND id > ? ORDER BY id",
+            (self.info.id, self._returned),
+        ).fetchall()
+        return _Found(
+            cursors.load(cur, self.info.id),
+            pending_ack_rows.blocked(cur, self._store, self.info.id),
+            returned,
+        )
+
+    def _adopt(self, found: _Found) -> None:
+        self.cursors = found.cursors
+        self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
+        self._foreign = {}
+        self._holds[_ELSEWHERE] = {}
+        for id, first, last, pending in found.blocked:
+            into = self._foreign if pending else self._holds[_ELSEWHERE]
+            into.setdefault(id, Ranges()).add(first, last)
+        for row, id, first, last in found.returned:
+            if row > self._returned:
+                self._returned = row
+                self._kept += 1
+                self._back[id].add(first, last)
+
+    def prune(self) -> None:
+        """Have status.db forget what came back and is here, when it has become much."""
+        with self.lock:
+            if self._kept < _MANY:
+                return
+            returned, self._kept = self._returned, 0
+        with self._store.status.write(sync=False) as cur:
+            cur.execute(
+                "DELETE FROM returned_acks WHERE subscription_id = ? AND id <= ?",
+                (self.info.id, returned),
+            )
+
+    # -- delivering --------------------------------------------------------------------
+
+    def deliverable(self, partition_id: int, offset: int) -> bool:
+        """Tell whether a message is PENDING: neither deleted nor acknowledged by a transaction."""
+        with self.lock:
+            return offset not in self.cursors[partition_id] and not self.held(partition_id, offset)
+
+    def deleted(self, partition_id: int, offset: int) -> bool:
+        """Tell whether a message is DELETED."""
+        return offset in self.cursors[partition_id]
+
+    def held(self, partition_id: int, offset: int) -> bool:
+        """Tell whether an ack of a message is pending, or a run goes on whose attempt had one."""
+        if offset in self.pending[partition_id] or offset < self._position(partition_id):
+            return True
+        foreign = self._foreign.get(partition_id)
+        if foreign is not None and offset in foreign:
+            return True
+        return any(offset in held.get(partition_id, ()) for held in self._holds.values())
+
+    def _position(self, partition_id: int) -> int:
+        found = self._positions.get(partition_id)
+        return 0 if found is None else found[1]
+
+    def give_back(self, partition_id: int, first: int, last: int, delay: float = 0.0) -> None:
+        """Let [first, last) be delivered again, as far as it is not deleted by then."""
+        with self.lock:
+            if delay > 0:
+                when = clock.monotonic_micros() + int(delay * 1e6)
+                for offset in range(first, last):
+                    self._when[partition_id, offset] = when
+                    heapq.heappush(self._later, (when, partition_id, offset))
+            else:
+                self._back[partition_id].add(first, last)
+
+    def next_back(self) -> tuple[int, int, int] | None:
+        """The next range to be delivered again; None when there is none now."""
+        if not self._later and not any(self._back.values()):
+            return None
+        with self.lock:
+            now = clock.monotonic_micros()
+            while self._later and self._later[0][0] <= now:
+                when, partition_id, offset = heapq.heappop(self._later)
+                if self._when.get((partition_id, offset)) == when:  # else it was put off again
+                    del self._when[partition_id, offset]
+                    self._back[partition_id].add(offset, offset + 1)
+            for partition_id, ranges in self._back.items():
+                if ranges:
+                    return partition_id, *ranges.pop()
+            return None
+
+    def something_back(self) -> bool:
+        """Tell whether `next_back` has something, now."""
+        return any(self._back.values()) or bool(
+            self._later and self._later[0][0] <= clock.monotonic_micros()
+        )
+
+    def put_back(self, partition_id: int, first: int, last: int) -> None:
+        """Put back what is left of a range that `next_back` gave."""
+        with self.lock:
+            self._back[partition_id].add(first, last)
+
+    # -- acknowledging in a transaction ------------------------------------------------
+
+    def take(self, own: Ranges, number: int, offsets: Sequence[int]) -> None:
+        """Individual acks of a transaction: into `own`, what it has of the partition.
+
+        Raises:
+            AckConflictError: another ack was first. Nothing was taken.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            cursor, pending = self.cursors[partition_id], self.pending[partition_id]
+            position, foreign = self._position(partition_id), self._foreign.get(partition_id)
+            for offset in offsets:
+                if offset in cursor:
+                    raise conflict(self.info, number, offset, "is acknowledged already")
+                if (
+                    offset in pending
+                    or offset < position
+                    or (foreign is not None and offset in foreign)
+                ):
+                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
+            for offset in offsets:
+                own.add(offset, offset + 1)
+                pending.add(offset, offset + 1)
+
+    def refuse(self, number: int, offsets: Sequence[int], *, cumulative: bool) -> None:
+        """Refuse acks of a stored transaction of this process, of which memory has nothing.
+
+        Raises:
+            AckConflictError: a small transaction was first.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            pending, position = self.pending[partition_id], self._position(partition_id)
+            for offset in offsets:
+                first = 0 if cumulative else offset
+                if first < position or pending.overlaps(first, offset + 1):
+                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
+
+    def take_plain(self, wanted: Held) -> Held:
+        """Take those of `wanted` that a plain ack gets, until the commit that is under way ends."""
+        with self.lock:
+            for partition_id, ranges in wanted.items():
+                pending = self.pending[partition_id]
+                ranges.difference_update(pending)
+                ranges.remove(0, self._position(partition_id))
+                pending.update(ranges)
+            return wanted
+
+    def take_position(self, owner: object, own: Ranges, number: int, offset: int) -> None:
+        """A cumulative ack of a transaction, up to and with `offset`.
+
+        Raises:
+            AckConflictError: another ack was first. Nothing was taken.
+        """
+        partition_id = self.info.topic.partitions[number]
+        with self.lock:
+            if offset in self.cursors[partition_id]:
+                raise conflict(self.info, number, offset, "is acknowledged already")
+            by, position = self._positions.get(partition_id, (owner, 0))
+            others = self.pending[partition_id].minus(own)
+            foreign = self._foreign.get(partition_id)
+            if (
+                offset in own
+                or by is not owner
+                or offset < position
+                or others.overlaps(0, offset + 1)
+                or (foreign is not None and foreign.overlaps(0, offset + 1))
+            ):
+                why = "is acknowledged by a transaction, or one before it"
+                raise conflict(self.info, number, offset, why)
+            self._positions[partition_id] = (owner, offset + 1)
+
+    def take_partition(self, owner: object, partition_id: int) -> bool:
+        """Have a partition to oneself, as if by a cumulative ack of all of it.
+
+        Returns:
+            False, and nothing was taken: an ack is pending there.
+        """
+        with self.lock:
+            taken = self.pending[partition_id] or partition_id in self._positions
+            if taken or any(held.get(partition_id) for held in self._holds.values()):
+                return False
+            self._positions[partition_id] = (owner, _ALL)
+            return True
+
+    def begin_anew(self, partition_id: int) -> None:
+        """Nothing of a partition was delivered yet: its cursor was moved."""
+        with self.lock:
+            self._back[partition_id] = Ranges()
+            self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
+            self.redelivered[partition_id] = {}
+
+    def release(self, owner: object, held: Held, positions: dict[int, int]) -> None:
+        """Release what `take` and `take_position` took: it is not pending any more."""
+        with self.lock:
+            for partition_id, ranges in held.items():
+                self.pending[partition_id].difference_update(ranges)
+            for partition_id in positions:
+                if self._positions.get(partition_id, (None, 0))[0] is owner:
+                    del self._positions[partition_id]
+
+    def passed(self) -> list[tuple[int, int, int]]:
+        """Ranges that are no messages and that a cursor stands before."""
+        with self.lock:
+            found = []
+            for partition_id, cursor in self.cursors.items():
+                _, last = self.gaps[partition_id].touching(cursor.mark, cursor.mark)
+                if last > cursor.mark:
+                    found.append((partition_id, cursor.mark, last))
+            return found
+
+    # -- the end of a transaction ------------------------------------------------------
+
+    def current(self, cur: apsw.Cursor) -> bool:
+        """Tell whether memory is the whole truth, inside a write to status.db."""
+        if self._number is not None and self._number == self._store.status.change_number():
+            return True
+        (version,) = one(
+            cur, "SELECT coalesce((SELECT version FROM subscriptions WHERE id = ?), -2)",
+            (self.info.id,),
+        )  # fmt: skip
+        return bool(version == self.version)
+
+    def applied(self, held: Held) -> Held:
+        """Return the ranges that acks delete: their own, with the gaps beside them."""
+        with self.lock:
+            found: Held = {}
+            for partition_id, ranges in held.items():
+                gaps = self.gaps[partition_id]
+                if not gaps and not self.pieces.get(partition_id):
+                    found[partition_id] = ranges
+                    continue
+                found[partition_id] = into = Ranges(
+                    gaps.touching(first, last) if gaps else (first, last) for first, last in ranges
+                )
+                for offset, pieces in self.pieces.get(partition_id, {}).items():
+                    if offset in ranges:
+                        for first, last in pieces:
+                            into.add(*gaps.touching(first, last))
+            return found
+
+    def delete(self, cur: apsw.Cursor, deleted: Held) -> None:
+        """Delete ranges in status.db, inside the write of a commit."""
+        for partition_id, ranges in deleted.items():
+            for first, last in ranges:
+                if partition_id in self._unbroken:
+                    if cursors.advance(cur, self.info.id, partition_id, first, last):
+                        continue
+                    self._unbroken.discard(partition_id)
+                cursors.delete(cur, self.info.id, partition_id, first, last)
+            if partition_id not in self._unbroken and cursors.is_unbroken(
+                cur, self.info.id, partition_id
+            ):
+                self._unbroken.add(partition_id)
+
+    def committed(self, number: int | None, deleted: Held) -> None:
+        """A commit whose write began at a change number has deleted these.
+
+        If nobody committed before that write unseen, there is nothing more to look at after it.
+        """
+        with self.lock:
+            self._commits += 1
+            for partition_id, ranges in deleted.items():
+                cursor = self.cursors[partition_id]
+                counts = self.redelivered[partition_id]
+                for first, last in ranges:
+                    cursor.delete(first, last)
+                    for offset in range(first, last) if last - first < len(counts) else [*counts]:
+                        if first <= offset < last:
+                            counts.pop(offset, None)
+                gaps = self.gaps[partition_id]
+                if gaps:
+                    gaps.remove(0, cursor.mark)
+                pieces = self.pieces.get(partition_id, {})
+                for offset in [at for at in pieces if at < cursor.mark]:
+                    del pieces[offset]
+            if number is not None and self._number == number:
+                self._number = number + 2
+
+    def unsure(self) -> None:
+        """A commit broke off: what status.db has is to be read again."""
+        with self.lock:
+            self._number = None
+            self.version = -1
+            self._unbroken = set()
+
+    def hold(self, id: int, held: Held, positions: dict[int, int]) -> None:
+        """An attempt of a run had these; they are not delivered while the run goes on."""
+        with self.lock:
+            kept = self._holds.setdefault(id, {})
+            for partition_id, ranges in _with_positions(self, held, positions).items():
+                kept.setdefault(partition_id, Ranges()).update(ranges)
+
+    def end_hold(self, id: int) -> None:
+        """The run has ended."""
+        with self.lock:
+            for partition_id, ranges in self._holds.pop(id, {}).items():
+                for first, last in ranges:
+                    self._back[partition_id].add(first, last)
+
+    def return_all(self, held: Held, positions: dict[int, int]) -> None:
+        """A transaction is aborted: what it had is delivered again."""
+        with self.lock:
+            for partition_id, ranges in _with_positions(self, held, positions).items():
+                for first, last in ranges:
+                    self._back[partition_id].add(first, last)
+
+
+def _with_positions(state: Exclusive, held: Held, positions: dict[int, int]) -> Held:
+    found = {partition_id: Ranges(ranges) for partition_id, ranges in held.items()}
+    for partition_id, position in positions.items():
+        mark = state.cursors[partition_id].mark
+        found.setdefault(partition_id, Ranges()).add(mark, position)
+    return found
+
+
+class Owner(Protocol):
+    """The acks of a transaction of this process."""
+
+    def move_out(self, state: Exclusive) -> None:
+        """Have acks go on in status.db: the consumer gives up its place."""
+
+    def expire(self) -> None:
+        """Give back what is held long past the transaction's deadline."""
+
+
+class LocalSubscriptions:
+    """The subscriptions that this process remembers something of. Shared by threads.
+
+    Attributes:
+        consumers: numbers of this process's consumers that are open.
+        ends: by partition id: an offset below which all is decided.
+    """
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._states: dict[int, Exclusive] = {}
+        self._owners: dict[int, WeakSet[Owner]] = {}
+        self.consumers: set[int] = set()
+        self.ends: dict[int, int] = {}
+
+    def open(self, state: Exclusive) -> None:
+        """Remember an exclusive one, whose consumer is here from now on."""
+        with self._lock:
+            self._states[state.info.id] = state
+            self._owners[state.info.id] = WeakSet()
+
+    def close(
+        self, info: SubscriptionInfo, consumer: int
+    ) -> tuple[Exclusive | None, list[Owner]] | None:
+        """Forget a consumer's subscription; what there was, and whose acks are in it.
+
+        Returns:
+            None for a consumer that was closed before.
+        """
+        with self._lock:
+            if consumer not in self.consumers:
+                return None
+            if info.leased:
+                return None, []
+            return self._states.pop(info.id, None), list(self._owners.pop(info.id, ()))
+
+    def exclusive(self, id: int, owner: Owner | None = None) -> Exclusive | None:
+        """Return the state of an exclusive one; None if its consumer is elsewhere.
+
+        Args:
+            id: of the subscription.
+            owner: whose acks are to be there.
+        """
+        with self._lock:
+            found = self._states.get(id)
+            if found is not None and owner is not None:
+                self._owners[id].add(owner)
+            return found
+
+    def expire(self, id: int) -> None:
+        """Give back what transactions of this process hold that are long past their deadline."""
+        with self._lock:
+            owners = list(self._owners.get(id, ()))
+        for owner in owners:
+            owner.expire()
+
+    def end_hold(self, id: int) -> None:
+        """A `client.run` has ended."""
+        with self._lock:
+            states = list(self._states.values())
+        for state in states:
+            state.end_hold(id)

@@ -1,0 +1,381 @@
+"""Pending acknowledgements in status.db: what every process sees of the acks of transactions.
+
+    PENDING -- ack in a transaction --> PENDING_ACK -- commit --> DELETED
+        ^------------------ abort ----------'
+
+A row is a range of messages that a transaction holds, or (first = -1) all below its position.
+It is written when the ack is made, and goes in the SQLite transaction that commits, or when the
+transaction is aborted. A stored transaction's rows go with its row in the status table; those of
+one that is only in a process's memory also go when that process dies or its deadline passes.
+
+The rules are the same for a message that one names, whoever holds it (`refuse`):
+
+    named individually   refused when it is deleted, or held by anybody, itself included
+    named cumulatively   refused when it is deleted, when another holds it or any message before,
+                         or when the transaction itself holds it, or a position not below it
+
+A plain ack meets a pending one: what is pending stays so, and the plain ack goes for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import apsw
+
+from txnkv.coordinator import one
+from txnkv.errors import AckConflictError
+from txnkv.storage import Store, clock
+from txnkv.topics.acks import cursors
+from txnkv.topics.acks.subscription_info import SubscriptionInfo
+from txnkv.topics.ranges import Ranges
+
+CUMULATIVE = -1
+
+
+class Holder(NamedTuple):
+    """The owner in whose name an ack is pending.
+
+    Attributes:
+        txn_id: the transaction.
+        stored: it has its row in the status table.
+        slot, start: this process.
+        expires: its deadline, if it is not stored.
+        hold: of the `client.run` that it is an attempt of.
+    """
+
+    txn_id: int
+    stored: bool
+    slot: int
+    start: int
+    expires: int | None
+    hold: int | None
+
+
+class PendingRow(NamedTuple):
+    """One row: [first, last), or all below last."""
+
+    txn_id: int
+    first: int
+    last: int
+
+    @property
+    def low(self) -> int:
+        return max(self.first, 0)
+
+
+def conflict(info: SubscriptionInfo, number: int, offset: int, why: str) -> AckConflictError:
+    """The error for an ack that came too late."""
+    return AckConflictError(
+        f"{info}: message {number}:{offset} {why}. The transaction that asked was aborted whole; "
+        "receive again, and acknowledge what is delivered"
+    )
+
+
+def given_back(txn_id: int) -> AckConflictError:
+    """The error for a commit of acks that others may have by now."""
+    return AckConflictError(
+        f"acknowledgements of transaction {txn_id} were given to others: it passed its deadline. "
+        "It was aborted whole; begin a new one"
+    )
+
+
+def rows(
+    cur: apsw.Cursor,
+    store: Store,
+    subscription_id: int,
+    partition_id: int,
+    first: int,
+    last: int,
+    *,
+    besides: int = 0,
+) -> list[PendingRow]:
+    """Pending acks that overlap [first, last). Those of the dead are not among them, nor those of
+    one transaction.
+    """
+    found: list[Any] = cur.execute(
+        "SELECT txn_id, first, last, stored, slot, start, expires FROM pending_acks "
+        "WHERE subscription_id = ? AND partition_id = ? AND txn_id > 0 AND txn_id <> ? "
+        "AND first < ? AND last > ?",
+        (subscription_id, partition_id, besides, last, first),
+    ).fetchall()
+    return [
+        PendingRow(txn_id, low, high)
+        for txn_id, low, high, stored, slot, start, expires in found
+        if stored or _lives(store, slot, start, expires)
+    ]
+
+
+class Blocked(NamedTuple):
+    """Messages that are not to be delivered: [first, last).
+
+    Attributes:
+        pending: a transaction holds it; else a run goes on whose attempt did.
+    """
+
+    partition_id: int
+    first: int
+    last: int
+    pending: bool
+
+
+def blocked(
+    cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int | None = None
+) -> list[Blocked]:
+    """List what is not to be delivered, of one partition or all; what the dead held is left out."""
+    found: list[Any] = cur.execute(
+        "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
+        "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2)",
+        (subscription_id, partition_id),
+    ).fetchall()
+    return [
+        Blocked(id, max(first, 0), last, txn_id > 0)
+        for id, first, last, txn_id, stored, slot, start, expires in found
+        if stored or _lives(store, slot, start, expires)
+    ]
+
+
+def _lives(store: Store, slot: int, start: int, expires: int | None) -> bool:
+    in_time = expires is None or clock.monotonic_micros() <= expires
+    return in_time and store.runtime.slot_alive(slot, start)
+
+
+def refuse(
+    cur: apsw.Cursor,
+    store: Store,
+    info: SubscriptionInfo,
+    number: int,
+    txn_id: int,
+    offsets: Sequence[int],
+    cumulative: bool,
+    besides: int,
+) -> None:
+    """Refuse what a transaction may not acknowledge, by what status.db has.
+
+    Args:
+        number: of the partition.
+        offsets: of the messages that it names; in order.
+        cumulative: with all before.
+        besides: whose acks do not count: its own, when it was let pass before and may be there.
+
+    Raises:
+        AckConflictError: one of them is not to be had.
+    """
+    partition_id = info.topic.partitions[number]
+    low, high = offsets[0], offsets[-1] + 1
+    deleted = cursors.deleted_in(cur, info.id, partition_id, low, high)
+    first = 0 if cumulative else low
+    held = rows(cur, store, info.id, partition_id, first, high, besides=besides)
+    if not deleted and not held:
+        return
+    for offset in offsets:
+        if offset in deleted:
+            raise conflict(info, number, offset, "is acknowledged already")
+        for row in held:
+            own = row.txn_id == txn_id
+            covers = row.low <= offset < row.last
+            if covers if own or not cumulative else row.low <= offset:
+                who = "this transaction" if own else f"transaction {row.txn_id}"
+                raise conflict(info, number, offset, f"is acknowledged by {who}, or one before it")
+
+
+def register(
+    cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, holder: Holder, ranges: Ranges
+) -> int:
+    """Note individual acks, which `refuse` has let pass. Answers how many rows more there are.
+    Again is harmless.
+    """
+    more = 0
+    for first, last in ranges:
+        cur.execute(
+            "UPDATE pending_acks SET last = max(last, ?1) WHERE subscription_id = ?2 "
+            "AND partition_id = ?3 AND txn_id = ?4 AND first BETWEEN 0 AND ?5 AND last >= ?5",
+            (last, info.id, partition_id, holder.txn_id, first),
+        )
+        if cur.connection.changes() == 0:
+            _insert(cur, info, partition_id, holder, first, last)
+            more += 1
+        _keep_lease(cur, info, partition_id, first, last)
+    return more
+
+
+def register_position(
+    cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, holder: Holder, position: int
+) -> int:
+    """Note a cumulative ack of all below `position`. Answers how many rows more there are."""
+    cur.execute(
+        "UPDATE pending_acks SET last = ? WHERE subscription_id = ? AND partition_id = ? "
+        "AND txn_id = ? AND first = -1",
+        (position, info.id, partition_id, holder.txn_id),
+    )
+    new = cur.connection.changes() == 0
+    if new:
+        _insert(cur, info, partition_id, holder, CUMULATIVE, position)
+    _keep_lease(cur, info, partition_id, 0, position)
+    return int(new)
+
+
+def _insert(
+    cur: apsw.Cursor,
+    info: SubscriptionInfo,
+    partition_id: int,
+    holder: Holder,
+    first: int,
+    last: int,
+) -> None:
+    cur.execute(
+        "INSERT INTO pending_acks (subscription_id, partition_id, txn_id, first, last, stored, "
+        "slot, start, expires, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            info.id,
+            partition_id,
+            holder.txn_id,
+            first,
+            last,
+            holder.stored,
+            holder.slot,
+            holder.start,
+            None if holder.stored else holder.expires,
+            holder.hold,
+        ),
+    )
+
+
+def _keep_lease(
+    cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, first: int, last: int
+) -> None:
+    """While an ack is pending, no lease runs out."""
+    if info.leased:
+        cur.execute(
+            "UPDATE leases SET until = NULL WHERE subscription_id = ? AND partition_id = ? "
+            "AND message >= ? AND message < ?",
+            (info.id, partition_id, first, last),
+        )
+
+
+def made_stored(cur: apsw.Cursor, txn_id: int) -> None:
+    """A transaction that was small has its row from now on."""
+    cur.execute("UPDATE pending_acks SET stored = 1, expires = NULL WHERE txn_id = ?", (txn_id,))
+
+
+def count(cur: apsw.Cursor, txn_id: int) -> int:
+    """Count the rows of a transaction."""
+    (found,) = one(cur, "SELECT count(*) FROM pending_acks WHERE txn_id = ?", (txn_id,))
+    return int(found)
+
+
+# -- the end ---------------------------------------------------------------------------
+
+
+def apply(cur: apsw.Cursor, txn_id: int) -> None:
+    """The transaction commits, in this SQLite transaction: what it holds is deleted."""
+    found: list[Any] = cur.execute(
+        "DELETE FROM pending_acks WHERE txn_id = ? "
+        "RETURNING subscription_id, partition_id, first, last",
+        (txn_id,),
+    ).fetchall()
+    for subscription_id, partition_id, first, last in found:
+        delete(cur, subscription_id, partition_id, max(first, 0), last)
+    for subscription_id in {row[0] for row in found}:
+        cursors.bump(cur, subscription_id)
+
+
+def delete(
+    cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
+) -> None:
+    """[first, last) is deleted, with its leases, and with what is no message before them."""
+    gone: list[Any] = cur.execute(
+        "DELETE FROM leases WHERE subscription_id = ? AND partition_id = ? AND message >= ? "
+        "AND message < ? RETURNING first",
+        (subscription_id, partition_id, first, last),
+    ).fetchall()
+    first = min([first, *(low for (low,) in gone)])
+    cursors.delete(cur, subscription_id, partition_id, first, last)
+
+
+def give_back(cur: apsw.Cursor, store: Store, txn_id: int, *, stored: bool = True) -> bool:
+    """The transaction is aborted: what it holds is to be delivered again.
+
+    What belongs to a `client.run` that goes on stays away from consumers until that has ended.
+
+    Args:
+        stored: False: only what it had while it was small. A late finalizer must not take the
+            acks of a transaction that has been stored since.
+
+    Returns:
+        Whether there was anything.
+    """
+    found: list[Any] = cur.execute(
+        "SELECT subscription_id, partition_id, first, last, hold, slot, start FROM pending_acks "
+        "WHERE txn_id = ? AND stored <= ?",
+        (txn_id, stored),
+    ).fetchall()
+    for subscription_id, partition_id, first, last, hold, slot, start in found:
+        if hold is not None and store.runtime.slot_alive(slot, start):
+            cur.execute(
+                "UPDATE OR REPLACE pending_acks SET txn_id = -txn_id, stored = 0, expires = NULL "
+                "WHERE subscription_id = ? AND partition_id = ? AND txn_id = ? AND first = ?",
+                (subscription_id, partition_id, txn_id, first),
+            )
+        else:
+            _return(cur, subscription_id, partition_id, first, last)
+    cur.execute("DELETE FROM pending_acks WHERE txn_id = ? AND stored <= ?", (txn_id, stored))
+    for subscription_id in {row[0] for row in found}:
+        cursors.bump(cur, subscription_id)
+    return bool(found)
+
+
+def end_hold(cur: apsw.Cursor, hold: int) -> None:
+    """A `client.run` has ended: what its attempts had and did not delete is delivered again."""
+    found: list[Any] = cur.execute(
+        "DELETE FROM pending_acks WHERE hold = ? AND txn_id < 0 "
+        "RETURNING subscription_id, partition_id, first, last",
+        (hold,),
+    ).fetchall()
+    _return_all(cur, found)
+
+
+def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> bool:
+    """Give back what the memory of processes held that are dead, or was held past a deadline."""
+    found: list[Any] = cur.execute(
+        "SELECT DISTINCT txn_id, slot, start, expires FROM pending_acks "
+        "WHERE subscription_id = ? AND NOT stored",
+        (subscription_id,),
+    ).fetchall()
+    freed: list[tuple[int, int, int, int]] = []
+    for txn_id, slot, start, expires in found:
+        if not _lives(store, slot, start, expires):
+            gone: list[Any] = cur.execute(
+                "DELETE FROM pending_acks WHERE subscription_id = ? AND txn_id = ? "
+                "RETURNING subscription_id, partition_id, first, last",
+                (subscription_id, txn_id),
+            ).fetchall()
+            freed += gone
+    _return_all(cur, freed)
+    return bool(freed)
+
+
+def _return_all(cur: apsw.Cursor, found: Iterable[tuple[int, int, int, int]]) -> None:
+    returned = list(found)
+    for row in returned:
+        _return(cur, *row)
+    for subscription_id in {row[0] for row in returned}:
+        cursors.bump(cur, subscription_id)
+
+
+def _return(
+    cur: apsw.Cursor, subscription_id: int, partition_id: int, first: int, last: int
+) -> None:
+    """Leases are free for anybody; where there are none the consumer is told by a row."""
+    low = max(first, 0)
+    cur.execute(
+        "UPDATE leases SET until = 0, slot = NULL WHERE subscription_id = ? AND partition_id = ? "
+        "AND message >= ? AND message < ? AND until IS NULL",
+        (subscription_id, partition_id, low, last),
+    )
+    cur.execute(
+        "INSERT INTO returned_acks (subscription_id, partition_id, first, last) "
+        "SELECT id, ?, ?, ? FROM subscriptions WHERE id = ? AND NOT leased",
+        (partition_id, low, last, subscription_id),
+    )

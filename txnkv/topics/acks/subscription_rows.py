@@ -1,0 +1,224 @@
+"""Subscriptions in status.db: making, finding and dropping them, and who has one to itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from txnkv.coordinator import one
+from txnkv.errors import TopicNotFoundError, UnavailableError
+from txnkv.storage import Store, boot_id
+from txnkv.topics import topic_catalog
+from txnkv.topics.acks import cursors
+from txnkv.topics.acks.subscription_info import (
+    EXCLUSIVE,
+    FAILOVER,
+    SHARED,
+    SubscriptionInfo,
+    SubscriptionOptions,
+)
+from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+
+OPTIONS: Final = tuple(SubscriptionOptions.__annotations__)
+
+
+class Place(NamedTuple):
+    """The one consumer of an exclusive subscription: a process, and which one of it."""
+
+    slot: int
+    start: int
+    consumer: int
+
+
+def check(info: SubscriptionInfo) -> None:
+    """Refuse options that make no sense.
+
+    Raises:
+        ValueError: they make none.
+    """
+    if not info.name or not isinstance(info.name, str):
+        raise ValueError(f"a subscription's name is a non-empty string, not {info.name!r}")
+    if info.type not in (EXCLUSIVE, SHARED, FAILOVER):
+        raise ValueError(f"type is 'exclusive', 'shared' or 'failover', not {info.type!r}")
+    if not info.lease_seconds > 0:
+        raise ValueError(f"lease_seconds is above 0, not {info.lease_seconds!r}")
+    if info.ack_timeout is not None and not info.ack_timeout > 0:
+        raise ValueError(f"ack_timeout is None or above 0, not {info.ack_timeout!r}")
+    if info.ack_timeout is not None and info.type == SHARED:
+        raise ValueError(
+            "ack_timeout is for exclusive subscriptions: shared ones have lease_seconds"
+        )
+    if info.max_deliveries is not None and info.max_deliveries < 1:
+        raise ValueError(f"max_deliveries is None or at least 1, not {info.max_deliveries!r}")
+    if info.dead_letter is not None and info.max_deliveries is None:
+        raise ValueError("dead_letter goes with max_deliveries, the number of deliveries before it")
+    if not info.redelivery_delay >= 0:
+        raise ValueError(f"redelivery_delay is at least 0, not {info.redelivery_delay!r}")
+    if info.dead_letter == info.topic.name:
+        raise ValueError(f"{info} cannot be its own dead letter topic")
+
+
+def find(cur: apsw.Cursor, topic: TopicInfo, name: str) -> SubscriptionInfo | None:
+    found: Any = cur.execute(
+        "SELECT id, type, options FROM subscriptions WHERE topic_id = ? AND name = ?",
+        (topic.id, name),
+    ).fetchone()
+    if found is None:
+        return None
+    id, type, options = found
+    return SubscriptionInfo(id, topic, name, type, **json.loads(options))
+
+
+def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
+    found: list[Any] = cur.execute(
+        "SELECT id, name, type, options FROM subscriptions WHERE topic_id = ? ORDER BY name",
+        (topic.id,),
+    ).fetchall()
+    return [
+        SubscriptionInfo(id, topic, name, type, **json.loads(options))
+        for id, name, type, options in found
+    ]
+
+
+def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> SubscriptionInfo:
+    """Add a subscription; its options are to be set.
+
+    Args:
+        wanted: its id does not count.
+        starts: where cursors begin, by partition id.
+    """
+    cur.execute(
+        "INSERT INTO subscriptions (topic_id, name, type, options, leased) "
+        "VALUES (?, ?, ?, '{}', ?)",
+        (wanted.topic.id, wanted.name, wanted.type, wanted.leased),
+    )
+    id = cur.connection.last_insert_rowid()
+    for partition_id, offset in starts.items():
+        cursors.create(cur, id, partition_id, offset)
+    return replace(wanted, id=id)
+
+
+def set_options(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+    """Give a subscription these options, and make the dead letter topic that they name.
+
+    Raises:
+        ValueError: that topic holds other values.
+        NotSupportedError: it is a copy.
+    """
+    if info.dead_letter is not None:
+        _provide_dead_letter(cur, info, info.dead_letter)
+    (leased,) = one(cur, "SELECT leased FROM subscriptions WHERE id = ?", (info.id,))
+    if leased != info.leased:
+        _begin_anew(cur, info.id)
+    cur.execute(
+        "UPDATE subscriptions SET options = ?, leased = ? WHERE id = ?",
+        (json.dumps({name: getattr(info, name) for name in OPTIONS}), info.leased, info.id),
+    )
+
+
+def _provide_dead_letter(cur: apsw.Cursor, info: SubscriptionInfo, name: str) -> None:
+    schema = info.topic.options.value_schema
+    found = topic_catalog.find(cur, name)
+    if found is None:
+        topic_catalog.create(cur, name, 1, "marker", TopicOptions(value_schema=schema))
+        return
+    topic_catalog.require_writable(found)
+    if found.options.value_schema not in (None, schema):
+        raise ValueError(
+            f"{info} cannot have topic {name!r} for its dead letters: that has another value "
+            "schema. Name one with the same, or without"
+        )
+
+
+def _begin_anew(cur: apsw.Cursor, id: int) -> None:
+    """Whatever was delivered and not deleted is delivered again, from the cursors on."""
+    cur.execute("DELETE FROM leases WHERE subscription_id = ?", (id,))
+    cur.execute("DELETE FROM returned_acks WHERE subscription_id = ?", (id,))
+    cur.execute("UPDATE cursors SET dispatched = mark_delete WHERE subscription_id = ?", (id,))
+
+
+def drop(cur: apsw.Cursor, id: int) -> bool:
+    """Forget a subscription, with its cursors and what is pending."""
+    cur.execute("DELETE FROM subscriptions WHERE id = ?", (id,))
+    return cur.connection.changes() > 0
+
+
+def require(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+    """Refuse a subscription that was dropped.
+
+    Raises:
+        TopicNotFoundError: it was, or its topic.
+    """
+    topic_catalog.require_live(cur, info.topic)
+    if cur.execute("SELECT 1 FROM subscriptions WHERE id = ?", (info.id,)).fetchone() is None:
+        raise dropped(info)
+
+
+def dropped(info: SubscriptionInfo) -> TopicNotFoundError:
+    return TopicNotFoundError(f"{info} was dropped: subscribe again")
+
+
+def consumer_of(
+    cur: apsw.Cursor, store: Store, info: SubscriptionInfo, live: set[int]
+) -> str | None:
+    """Return the process of the one consumer of a subscription; None: the place is free.
+
+    Args:
+        live: consumers of this process.
+
+    Raises:
+        TopicNotFoundError: the subscription was dropped.
+    """
+    found: Any = cur.execute(
+        "SELECT slot, start, consumer FROM subscriptions WHERE id = ?", (info.id,)
+    ).fetchone()
+    if found is None:
+        raise dropped(info)
+    slot, start, consumer = found
+    runtime = store.runtime
+    if slot is None or not runtime.slot_alive(slot, start):
+        return None
+    if (slot, start) != (runtime.slot, runtime.slot_start):
+        return f"process {runtime.slot_owner(slot)}"
+    return "this process" if consumer in live else None
+
+
+def has_consumer(info: SubscriptionInfo, who: str) -> UnavailableError:
+    return UnavailableError(
+        f"{info} is {info.type}, and has a consumer in {who}: close that one, or make a "
+        "subscription with type='shared'"
+    )
+
+
+def take_place(cur: apsw.Cursor, info: SubscriptionInfo, place: Place) -> None:
+    """Be the one consumer of a subscription whose place is free."""
+    cur.execute(
+        "UPDATE subscriptions SET slot = ?, start = ?, consumer = ? WHERE id = ?",
+        (*place, info.id),
+    )
+    cur.execute("DELETE FROM returned_acks WHERE subscription_id = ?", (info.id,))
+
+
+def give_place(cur: apsw.Cursor, info: SubscriptionInfo, place: Place) -> None:
+    """The next one may consume, if it is this one's place still."""
+    cur.execute(
+        "UPDATE subscriptions SET slot = NULL WHERE id = ? AND slot = ? AND start = ? "
+        "AND consumer = ?",
+        (info.id, *place),
+    )
+
+
+def check_boot(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
+    """Times of leases that an earlier boot of the machine noted have passed."""
+    boot = boot_id()
+    found: Any = cur.execute("SELECT boot FROM subscriptions WHERE id = ?", (info.id,)).fetchone()
+    if found is not None and found[0] != boot:
+        cur.execute(
+            "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
+            "AND until IS NOT NULL",
+            (info.id,),
+        )
+        cur.execute("UPDATE subscriptions SET boot = ? WHERE id = ?", (boot, info.id))

@@ -1,0 +1,475 @@
+"""Leases: deliveries as rows of status.db, where several processes share a subscription, or where
+they are counted.
+
+    offsets      0 1 2 3 4 5 6 7 8 9 ...
+    deleted      x x   x
+    leases           2   4 5          delivered and not deleted; each somebody's, or nobody's
+    dispatched                6       what comes from here on nobody has looked at
+
+    take         rows whose time has come (nobody's, run out, of a dead process), then messages
+                 from `dispatched` on, which get rows and move it
+    ack          pending: its time never comes; deleted: the row goes
+    nack, abort  nobody's, after a delay or at once
+
+A process reads ahead of `dispatched` by itself, so that what it has read is claimed in one short
+write. A claim is not synced: after a power loss all consumers are dead, and what they had is
+delivered again anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from txnkv.coordinator import one
+from txnkv.storage import Store, clock, declare_fault_point, fault_point
+from txnkv.topics.acks import Place, SubscriptionInfo, cursors, dropped, pending_ack_rows
+from txnkv.topics.delivery.redelivery import (
+    FOR_EVER,
+    Delivery,
+    DeliveryReader,
+    Read,
+    Source,
+    read_range,
+)
+from txnkv.topics.messages import Message, MessageId
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.topics import Topics
+
+declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
+
+
+_NEAR: Final = 1000
+"""Offsets between two messages that are still read together."""
+
+
+class _Claim(NamedTuple):
+    """A lease that is this consumer's now, of a message that was delivered before.
+
+    Attributes:
+        before: how often.
+        until: when it runs out.
+    """
+
+    partition_id: int
+    offset: int
+    before: int
+    until: int
+
+
+class LeaseReader(DeliveryReader):
+    """For one of the consumers of a subscription with leases.
+
+    Args:
+        topics: of the store.
+        info: the subscription.
+        place: which consumer this is.
+        numbers: of the partitions that it reads.
+    """
+
+    def __init__(
+        self, topics: Topics, info: SubscriptionInfo, place: Place, numbers: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self._topics = topics
+        self._store = topics.store
+        self._info = info
+        self._place = place
+        partitions = topics.partitions(info.topic)
+        with self._store.status.read() as cur:
+            dispatched = self._dispatched(cur)
+        self._sources = {
+            partitions[n].id: Source(topics, partitions[n], dispatched[partitions[n].id])
+            for n in numbers
+        }
+        self._claims: deque[_Claim] = deque()
+        self._failed: Exception | None = None
+        self._holders = LeaseHolders(self._store, info.id)
+        self._number: int | None = None
+        self._next_due = 0
+        self._turn = 0
+
+    @property
+    def pending(self) -> bool:
+        """See `DeliveryReader`."""
+        return any(source.pending for source in self._sources.values())
+
+    def stirred(self) -> bool:
+        """See `DeliveryReader`."""
+        return clock.monotonic_micros() >= self._next_due or self._holders.have_died()
+
+    def _is_mine(self, delivery: Delivery) -> bool:
+        return clock.monotonic_micros() < delivery.until
+
+    def seek(self, number: int, offset: int) -> None:
+        """See `DeliveryReader`. The source follows `dispatched`, as those of other consumers do."""
+        super().seek(number, offset)
+        partition_id = self._info.topic.partitions[number]
+        self._claims = deque(each for each in self._claims if each.partition_id != partition_id)
+
+    def _gather(self, most: int) -> None:
+        self._failed = None
+        self._read_claims()
+        more = True
+        while more and len(self._ready) < most:
+            dead = self._holders.have_died()
+            more = self._look()
+            due = self._next_due <= clock.monotonic_micros()
+            if dead or due or any(source.ready for source in self._sources.values()):
+                more |= self._claim(most - len(self._ready), dead)
+        if self._failed is not None and not self._ready:
+            raise self._failed
+
+    def _look(self) -> bool:
+        """Find when leases are due, and read ahead; tell whether a source has more to look at."""
+        number = self._store.status.change_number()
+        if number is None or number != self._number:
+            with self._store.status.read(durable=False) as cur:
+                dispatched = self._dispatched(cur)
+                due = self._due(cur)
+            if not dispatched:
+                self._topics.require_live(self._info.topic)
+                raise dropped(self._info)
+            self._number, self._next_due = number, due
+            for partition_id, source in self._sources.items():
+                source.go_to(dispatched.get(partition_id, 0))
+        moved = False
+        for source in self._sources.values():
+            source.fill()
+            moved |= source.moved
+        return moved
+
+    def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
+        found: list[Any] = cur.execute(
+            "SELECT partition_id, dispatched FROM cursors WHERE subscription_id = ?",
+            (self._info.id,),
+        ).fetchall()
+        return dict(found)
+
+    def _due(self, cur: apsw.Cursor) -> int:
+        """Return when the first lease of these partitions that has a time can be claimed."""
+        found: Any = cur.execute(
+            f"SELECT until FROM leases WHERE subscription_id = ? AND until >= 0 "
+            f"AND {self._is_here} ORDER BY until LIMIT 1",
+            (self._info.id,),
+        ).fetchone()
+        return FOR_EVER if found is None else int(found[0])
+
+    @property
+    def _is_here(self) -> str:
+        return f"partition_id IN ({', '.join(map(str, self._sources))})"
+
+    # -- claiming ----------------------------------------------------------------------
+
+    @property
+    def _until(self) -> int:
+        seconds = self._info.lease_time
+        return FOR_EVER if seconds is None else clock.monotonic_micros() + int(seconds * 1e6)
+
+    def _claim(self, most: int, dead: bool) -> bool:
+        """Lease what there is; whether there may be more."""
+        with self._store.status.write(sync=False) as cur:
+            if dead:
+                pending_ack_rows.free_dead(cur, self._store, self._info.id)
+                free_dead(cur, self._store, self._info.id)
+            freed = self._claim_freed(cur, most)
+            fresh, upto = self._claim_new(cur, most - len(freed))
+        fault_point("leases.claimed")
+        self._holders.freed()
+        if freed:
+            self._forget(freed)
+        self._claims += freed
+        try:
+            self._read_claims()
+        finally:
+            self._ready += fresh
+        for partition_id, offset in upto.items():
+            self._sources[partition_id].go_to(offset)
+        return bool(freed or upto)
+
+    def _forget(self, claims: Sequence[_Claim]) -> None:
+        """These came again, as their leases had run out here before they were given."""
+        again = {(claim.partition_id, claim.offset) for claim in claims}
+        numbers = self._info.topic.partitions
+        self._claims = deque(each for each in self._claims if each[:2] not in again)
+        self._ready = deque(
+            each
+            for each in self._ready
+            if (numbers[each.message.partition], each.message.offset) not in again
+        )
+
+    def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
+        now = clock.monotonic_micros()
+        timeouts = self._topics.coordinator.metrics.messages_timed_out
+        claims: list[_Claim] = []
+        blocked: dict[int, Ranges] | None = None
+        while len(claims) < most:
+            due: list[Any] = cur.execute(
+                "SELECT partition_id, message, deliveries, slot FROM leases "
+                f"WHERE subscription_id = ? AND until BETWEEN 0 AND ? AND {self._is_here} "
+                "ORDER BY until, partition_id, message LIMIT ?",
+                (self._info.id, now, most - len(claims)),
+            ).fetchall()
+            if not due:
+                break
+            if blocked is None:
+                blocked = self._blocked_in(cur)
+            for partition_id, offset, before, slot in due:
+                timeouts.add(slot is not None)  # else it was given back
+                if offset in blocked.get(partition_id, ()):
+                    _lease(cur, self._info.id, partition_id, offset, None, None)
+                else:
+                    until = self._until
+                    _lease(cur, self._info.id, partition_id, offset, self._place, until)
+                    claims.append(_Claim(partition_id, offset, before, until))
+        return sorted(claims)
+
+    def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
+        blocked: dict[int, Ranges] = {}
+        for id, first, last, _ in pending_ack_rows.blocked(cur, self._store, self._info.id):
+            blocked.setdefault(id, Ranges()).add(first, last)
+        return blocked
+
+    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
+        """New messages; and up to where they, and what was passed over, are claimed."""
+        found: list[Delivery] = []
+        moved: dict[int, int] = {}
+        blocked: dict[int, Ranges] | None = None
+        ids = list(self._sources)
+        self._turn = (self._turn + 1) % len(ids)
+        dispatched = self._dispatched(cur)
+        for id in ids[self._turn :] + ids[: self._turn]:
+            source, begin = self._sources[id], dispatched.get(id)
+            if begin is None or not source.is_behind(begin):
+                continue
+            for read in source.ready:
+                offset = read.message.offset
+                if len(found) >= most:
+                    break
+                if offset < begin:
+                    continue
+                if blocked is None:
+                    blocked = self._blocked_in(cur)
+                moved[id] = offset + 1
+                if offset in cursors.deleted_in(cur, self._info.id, id, offset, offset + 1):
+                    cursors.delete(cur, self._info.id, id, read.begin, offset + 1)
+                    continue
+                free = offset not in blocked.get(id, ())
+                place, until = (self._place, self._until) if free else (None, None)
+                _new_lease(cur, self._info.id, id, read, place, until)
+                if until is not None:
+                    found.append(Delivery(read.message, 0, until))
+        cur.executemany(
+            "UPDATE cursors SET dispatched = ? WHERE subscription_id = ? AND partition_id = ?",
+            [(upto, self._info.id, id) for id, upto in moved.items()],
+        )
+        return found, moved
+
+    # -- what was delivered before -----------------------------------------------------
+
+    def _read_claims(self) -> None:
+        """Have the messages of claims ready. One that cannot be read is tried again by the next
+        call, and keeps no other from being given.
+        """
+        claims, self._claims = sorted(self._claims), deque()
+        for run in _runs(claims):
+            found = self._read_run(run)
+            for claim in run:
+                try:
+                    self._ready += self._read_again(claim, found.get(claim.offset))
+                except Exception as error:
+                    self._failed = error
+                    self._claims.append(claim)
+
+    def _read_run(self, run: Sequence[_Claim]) -> dict[int, Message]:
+        """Messages of claims, by offset; those before the first that cannot be read."""
+        wanted = {claim.offset for claim in run}
+        first, last = run[0].offset, run[-1].offset
+        partition = self._sources[run[0].partition_id].partition
+        found: dict[int, Message] = {}
+        if len(run) > 1:
+            with suppress(Exception):  # whose it is shows when they are read one by one
+                for message in read_range(self._topics, partition, first, last + 1):
+                    if message.offset in wanted:
+                        found[message.offset] = message
+        return found
+
+    def _read_again(self, claim: _Claim, message: Message | None) -> list[Delivery]:
+        """The message of a lease, if it is not read yet; none when retention took it, or the lease
+        ran out.
+        """
+        if clock.monotonic_micros() >= claim.until:
+            return []
+        if message is not None:
+            return [Delivery(message, claim.before, claim.until)]
+        partition, at = self._sources[claim.partition_id].partition, claim.offset
+        for message in read_range(self._topics, partition, at, at + 1):
+            return [Delivery(message, claim.before, claim.until)]
+        with self._store.status.write(sync=False) as cur:
+            pending_ack_rows.delete(cur, self._info.id, claim.partition_id, at, at + 1)
+        return []
+
+    # -- giving back -------------------------------------------------------------------
+
+    def nack(self, ids: Sequence[MessageId], delay: float) -> None:
+        """Deliver these again, after a delay in seconds; what is not leased here is left alone."""
+        until = clock.monotonic_micros() + int(delay * 1e6)
+        partitions = self._info.topic.partitions
+        with self._store.status.write(sync=False) as cur:
+            cur.executemany(
+                "UPDATE leases SET slot = NULL, until = ? WHERE subscription_id = ? "
+                "AND partition_id = ? AND message = ? AND until IS NOT NULL "
+                "AND slot = ? AND start = ? AND consumer = ?",
+                [
+                    (until, self._info.id, partitions[number], offset, *self._place)
+                    for number, offset in ids
+                ],
+            )
+
+    def close(self) -> None:
+        """Let others have at once what this consumer has."""
+        with self._store.status.write(sync=False) as cur:
+            cur.execute(
+                "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
+                "AND slot = ? AND start = ? AND consumer = ? AND until IS NOT NULL",
+                (self._info.id, *self._place),
+            )
+
+
+def _runs(claims: Sequence[_Claim]) -> Iterator[list[_Claim]]:
+    """Claims that are near each other, in their order."""
+    run: list[_Claim] = []
+    for claim in claims:
+        if run and (claim.partition_id, claim.offset) > (
+            run[-1].partition_id, run[-1].offset + _NEAR
+        ):  # fmt: skip
+            yield run
+            run = []
+        run.append(claim)
+    if run:
+        yield run
+
+
+def _lease(
+    cur: apsw.Cursor,
+    id: int,
+    partition_id: int,
+    offset: int,
+    place: Place | None,
+    until: int | None,
+) -> None:
+    """The lease is this consumer's, with one delivery more; or its time does not come."""
+    cur.execute(
+        "UPDATE leases SET slot = ?, start = ?, consumer = ?, until = ?, "
+        "deliveries = deliveries + ? WHERE subscription_id = ? AND partition_id = ? "
+        "AND message = ?",
+        (*(place or (None, None, None)), until, place is not None, id, partition_id, offset),
+    )
+
+
+def _new_lease(
+    cur: apsw.Cursor,
+    id: int,
+    partition_id: int,
+    read: Read,
+    place: Place | None,
+    until: int | None,
+) -> None:
+    first, message = read
+    cur.execute(
+        "INSERT OR REPLACE INTO leases (subscription_id, partition_id, message, first, "
+        "deliveries, slot, start, consumer, until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            id,
+            partition_id,
+            message.offset,
+            first,
+            int(place is not None),
+            *(place or (None, None, None)),
+            until,
+        ),
+    )
+
+
+_APART: Final = 200_000
+"""Microseconds between two looks."""
+
+
+class LeaseHolders:
+    """The holders of leases and acks of one subscription, for one of its consumers; and whether
+    they live.
+
+    The death of a holder shows in no change number. So a consumer that waits looks now and then
+    whether the holders that it knows still live, which costs no read; who they are it reads when
+    the store has changed since.
+
+    Args:
+        store: the store of the subscription.
+        subscription_id: its id.
+    """
+
+    def __init__(self, store: Store, subscription_id: int) -> None:
+        self._store = store
+        self._id = subscription_id
+        self._looked = 0
+        self._dead = False
+        self._number: int | None = None
+        self._holders: list[tuple[int, int]] = []
+        self._expires = FOR_EVER
+
+    def have_died(self) -> bool:
+        """Tell whether a holder died, or a deadline passed, whose leases or acks are not free yet.
+
+        Looks at most so often; what it saw stands until `freed`.
+        """
+        now = clock.monotonic_micros()
+        if self._dead or now < self._looked + _APART:
+            return self._dead
+        self._looked = now
+        number = self._store.status.change_number()
+        if number is None or number != self._number:
+            with self._store.status.read(durable=False) as cur:
+                self._read(cur)
+            self._number = number
+        alive = self._store.runtime.slot_alive
+        self._dead = now > self._expires or not all(alive(*holder) for holder in self._holders)
+        return self._dead
+
+    def freed(self) -> None:
+        """Note that what the dead had is free."""
+        self._dead = False
+
+    def _read(self, cur: apsw.Cursor) -> None:
+        found: list[Any] = cur.execute(
+            "SELECT slot, start FROM leases WHERE subscription_id = ?1 AND slot IS NOT NULL "
+            "AND until IS NOT NULL "
+            "UNION SELECT slot, start FROM pending_acks WHERE subscription_id = ?1 AND NOT stored",
+            (self._id,),
+        ).fetchall()
+        self._holders = [(slot, start) for slot, start in found]
+        (expires,) = one(
+            cur,
+            "SELECT min(expires) FROM pending_acks WHERE subscription_id = ? AND NOT stored",
+            (self._id,),
+        )
+        self._expires = FOR_EVER if expires is None else expires
+
+
+def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
+    """Let the leases of dead processes be anybody's."""
+    found: list[Any] = cur.execute(
+        "SELECT DISTINCT slot, start FROM leases WHERE subscription_id = ? "
+        "AND slot IS NOT NULL AND until IS NOT NULL",
+        (subscription_id,),
+    ).fetchall()
+    for slot, start in found:
+        if not store.runtime.slot_alive(slot, start):
+            cur.execute(
+                "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
+                "AND slot = ? AND start = ? AND until IS NOT NULL",
+                (subscription_id, slot, start),
+            )

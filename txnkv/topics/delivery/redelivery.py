@@ -1,0 +1,358 @@
+"""Messages for an exclusive consumer: first what came back, then what it has not seen.
+
+    came back    acks of aborted transactions, negative acks after their delay    (exclusive)
+    not seen     each partition in the order of its offsets, from its cursor on
+
+Between messages lie offsets that are none. They are noted as gaps while reading, and go with the
+ack beside them. The pieces of a large message are no gaps: they go with that message alone, or a
+cursor could come to stand in the middle of it.
+
+What a reader has taken for its consumer stays with it until it is given, whatever fails meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.storage import new_rlock
+from txnkv.topics.acks import Exclusive, dropped
+from txnkv.topics.messages import Message, messages_of
+from txnkv.topics.partition import Partition
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.read import OffsetReader, bounds
+from txnkv.topics.topics import Topics
+
+AHEAD: Final = 1000
+"""Messages that are made objects at a time."""
+
+FOR_EVER: Final = 1 << 62
+"""A time that never comes, in monotonic microseconds."""
+
+_BACK_BYTES: Final = 64 << 10
+"""Bytes fetched at once where single messages are wanted again."""
+
+
+class Delivery(NamedTuple):
+    """A message that is given to the consumer.
+
+    Attributes:
+        before: how often it was delivered before.
+        until: then it is anybody's, in monotonic microseconds.
+    """
+
+    message: Message
+    before: int
+    until: int = FOR_EVER
+
+
+class Read(NamedTuple):
+    """A message as read.
+
+    Attributes:
+        begin: all from here to its offset, exclusive, is no other message's.
+    """
+
+    begin: int
+    message: Message
+
+
+class Source:
+    """One partition, read ahead.
+
+    Attributes:
+        moved: past something in the last `fill`, and there may be more.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        partition: Partition,
+        offset: int,
+        state: Exclusive | None = None,
+    ) -> None:
+        """Begins at an offset; what it finds not to be messages is noted in `state`."""
+        self._topics = topics
+        self._state = state
+        self._lock = new_rlock() if state is None else state.lock
+        self.partition = partition
+        self._reader = OffsetReader(topics, partition, offset, "read_committed")
+        self._ready: deque[Read] = deque()
+        self._begin = offset
+        self._seen = offset
+        self._large: dict[int, int] = {}  # offset of each, and of its first piece
+        self._undecided = Ranges()  # gaps, or pieces of large messages
+        self.moved = False
+
+    @property
+    def pending(self) -> bool:
+        """There were signs of messages that are on their way."""
+        return self._reader.pending
+
+    @property
+    def position(self) -> int:
+        """All messages below were given."""
+        return self._ready[0].message.offset if self._ready else self._reader.position
+
+    def fill(self) -> bool:
+        """Read ahead when nothing is ready; whether something is."""
+        if self._ready:
+            return True
+        reader = self._reader
+        try:
+            loaded = reader.load()
+        except OffsetOutOfRangeError:
+            start = bounds(self._topics, self.partition).start
+            if start <= reader.position:
+                raise
+            self._pass(start)  # retention took what comes before
+            reader.seek(start)
+            self.moved = True
+            return False
+        self.moved = reader.moved
+        if not loaded:
+            self._pass(reader.position)
+            return False
+        self._large.update(reader.large)
+        rows = reader.take(AHEAD)
+        txn_id = self._topics.coordinator.txn_id
+        codec = self.partition.topic.options.codec
+        messages = messages_of(rows, self.partition.number, txn_id, codec)
+        with self._lock:
+            for message in messages:
+                self._ready.append(Read(self._note(message.offset), message))
+        self._pass(reader.position)
+        return True
+
+    def _note(self, offset: int) -> int:
+        """A message follows; answers from where on there is no other's before it."""
+        first, self._seen = self._seen, offset + 1
+        if not self._large and not self._reader.has_begun:
+            if self._state is not None:
+                self._state.gaps[self.partition.id].add(first, offset)
+            return first
+        self._undecided.add(first, offset)
+        begin = self._large.get(offset, offset)
+        return begin if begin >= first else offset
+
+    def _pass(self, upto: int) -> None:
+        """There is no message more up to here."""
+        with self._lock:
+            if self._seen < upto:
+                self._undecided.add(self._seen, upto)
+                self._seen = upto
+            if not self._reader.has_begun:
+                self._decide()
+
+    def _decide(self) -> None:
+        """No large message is under way: what is no message is a piece of one, or a gap."""
+        undecided, large = self._undecided, self._large
+        self._undecided, self._large = Ranges(), {}
+        if self._state is None:
+            return
+        known = self._state.pieces.setdefault(self.partition.id, {})
+        for offset, begin in large.items():
+            pieces = Ranges([(begin, offset)])
+            pieces = pieces.minus(pieces.minus(undecided))
+            if pieces:
+                known[offset] = pieces
+                undecided.difference_update(pieces)
+        self._state.gaps[self.partition.id].update(undecided)
+
+    def next(self) -> Read | None:
+        """The next message, if one is ready."""
+        return self._ready.popleft() if self._ready else None
+
+    def peek(self) -> Read | None:
+        """The same, which stays."""
+        return self._ready[0] if self._ready else None
+
+    @property
+    def ready(self) -> Sequence[Read]:
+        """The messages that are ready, in order."""
+        return self._ready
+
+    def is_behind(self, offset: int) -> bool:
+        """Tell whether this source began to read at or below an offset."""
+        return self._begin <= offset
+
+    def go_to(self, offset: int) -> None:
+        """Others have what comes before, and all from there on is to be given."""
+        if not self.is_behind(offset):
+            self.restart(offset)
+            return
+        self._begin = offset
+        while self._ready and self._ready[0].message.offset < offset:
+            self._ready.popleft()
+        if not self._ready and self._reader.position < offset:
+            self._reader.seek(offset)
+            self._seen = max(self._seen, offset)
+
+    def restart(self, offset: int) -> None:
+        """Read from an offset on, wherever this was."""
+        self._ready.clear()
+        self._reader.seek(offset)
+        self._begin = self._seen = offset
+        self._undecided, self._large = Ranges(), {}
+
+
+class DeliveryReader(ABC):
+    """The messages of a subscription for one consumer. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Delivery] = deque()
+
+    def take(self, most: int) -> list[Delivery]:
+        """The next messages, at most so many; none when there are none now."""
+        if self._ready:
+            self._ready = deque(each for each in self._ready if self._is_mine(each))
+        try:
+            if len(self._ready) < most:
+                self._gather(most)
+        except Exception:
+            if not self._ready:
+                raise
+            # What it failed at is there still: the next call meets it again.
+        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """These were taken last, and not given: they are taken again."""
+        self._ready.extendleft(reversed(deliveries))
+
+    def seek(self, number: int, offset: int) -> None:
+        """The cursor of a partition was moved: what was read of it is forgotten."""
+        self._ready = deque(each for each in self._ready if each.message.partition != number)
+
+    @property
+    @abstractmethod
+    def pending(self) -> bool:
+        """More may come without the change number saying so."""
+
+    @abstractmethod
+    def stirred(self) -> bool:
+        """Something may be there, which the change number may not show."""
+
+    @abstractmethod
+    def _gather(self, most: int) -> None:
+        """Have so many ready, if there are."""
+
+    @abstractmethod
+    def _is_mine(self, delivery: Delivery) -> bool:
+        """Tell whether a delivery that waits is this consumer's still."""
+
+
+class ExclusiveReader(DeliveryReader):
+    """For the one consumer of an exclusive subscription.
+
+    Args:
+        topics: of the topics.
+        state: what is known of the subscription.
+        numbers: of the partitions that it reads.
+    """
+
+    def __init__(self, topics: Topics, state: Exclusive, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self._topics = topics
+        self._state = state
+        partitions = topics.partitions(state.info.topic)
+        self._sources = deque(
+            Source(topics, partitions[number], state.cursors[partitions[number].id].mark, state)
+            for number in numbers
+        )
+
+    @property
+    def pending(self) -> bool:
+        """See `DeliveryReader`."""
+        return any(source.pending for source in self._sources)
+
+    def stirred(self) -> bool:
+        """See `DeliveryReader`."""
+        return self._state.something_back()
+
+    def _is_mine(self, delivery: Delivery) -> bool:
+        message = delivery.message
+        partition_id = self._state.info.topic.partitions[message.partition]
+        return self._state.deliverable(partition_id, message.offset)
+
+    def seek(self, number: int, offset: int) -> None:
+        """See `DeliveryReader`."""
+        super().seek(number, offset)
+        for source in self._sources:
+            if source.partition.number == number:
+                source.restart(offset)
+
+    def _gather(self, most: int) -> None:
+        state, ready = self._state, self._ready
+        state.look()
+        if state.gone:
+            self._topics.require_live(state.info.topic)
+            raise dropped(state.info)
+        state.prune()
+        while len(ready) < most and (back := state.next_back()) is not None:
+            self._take_back(most, *back)
+        moved = True
+        while moved and len(ready) < most:
+            moved = False
+            for _ in range(len(self._sources)):
+                self._sources.rotate(-1)
+                source = self._sources[-1]
+                self._take_from(source, most)
+                moved |= source.moved
+                if len(ready) >= most:
+                    break
+            if ready:
+                break
+        if not ready:
+            self._topics.local.expire(state.info.id)
+            if state.something_back():
+                self._gather(most)
+
+    def _take_from(self, source: Source, most: int) -> None:
+        state, id, ready = self._state, source.partition.id, self._ready
+        while len(ready) < most and source.fill():
+            while len(ready) < most and (read := source.next()) is not None:
+                if state.deliverable(id, read.message.offset):
+                    ready.append(Delivery(read.message, 0))
+
+    def _take_back(self, most: int, id: int, first: int, last: int) -> None:
+        source = next((one for one in self._sources if one.partition.id == id), None)
+        if source is None:
+            return
+        state, ready = self._state, self._ready
+        last = min(last, source.position)
+        first = max(first, state.cursors[id].mark)
+        try:
+            for message in read_range(self._topics, source.partition, first, last):
+                if len(ready) >= most:
+                    return
+                first = message.offset + 1
+                if state.deliverable(id, message.offset):
+                    counts = state.redelivered[id]
+                    counts[message.offset] = before = counts.get(message.offset, 0) + 1
+                    ready.append(Delivery(message, before))
+            first = last
+        finally:
+            if first < last:
+                state.put_back(id, first, last)
+
+
+def read_range(topics: Topics, partition: Partition, first: int, last: int) -> Iterator[Message]:
+    """The messages of [first, last) that are committed and still there."""
+    if first >= last:
+        return
+    start = bounds(topics, partition).start
+    reader = OffsetReader(topics, partition, max(first, start), "read_committed", _BACK_BYTES)
+    number, txn_id = partition.number, topics.coordinator.txn_id
+    codec = partition.topic.options.codec
+    while reader.position < last:
+        if not reader.load():
+            if not reader.moved:
+                return
+            continue
+        for message in messages_of(reader.take(AHEAD), number, txn_id, codec):
+            if message.offset >= last:
+                return
+            yield message

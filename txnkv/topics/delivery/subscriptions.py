@@ -1,0 +1,349 @@
+"""Subscriptions of a store in this process.
+
+rows in status.db          what is deleted, pending, leased        (subscription_rows, cursors,
+                                                                    pending_acks, leases)
+memory of the consumer     of an exclusive one whose consumer is here            (exclusive)
+acks of a transaction      in either                                             (transaction_acks)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import apsw
+
+from txnkv.coordinator import Lease, status_table
+from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
+from txnkv.topics import topic_catalog
+from txnkv.topics.acks import (
+    EXCLUSIVE,
+    FAILOVER,
+    SHARED,
+    Cursor,
+    Exclusive,
+    Place,
+    SubscriptionInfo,
+    SubscriptionOptions,
+    cursors,
+    pending_ack_rows,
+    subscription_rows,
+)
+from txnkv.topics.delivery.transaction_acks import KIND, SubscriptionParticipants
+from txnkv.topics.maintenance import retention, unacknowledged
+from txnkv.topics.partition import Partition
+from txnkv.topics.read import bounds
+from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.topics.topics import Topics
+
+__all__ = [
+    "EXCLUSIVE",
+    "FAILOVER",
+    "SHARED",
+    "Place",
+    "SubscriptionInfo",
+    "SubscriptionOptions",
+    "Subscriptions",
+]
+
+_consumers: Final = itertools.count(1)
+
+
+class Subscriptions:
+    """The subscriptions of one store. Shared by threads.
+
+    Attributes:
+        handler: what the coordinator calls for stored transactions.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self.handler = SubscriptionParticipants(topics)
+        self._topics = topics
+        self._store = topics.store
+
+    # -- what there is -----------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: TopicInfo,
+        name: str,
+        type: str,
+        start: str | Mapping[int, int],
+        options: SubscriptionOptions,
+    ) -> tuple[SubscriptionInfo, Place | None]:
+        """A consumer of this process begins; the subscription is made when there is none.
+
+        All or nothing: who is refused has changed neither options nor leases. No place: another
+        consumer of a failover one has it (`take_over`).
+
+        Args:
+            topic: of which topic.
+            name: of the subscription.
+            type: "exclusive", "shared" or "failover".
+            start: where a new one begins: "earliest", "latest", or an offset by partition number.
+            options: those to be set; a new one has defaults for the others.
+
+        Raises:
+            UnavailableError: an exclusive one has a live consumer; a failover one has, with
+                other options.
+            ValueError: the options make no sense, or there is one of the other type.
+            OffsetOutOfRangeError: it is to start beyond the end.
+            TopicNotFoundError: the topic was dropped.
+        """
+        while True:
+            with self._store.status.read() as cur:
+                known = subscription_rows.find(cur, topic, name)
+            if known is not None and known.type != type:
+                raise ValueError(
+                    f"{known} is {known.type}, not {type}: subscribe so, or take another name"
+                )
+            info = (known or SubscriptionInfo(0, topic, name, type)).changed(options)
+            subscription_rows.check(info)
+            starts = self._starts(topic, start) if known is None else {}
+            with self._store.status.write(sync=info != known) as cur:
+                topic_catalog.require_live(cur, topic)
+                if subscription_rows.find(cur, topic, name) != known:
+                    continue  # another process was first
+                if known is None:
+                    info = subscription_rows.make(cur, info, starts)
+                place = self._open(cur, info, changed=info != known)
+                if info != known:
+                    subscription_rows.set_options(cur, info)
+            if known is None:
+                retention.await_cuts(self._topics.partitions(topic))
+            if place is not None:
+                self._opened(info, place)
+            return info, place
+
+    def take_over(self, info: SubscriptionInfo) -> Place | None:
+        """The place of a failover subscription; None: another consumer has it.
+
+        Raises:
+            TopicNotFoundError: the subscription was dropped, or its topic.
+        """
+        self._topics.require_live(info.topic)
+        with self._store.status.read(durable=False) as cur:
+            if (
+                subscription_rows.consumer_of(cur, self._store, info, self._topics.local.consumers)
+                is not None
+            ):
+                return None
+        with self._store.status.write(sync=False) as cur:
+            place = self._open(cur, info, changed=False)
+        if place is not None:
+            self._opened(info, place)
+        return place
+
+    def _starts(self, topic: TopicInfo, start: str | Mapping[int, int]) -> dict[int, int]:
+        if start not in ("earliest", "latest") and not isinstance(start, Mapping):
+            raise ValueError(
+                f"start is 'earliest', 'latest' or a dict of offsets by partition, not {start!r}"
+            )
+        partitions = self._topics.partitions(topic)
+        named = start if isinstance(start, Mapping) else {}
+        if not set(named) <= set(range(len(partitions))):
+            raise ValueError(
+                f"start names partitions {sorted(named)}; topic {topic.name!r} has 0 to "
+                f"{len(partitions) - 1}"
+            )
+        found = {}
+        for partition in partitions:
+            ends = bounds(self._topics, partition)
+            first = ends.last_stable_offset if start == "latest" else ends.start
+            found[partition.id] = offset = named.get(partition.number, first)
+            if not 0 <= offset <= ends.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{partition.label} holds [{ends.start}, {ends.high_watermark}): there is no "
+                    f"offset {offset} to start at. Name one of these, or the end"
+                )
+        return found
+
+    def of_topic(self, topic: TopicInfo) -> list[SubscriptionInfo]:
+        """The subscriptions of a topic, by name."""
+        with self._store.status.read() as cur:
+            return subscription_rows.of_topic(cur, topic)
+
+    def transactions_of(self, cur: apsw.Cursor, topic: TopicInfo) -> list[int]:
+        """Stored transactions, not yet ended, that acknowledged messages of a topic."""
+        ids = [info.id for info in subscription_rows.of_topic(cur, topic)]
+        return status_table.transactions_of(cur, KIND, ids)
+
+    def drop(self, info: SubscriptionInfo) -> bool:
+        """Forget a subscription; open transactions that acknowledged its messages are aborted,
+        small ones at their commit.
+
+        Returns:
+            False when it is not there.
+        """
+        with self._store.status.write() as cur:
+            there = subscription_rows.drop(cur, info.id)
+            touched = status_table.transactions_of(cur, KIND, [info.id])
+        self._topics.coordinator.orchestrator.abort_all(touched, f"{info} was dropped")
+        return there
+
+    def committed(self, info: SubscriptionInfo) -> dict[int, int]:
+        """Return the offset below which all is deleted, by partition number."""
+        with self._store.status.read() as cur:
+            found = cursors.load(cur, info.id)
+        numbers = enumerate(info.topic.partitions)
+        return {number: found[id].mark for number, id in numbers if id in found}
+
+    def seek(self, info: SubscriptionInfo, number: int, to: int | str) -> int:
+        """Move the cursor of a partition, for its consumer, or one of them; durable.
+
+        Args:
+            info: the subscription.
+            number: of the partition.
+            to: an offset, "earliest" or "latest".
+
+        Returns:
+            The offset. Nothing was changed when it raises.
+
+        Raises:
+            OffsetOutOfRangeError: the partition does not hold it.
+            InvalidTxnStateError: acks of its messages are pending.
+            TopicNotFoundError: the subscription was dropped, or its topic.
+        """
+        partition = self._topics.partitions(info.topic)[number]
+        offset = self._offset(partition, to)
+        owner, state = object(), self._topics.local.exclusive(info.id)
+        self._topics.local.expire(info.id)
+        if state is not None:
+            state.look()
+        try:
+            with self._store.status.write() as cur:
+                subscription_rows.require(cur, info)
+                pending_ack_rows.free_dead(cur, self._store, info.id)
+                # From here on no ack is made in memory until that has the new cursor, too.
+                free = state is None or state.take_partition(owner, partition.id)
+                if not free or pending_ack_rows.blocked(cur, self._store, info.id, partition.id):
+                    raise InvalidTxnStateError(
+                        f"{info}: acknowledgements in partition {number} are pending in "
+                        "transactions that are open. End these, then seek"
+                    )
+                cursors.seek(cur, info.id, partition.id, offset)
+            retention.await_cuts([partition])
+            if state is not None:
+                state.look()
+                state.begin_anew(partition.id)
+        finally:
+            if state is not None:
+                state.release(owner, {}, {partition.id: 0})
+        return offset
+
+    def _offset(self, partition: Partition, to: int | str) -> int:
+        ends = bounds(self._topics, partition)
+        if to in ("earliest", "latest"):
+            return ends.start if to == "earliest" else ends.last_stable_offset
+        if not isinstance(to, int):
+            raise ValueError(f"seek to an offset, 'earliest' or 'latest', not {to!r}")
+        if not ends.start <= to <= ends.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"{partition.label} holds [{ends.start}, {ends.high_watermark}): there is no "
+                f"offset {to} to seek. Name one of these, or the end"
+            )
+        return to
+
+    def lag(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
+        """Offsets that are decided and not deleted, by partition number, from the first message
+        among them on: 0 when all messages are deleted. Partitions may be left out.
+        """
+        with self._store.status.read() as cur:
+            found = cursors.load(cur, info.id)
+        lag = {}
+        for partition in self._topics.partitions(info.topic):
+            if partition.number in but:
+                continue
+            cursor = found.get(partition.id, Cursor(0))
+            ends = bounds(self._topics, partition)
+            lag[partition.number] = unacknowledged.count(
+                self._topics, partition, cursor, ends.start, ends.last_stable_offset
+            )
+        return lag
+
+    def lost(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
+        """Messages that retention took before they were acknowledged, by partition number."""
+        return {
+            partition.number: unacknowledged.lost(partition, info.id)
+            for partition in self._topics.partitions(info.topic)
+            if partition.number not in but
+        }
+
+    # -- the place of an exclusive one -------------------------------------------------
+
+    def _open(self, cur: apsw.Cursor, info: SubscriptionInfo, *, changed: bool) -> Place | None:
+        runtime = self._store.runtime
+        place = Place(runtime.slot, runtime.slot_start, next(_consumers))
+        subscription_rows.check_boot(cur, info)
+        pending_ack_rows.free_dead(cur, self._store, info.id)
+        if info.type != SHARED:
+            who = subscription_rows.consumer_of(
+                cur, self._store, info, self._topics.local.consumers
+            )
+            if who is not None and info.type == FAILOVER and not changed:
+                return None
+            if who is not None:
+                raise subscription_rows.has_consumer(info, who)
+            subscription_rows.take_place(cur, info, place)
+        self._topics.local.consumers.add(
+            place.consumer
+        )  # before another thread can take the place for free
+        return place
+
+    def _opened(self, info: SubscriptionInfo, place: Place) -> None:
+        if not info.leased:
+            self._topics.local.open(Exclusive(self._store, info))
+
+    def close(self, info: SubscriptionInfo, place: Place) -> None:
+        """The consumer ends; acks of small transactions go on in status.db."""
+        local = self._topics.local
+        closed = local.close(info, place.consumer)
+        if closed is None:
+            return
+        state, owners = closed
+        try:
+            if state is not None:
+                for acks in owners:
+                    acks.move_out(state)  # refuses nothing: the place is given in any case
+        finally:
+            local.consumers.discard(place.consumer)
+        with self._store.status.write(sync=False) as cur:
+            if state is not None:
+                for partition_id, first, last in state.passed():
+                    cursors.delete(cur, info.id, partition_id, first, last)
+            subscription_rows.give_place(cur, info, place)
+
+    # -- looking after -----------------------------------------------------------------
+
+    def sweep(self, lease: Lease) -> None:
+        """Do the leader's part: cursors follow logs that lost their beginning, and what the dead
+        held is given back.
+
+        Raises:
+            LeaseLostError: this process leads no more.
+        """
+        with self._store.status.read() as cur:
+            least: list[Any] = cur.execute(
+                "SELECT partition_id, min(mark_delete) FROM cursors GROUP BY partition_id"
+            ).fetchall()
+            held: list[Any] = cur.execute(
+                "SELECT DISTINCT subscription_id FROM pending_acks WHERE NOT stored"
+            ).fetchall()
+        marks = dict(least)
+
+        def follow(partition: Partition) -> None:
+            if not partition.exists:
+                return
+            with partition.environment.read() as txn:
+                start = partition.log.start(txn)
+            if start > marks[partition.id]:
+                with self._store.status.write() as cur:
+                    lease.confirm(cur)
+                    cursors.raise_marks(cur, partition.id, start)
+
+        self._topics.each(marks, "cursors", follow)
+        for (subscription_id,) in held:
+            with self._store.status.write() as cur:
+                lease.confirm(cur)
+                pending_ack_rows.free_dead(cur, self._store, subscription_id)

@@ -1,0 +1,518 @@
+"""The acknowledgements of one transaction, from the call to the end.
+
+    exclusive, its consumer in this process      in memory (`exclusive`) until the commit writes
+                                                 them to status.db, in its SQLite transaction
+    shared, or counted deliveries, or elsewhere  rows of status.db from the call on
+    a stored transaction                         the same; the commit point applies them
+
+An ack that others must see is in status.db when the call returns, though not yet on the disk:
+what comes after it is there later, so the commit makes it durable, and without one it is void.
+
+Memory is checked at the commit point against what status.db has, where another process wrote there
+since the first ack (`HeldAcks.version`): of two transactions that have one message one commits.
+
+Outside of a transaction acks wait here for the flush; nothing can refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import apsw
+
+from txnkv.coordinator import Participants, Timestamp, TxnRow, TxnState, status_table
+from txnkv.errors import (
+    AckConflictError,
+    ClosedError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    TxnkvError,
+)
+from txnkv.storage import Store, WhenDropped, clock, declare_fault_point, fault_point, new_rlock
+from txnkv.topics.acks import (
+    SHARED,
+    Exclusive,
+    Holder,
+    SubscriptionInfo,
+    cursors,
+    pending_ack_rows,
+    subscription_rows,
+)
+from txnkv.topics.delivery.held_acks import (
+    HeldAcks,
+    by_partition,
+    refuse_taken,
+    refuse_unknown,
+    remember,
+)
+from txnkv.topics.delivery.retry_hold import Hold
+from txnkv.topics.messages import MessageId
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.read import bounds
+from txnkv.topics.topics import Topics
+
+KIND: Final = "subscription"
+
+_GRACE: Final = 1_000_000
+"""Microseconds after a deadline by which a commit that was in time is over."""
+
+declare_fault_point("acks.registered", "acks of a transaction are pending in status.db")
+declare_fault_point("acks.applied", "acks are applied inside the commit point")
+declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
+
+
+class PendingAcks:
+    """The acknowledgements of one transaction. For one thread at a time, beside that of the
+    consumer, which may close.
+
+    Args:
+        topics: of the store.
+        row: of the transaction; stored when it has a heartbeat slot, or is not OPEN.
+        transactional: False for acks outside of any transaction.
+        hold: of the `client.run` that the transaction is an attempt of.
+
+    Attributes:
+        empty: nothing was named, but what was refused.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        row: TxnRow,
+        *,
+        transactional: bool,
+        hold: Hold | None = None,
+    ) -> None:
+        self.empty = True
+        self._topics = topics
+        self._store = topics.store
+        self._row = row
+        self._transactional = transactional
+        self._hold = hold
+        small = row.heartbeat_slot is None and row.state is TxnState.OPEN
+        self._stored = transactional and not small
+        self._acks: dict[int, HeldAcks] = {}
+        self._rows = self._unsure_rows = 0  # in status.db; more of them, if a late failure was none
+        self._guard = new_rlock()
+        self._ended = self._expired = self._committing = False
+        self._lost: AckConflictError | None = None
+        self._catalog: int | None = None
+        self._token = object()
+        self._giving_back: WhenDropped | None = None
+
+    # -- acknowledging -----------------------------------------------------------------
+
+    def add(
+        self, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool, again: bool
+    ) -> None:
+        """Acknowledge these messages, or with `cumulative` each with all before it.
+
+        Args:
+            info: of which subscription.
+            ids: of the messages.
+            cumulative: with all before.
+            again: the same call failed before, maybe after its work was done.
+
+        Raises:
+            AckConflictError: another ack was first; nothing of this call was taken. The
+                transaction is to be aborted.
+            InvalidTxnStateError: the transaction is not open.
+            OffsetOutOfRangeError: there is no such message.
+            TopicNotFoundError: the topic was dropped.
+            NotSupportedError: a cumulative ack of a shared subscription.
+        """
+        try:
+            named = refuse(self._topics, info, ids, cumulative=cumulative)
+        except OffsetOutOfRangeError:
+            if self._stored:  # that it has ended, and its messages are gone, says more
+                with self._store.status.read() as cur:
+                    status_table.get_open(cur, self._row.txn_id, "acknowledge")
+            raise
+        if self._transactional and self._catalog is None:
+            self._catalog = self._topics.require_live(info.topic)
+        with self._guard:
+            self._refuse_lost()
+            acks = self._of(info)
+            self.empty = False
+            if not self._transactional:
+                remember(acks, named, cumulative=cumulative)
+            elif acks.state is None:
+                self._register(acks, named, cumulative=cumulative, again=again)
+            else:
+                self._take(acks, acks.state, named, cumulative=cumulative)
+
+    def _of(self, info: SubscriptionInfo) -> HeldAcks:
+        found = self._acks.get(info.id)
+        if found is None:
+            state = None
+            if self._transactional and not self._stored and not info.leased:
+                state = self._topics.local.exclusive(info.id, self)
+            found = self._acks[info.id] = HeldAcks(info, state)
+        return found
+
+    def _take(
+        self, acks: HeldAcks, state: Exclusive, named: dict[int, list[int]], *, cumulative: bool
+    ) -> None:
+        state.look()
+        if state.gone:
+            raise subscription_rows.dropped(acks.info)
+        if acks.version is None:
+            acks.version = state.version
+        self._watch()
+        for number, offsets in named.items():
+            partition_id = acks.info.topic.partitions[number]
+            own = acks.ranges(partition_id)
+            if cumulative:
+                state.take_position(self._token, own, number, offsets[0])
+                acks.positions[partition_id] = offsets[0] + 1
+            else:
+                state.take(own, number, offsets)
+
+    def _register(
+        self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
+    ) -> None:
+        info = acks.info
+        local = self._topics.local.exclusive(info.id)
+        if local is not None:
+            for number, offsets in named.items():
+                local.refuse(number, offsets, cumulative=cumulative)
+        self._watch()
+        with self._store.status.write(sync=False) as cur:
+            self._count_rows(cur)
+            rows = 0
+            subscription_rows.require(cur, info)
+            if self._stored:
+                self._join(cur, [info.id])
+            for number, offsets in named.items():
+                partition_id = info.topic.partitions[number]
+                txn_id = self._row.txn_id
+                besides = txn_id if again else 0
+                pending_ack_rows.refuse(
+                    cur, self._store, info, number, txn_id, offsets, cumulative, besides
+                )
+                position = offsets[0] + 1 if cumulative else None
+                ranges = Ranges() if cumulative else Ranges((at, at + 1) for at in offsets)
+                if local is not None:
+                    ranges = local.applied({partition_id: ranges})[partition_id]
+                rows += self._write_rows(cur, info, partition_id, ranges, position, self._stored)
+            cursors.bump(cur, info.id)
+            self._unsure_rows = rows
+        self._rows, self._unsure_rows = self._rows + rows, 0
+        fault_point("acks.registered")
+
+    def _count_rows(self, cur: apsw.Cursor) -> None:
+        """Count the rows of a write that failed late, if it has left them."""
+        if self._unsure_rows:
+            more, self._unsure_rows = self._unsure_rows, 0
+            if pending_ack_rows.count(cur, self._row.txn_id) == self._rows + more:
+                self._rows += more
+
+    def _write_rows(
+        self,
+        cur: apsw.Cursor,
+        info: SubscriptionInfo,
+        partition_id: int,
+        ranges: Ranges,
+        position: int | None,
+        stored: bool,
+    ) -> int:
+        runtime, hold = self._store.runtime, self._hold
+        if hold is not None:
+            hold.where.in_status = True
+        holder = Holder(
+            self._row.txn_id,
+            stored,
+            runtime.slot,
+            runtime.slot_start,
+            self._row.deadline,
+            None if hold is None else hold.id,
+        )
+        rows = pending_ack_rows.register(cur, info, partition_id, holder, ranges)
+        if position is not None:
+            rows += pending_ack_rows.register_position(cur, info, partition_id, holder, position)
+        return rows
+
+    def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
+        status_table.get_open(cur, self._row.txn_id, "acknowledge")
+        status_table.register_participant(cur, self._row.txn_id, KIND, ids)
+
+    # -- the commit of a small one -----------------------------------------------------
+
+    def validate(self, cur: apsw.Cursor, latest: Timestamp) -> None:
+        """Inside the SQLite transaction that commits: is all still this transaction's?
+
+        Raises:
+            AckConflictError: it is not. The transaction is to be aborted.
+            TopicNotFoundError: a topic or subscription was dropped.
+        """
+        if not self._transactional:
+            return
+        # Set before `_expired` is read, as that is before this is: one of the two sees the other.
+        self._committing = True
+        if self._expired:
+            raise pending_ack_rows.given_back(self._row.txn_id)
+        self._refuse_lost()
+        self._count_rows(cur)
+        topics = [acks.info.topic for acks in self._acks.values()]
+        self._topics.refuse_dropped(cur, self._catalog, topics)
+        if self._rows and pending_ack_rows.count(cur, self._row.txn_id) != self._rows:
+            for acks in self._acks.values():
+                subscription_rows.require(cur, acks.info)
+            raise pending_ack_rows.given_back(self._row.txn_id)
+        for acks in self._acks.values():
+            state = acks.state
+            if state is not None and not (acks.version == state.version and state.current(cur)):
+                refuse_taken(cur, self._store, acks, self._row.txn_id)
+
+    def _refuse_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def write(self, cur: apsw.Cursor, stamp: Timestamp) -> None:
+        """Inside the SQLite transaction that commits, once it has passed `validate`."""
+        for acks in self._acks.values():
+            if not self._transactional:
+                self._write_plain(cur, acks)
+            elif acks.state is not None:
+                wanted = acks.held
+                if acks.positions:
+                    marks = {id: cursor.mark for id, cursor in acks.state.cursors.items()}
+                    wanted = acks.whole(marks)
+                acks.deleted = acks.state.applied(wanted)
+                acks.number = self._store.status.change_number()
+                acks.state.delete(cur, acks.deleted)
+        if self._rows:
+            pending_ack_rows.apply(cur, self._row.txn_id)
+
+    def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
+        """Delete what is acknowledged outside of a transaction; what is pending stays so."""
+        info = acks.info
+        marks = {
+            id: cursors.mark_delete(cur, info.id, id) or 0 for id in {*acks.held, *acks.positions}
+        }
+        wanted = acks.whole(marks)
+        for row in pending_ack_rows.blocked(cur, self._store, info.id):
+            if row.pending and row.partition_id in wanted:
+                wanted[row.partition_id].remove(row.first, row.last)
+        state = None if info.leased else self._topics.local.exclusive(info.id, self)
+        acks.state = state
+        if state is not None:
+            wanted = state.take_plain(wanted)
+            acks.held, acks.positions = wanted, {}
+            acks.deleted = state.applied(wanted)
+            acks.number = self._store.status.change_number()
+            state.delete(cur, acks.deleted)
+            return
+        for partition_id, ranges in wanted.items():
+            for first, last in ranges:
+                pending_ack_rows.delete(cur, info.id, partition_id, first, last)
+        if wanted:
+            cursors.bump(cur, info.id)
+
+    def ended(self, committed: bool | None) -> None:
+        """The small transaction has ended. Twice is fine; of a stored one its handler hears.
+
+        Args:
+            committed: None when nobody knows.
+        """
+        with self._guard:
+            if self._ended:
+                return
+            self._ended = True
+            self._forget_to_give_back()
+            if self._stored:
+                return
+            for acks in self._acks.values():
+                if acks.state is not None:
+                    self._ended_in_memory(acks, acks.state, committed)
+            if (self._rows or self._unsure_rows) and not committed:
+                with self._store.status.write(sync=False) as cur:
+                    pending_ack_rows.give_back(cur, self._store, self._row.txn_id)
+
+    def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
+        with state.lock:
+            if committed:
+                state.committed(acks.number, acks.deleted)
+            else:
+                state.unsure()
+            if not committed and self._transactional:
+                if self._hold is not None:
+                    self._hold.where.in_memory = True
+                    state.hold(self._hold.id, acks.held, acks.positions)
+                else:
+                    state.return_all(acks.held, acks.positions)
+            state.release(self._token, acks.held, acks.positions)
+
+    # -- where it goes on --------------------------------------------------------------
+
+    def stage(self, row: TxnRow) -> None:
+        """The transaction is stored from now on: so are its acks.
+
+        Raises:
+            AckConflictError: another ack was first. The transaction is to be aborted.
+            InvalidTxnStateError: the transaction is not open.
+        """
+        with self._guard:
+            self._refuse_lost()
+            self._row = row
+            if self._stored:
+                return
+            moved = self._in_memory()
+            with self._store.status.write(sync=False) as cur:
+                self._join(cur, list(self._acks))
+                pending_ack_rows.made_stored(cur, row.txn_id)
+                rows = self._write_out(cur, moved, stored=True)
+            self._stored = True
+            self._forget_to_give_back()
+            self._rows += rows
+            self._leave_memory(moved)
+        fault_point("acks.registered")
+
+    def move_out(self, state: Exclusive) -> None:
+        """The consumer gives up its place: what its process's memory had goes to status.db.
+
+        What cannot, as another process was first or the disk is full, dooms the transaction: it
+        hears of it at its next ack, or its commit.
+        """
+        with self._guard:
+            moved = self._in_memory(state)
+            if self._ended or not self._transactional or not moved:
+                return
+            try:
+                with self._store.status.write(sync=False) as cur:
+                    self._rows += self._write_out(cur, moved, stored=False)
+                    # Before a commit has its turn, which would find them in both places.
+                    self._leave_memory(moved)
+            except TxnkvError as error:
+                self._leave_memory(moved)
+                self._lost = AckConflictError(
+                    f"the consumer of {state.info} was closed, and acknowledgements of transaction "
+                    f"{self._row.txn_id} could not be kept ({error}). It was aborted whole; begin "
+                    "a new one"
+                )
+        fault_point("acks.registered")
+
+    def _in_memory(self, state: Exclusive | None = None) -> list[HeldAcks]:
+        return [
+            acks
+            for acks in self._acks.values()
+            if acks.state is not None and state in (None, acks.state)
+        ]
+
+    def _write_out(self, cur: apsw.Cursor, moved: Sequence[HeldAcks], *, stored: bool) -> int:
+        """Move acks from memory into rows; how many rows more there are."""
+        rows = 0
+        for acks in moved:
+            assert acks.state is not None
+            refuse_taken(cur, self._store, acks, self._row.txn_id)
+            held = acks.state.applied(acks.held)
+            for partition_id in {*held, *acks.positions}:
+                ranges = held.get(partition_id, Ranges())
+                position = acks.positions.get(partition_id)
+                rows += self._write_rows(cur, acks.info, partition_id, ranges, position, stored)
+            cursors.bump(cur, acks.info.id)
+        return rows
+
+    def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
+        for acks in moved:
+            if acks.state is not None:
+                acks.state.release(self._token, acks.held, acks.positions)
+                acks.state = None
+
+    def expire(self) -> None:
+        """The deadline of a small one has passed long ago, and nobody noticed."""
+        deadline = self._row.deadline
+        if deadline is not None and clock.monotonic_micros() > deadline + _GRACE:
+            self._expired = True
+            if not self._committing:  # else its commit was in time, and is slow
+                self.ended(committed=False)
+
+    def _watch(self) -> None:
+        """Have acks given back when the transaction is dropped without an end."""
+        if self._giving_back is None:
+            self._giving_back = WhenDropped(
+                self, _give_back, self._acks, self._token, self._store, self._row.txn_id
+            )
+
+    def _forget_to_give_back(self) -> None:
+        if self._giving_back is not None:
+            self._giving_back.forget()
+
+
+def refuse(
+    topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+) -> dict[int, list[int]]:
+    """Refuse acks that make no sense whatever others do.
+
+    Returns:
+        Offsets in order, by partition number; of a cumulative ack the highest.
+
+    Raises:
+        NotSupportedError: a cumulative ack of a shared subscription.
+        OffsetOutOfRangeError: there is no such message, or it is not decided yet: it cannot
+            have been delivered.
+        TopicNotFoundError: the topic was dropped.
+    """
+    if cumulative and info.type == SHARED:
+        raise NotSupportedError(
+            f"{info} is {info.type}: others have messages before this one. Acknowledge "
+            "them one by one, or subscribe exclusively"
+        )
+    topics.require_live(info.topic)
+    named = by_partition(info, ids, cumulative=cumulative)
+    for number, offsets in named.items():
+        end = _known_end(topics, info.topic.partitions[number], offsets[-1])
+        refuse_unknown(info, number, offsets, end)
+    return named
+
+
+def _known_end(topics: Topics, partition_id: int, offset: int) -> int:
+    """Return the offset below which all is decided, or an older one that is behind `offset`. 0
+    for a partition that is gone.
+    """
+    ends = topics.local.ends
+    end = ends.get(partition_id, 0)
+    if offset >= end:
+        partition = topics.partition(partition_id)
+        end = 0 if partition is None else bounds(topics, partition).last_stable_offset
+        ends[partition_id] = end
+    return end
+
+
+def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
+    """Give back what a small transaction had that was dropped without an end."""
+    for one in acks.values():
+        if one.state is not None:
+            with one.state.lock:
+                one.state.return_all(one.held, one.positions)
+                one.state.release(token, one.held, one.positions)
+    if any(one.state is None for one in acks.values()):
+        with suppress(ClosedError), store.status.write(sync=False) as cur:
+            pending_ack_rows.give_back(cur, store, txn_id, stored=False)
+
+
+class SubscriptionParticipants(Participants):
+    """Subscriptions of stored transactions: acks are rows from the call on, and keep others off,
+    so that there is nothing to validate.
+    """
+
+    kind = KIND
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics.log)
+        self._store = topics.store
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Delete what is pending."""
+        pending_ack_rows.apply(cur, row.txn_id)
+        fault_point("acks.applied")
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Have what is pending delivered again."""
+        with self._store.status.write() as cur:
+            pending_ack_rows.give_back(cur, self._store, row.txn_id)
+        fault_point("acks.returned")

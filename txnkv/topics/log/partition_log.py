@@ -1,0 +1,448 @@
+"""The log of a partition: batches in, batches out, and what they say of transactions.
+
+A log is dense: it holds every offset in [start, end). Everything about it lies in one LMDB
+environment and changes in one LMDB transaction, so that after a crash log, state and indexes
+are those of one moment: see `partition_state` for what they mean, `log_state` for where they
+lie. A `PartitionLog` holds nothing itself: each call takes the LMDB transaction that it is to
+be made in, of the environment that it was made with.
+
+    environment.write(lambda txn: log.put(txn, [batch]))
+    with environment.read() as txn:
+        records = b"".join(log.read(txn, 0, 1 << 20))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import lmdb
+
+from txnkv.core import CoreError, sound, within
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.storage import Environment
+from txnkv.topics.log.aborted_index import AbortedEntry
+from txnkv.topics.log.log_chunks import (
+    ChunkReader,
+    base_at,
+    below,
+    damaged,
+    first_length,
+    is_side_list,
+    next_offset,
+    whole,
+)
+from txnkv.topics.log.log_indexes import Aborted, Commits, compare
+from txnkv.topics.log.log_state import (
+    ABORTED,
+    COMMITS,
+    DATABASES,
+    LOG,
+    OPEN,
+    SEGMENTS,
+    SPANS,
+    STATE,
+    LogState,
+    StoredOpenTxns,
+)
+from txnkv.topics.log.log_times import first_not_older
+from txnkv.topics.log.log_truncate import LogCutter
+from txnkv.topics.log.log_writer import LogOptions, LogWriter
+from txnkv.topics.log.partition_state import CommitEntry, OpenTxn
+from txnkv.topics.log.segments import Segment, Segments
+
+Buffer: TypeAlias = Any
+"""Any object with the buffer protocol."""
+
+Expand: TypeAlias = Callable[[lmdb.Transaction, bytes, int, int], list[Buffer]]
+"""The data batches that a SIDE_LIST marker stands for, placed at its offsets.
+
+Takes the transaction, the marker, an offset in it and a number of bytes; answers batches from
+the one that holds the offset on, at least one, until so many bytes are passed."""
+
+_EMPTY = LogState()
+
+
+class PartitionLog:
+    """The log of a partition. Shared by threads; it holds no state of its own.
+
+    Args:
+        environment: where it lies.
+        options: how it is cut.
+        expand: of a log with a side log; readers get the batches in place of their marker.
+
+    Attributes:
+        environment, options, expand: as given.
+    """
+
+    def __init__(
+        self, environment: Environment, options: LogOptions, expand: Expand | None = None
+    ) -> None:
+        self.environment = environment
+        self.options = options
+        self.expand = expand
+
+    def prepare(self) -> None:
+        """Makes the databases. To be called once outside of any transaction of the environment.
+
+        Raises:
+            NotSupportedError: they are not there, and the store is open to read only.
+        """
+        environment = self.environment
+        with environment.read():
+            made = all(environment.has(name) for name in DATABASES)
+        if not made:
+            environment.write(lambda _: [environment.db(name) for name in DATABASES])
+
+    # -- writing -----------------------------------------------------------------------
+
+    def put(self, txn: lmdb.Transaction, batches: Iterable[Buffer]) -> None:
+        """Puts batches at the end of the log, each buffer one or more, one behind the other.
+
+        Raises:
+            ValueError: they do not begin at the end, or leave a gap between them.
+            CorruptionError: these are no batches.
+
+        After an error the LMDB transaction must not be committed: a part may be put.
+        """
+        writer = LogWriter(txn, self.environment, self.options)
+        for buffer in batches:
+            writer.add(buffer)
+        writer.finish()
+
+    def roll(self, txn: lmdb.Transaction) -> None:
+        """Begins another segment, unless the last one is empty."""
+        writer = LogWriter(txn, self.environment, self.options)
+        writer.roll()
+        writer.finish()
+
+    def truncate(self, txn: lmdb.Transaction, offset: int) -> int:
+        """Removes the batch that holds an offset and all behind it; the state goes back.
+
+        A start of the log inside of that batch goes back to where the batch began.
+
+        Returns:
+            The end of the log now: the offset, or where its batch began.
+
+        Raises:
+            ValueError: the offset is not in [start, end]; nothing was changed.
+        """
+        return LogCutter(txn, self.environment).truncate(offset)
+
+    def advance_start(self, txn: lmdb.Transaction, offset: int) -> None:
+        """Makes an offset the least that is readable; segments wholly below it are removed.
+
+        Behind the end of the log everything is removed, and the log goes on at the offset.
+
+        Raises:
+            ValueError: the offset is below the start; nothing was changed.
+        """
+        LogCutter(txn, self.environment).advance_start(offset)
+
+    def replace(self, txn: lmdb.Transaction, offset: int, batches: Sequence[Buffer]) -> None:
+        """Puts batches in the place of the SIDE_LIST marker at an offset: what it stands for.
+
+        Args:
+            txn: the write transaction.
+            offset: of the marker.
+            batches: placed, of the very same offsets; each becomes a chunk. They are decided, or
+                a SIDE_LIST marker of those that are left.
+
+        Raises:
+            ValueError: there is no such marker, or the offsets are others; nothing was changed.
+        """
+        LogCutter(txn, self.environment).replace(offset, batches)
+
+    # -- the state ---------------------------------------------------------------------
+
+    def start(self, txn: lmdb.Transaction) -> int:
+        """The least offset that is readable."""
+        return self._record(txn).start
+
+    def end(self, txn: lmdb.Transaction) -> int:
+        """The offset behind the last batch."""
+        return self._record(txn).end
+
+    def low_water_mark(self, txn: lmdb.Transaction) -> int:
+        """The highest that a control batch carried: transactions below it have ended."""
+        return self._record(txn).low_water_mark
+
+    def last_stable_offset(self, txn: lmdb.Transaction) -> int:
+        """The first offset of the first open transaction, else the end; not below the start."""
+        return self.bounds(txn)[2]
+
+    def bounds(self, txn: lmdb.Transaction) -> tuple[int, int, int]:
+        """Start, end and last stable offset, with one look at the record."""
+        record = self._record(txn)
+        start, end = record.start, record.end
+        if end == start:
+            return start, end, end
+        first = StoredOpenTxns(txn, self._db(OPEN)).first()
+        return start, end, end if first is None else max(first, start)
+
+    def open_transactions(self, txn: lmdb.Transaction) -> list[OpenTxn]:
+        """Transactions with messages here and no end marker yet, by first offset."""
+        if self._record(txn) is _EMPTY:
+            return []
+        return StoredOpenTxns(txn, self._db(OPEN)).all()
+
+    def first_offset_of(self, txn: lmdb.Transaction, txn_id: int) -> int | None:
+        """The first offset of an open transaction; None when it has nothing open here."""
+        if self._record(txn) is _EMPTY:
+            return None
+        found = StoredOpenTxns(txn, self._db(OPEN)).get(txn_id)
+        return None if found is None else found.first_offset
+
+    # -- reading -----------------------------------------------------------------------
+
+    def read(
+        self,
+        txn: lmdb.Transaction,
+        offset: int,
+        max_bytes: int,
+        upto: int | None = None,
+        *,
+        raw: bool = False,
+    ) -> list[Buffer]:
+        """Whole batches, from the one that holds an offset on.
+
+        Args:
+            txn: a read or a write transaction; the views end with it.
+            offset: in [start, end].
+            max_bytes: of all together when they are decoded; one batch is given, however
+                large it is. It may be less when there is more: the read ends with a chunk.
+            upto: batches at or above this offset are left out; it is at a batch's edge.
+            raw: SIDE_LIST markers as they are, not the batches that they stand for.
+
+        Returns:
+            Views of LMDB's map, in offset order, each of one or more batches. Nothing when
+            there is no batch at the offset yet.
+
+        Only headers and offsets are looked at: who decodes them asks for checksums (`intact`).
+
+        Raises:
+            OffsetOutOfRangeError: the log does not hold the offset.
+            CorruptionError: no batch is there that makes sense. What stands before that is given.
+        """
+        record = self._record(txn)
+        if not record.start <= offset <= record.end:
+            raise OffsetOutOfRangeError(
+                f"read at offset {offset} of a log that holds [{record.start}, {record.end}): "
+                "begin at one of these"
+            )
+        end = record.end if upto is None or upto > record.end else upto
+        if offset >= end:
+            return []
+        found: list[Buffer] = []
+        room = max_bytes
+        try:
+            for part in self._parts(txn, offset, end, max_bytes, raw):
+                fit, decoded = within(part, room)
+                if fit < len(part):
+                    # A chunk is cut only if there would be little without it, so that a reader goes
+                    # from chunk to chunk and the next read begins with a whole one.
+                    if not found or room > max_bytes // 2:
+                        cut = fit or (0 if found else first_length(part))
+                        found += [part[:cut]] if cut else []
+                    break
+                found.append(part)
+                room -= decoded
+        except CorruptionError:
+            if not found:
+                raise
+            # What stands before the damage is given first; the next read begins with it.
+        return found
+
+    def chunks(self, txn: lmdb.Transaction) -> ChunkReader:
+        """The chunks of a log that holds something, as they lie."""
+        return ChunkReader(txn, self._db(LOG))
+
+    def _parts(
+        self,
+        txn: lmdb.Transaction,
+        offset: int,
+        end: int,
+        max_bytes: int,
+        raw: bool = False,
+    ) -> Iterator[memoryview]:
+        """Batches in [offset, end), in views as long as may be, for as long as they are taken.
+
+        Raises:
+            CorruptionError: the header of the batch that comes next makes no sense.
+        """
+        expand = None if raw else self.expand
+        chunks = ChunkReader(txn, self._db(LOG))
+        found = chunks.at(offset)
+        at = offset
+        while found is not None and found[0] <= at < end:
+            base, chunk = found
+            start, stop, following = sound(chunk, base, at, checksums=False)
+            is_whole = stop == len(chunk)
+            if start == stop:
+                at = following
+                break
+            if expand is not None and is_whole and is_side_list(chunk):
+                yield from self._expanded(txn, chunk, at, end, max_bytes)
+            else:
+                part = chunk[start:stop] if start or not is_whole else chunk
+                yield from below(part, end) if following > end else (part,)
+            at = following
+            found = chunks.next() if is_whole else None
+        if at < end:
+            raise damaged(at)
+
+    def _expanded(
+        self, txn: lmdb.Transaction, marker: memoryview, offset: int, end: int, max_bytes: int
+    ) -> Iterator[memoryview]:
+        assert self.expand is not None
+        copy = bytes(marker)
+        end = min(end, next_offset(copy))
+        while offset < end:
+            begin = offset
+            for part, base in self._side_batches(txn, copy, offset, max_bytes):
+                _, size, following = sound(part, base, base, checksums=False)
+                if size:
+                    yield from below(part[:size], end)
+                if size < len(part):
+                    raise damaged(following)
+                offset = following
+                if offset >= end:
+                    return
+            if offset == begin:
+                raise damaged(offset)
+
+    def _side_batches(
+        self, txn: lmdb.Transaction, marker: bytes, offset: int, max_bytes: int
+    ) -> Iterator[tuple[memoryview, int]]:
+        """Yield the batches that a marker stands for, from an offset on, and the offset of each."""
+        assert self.expand is not None
+        try:
+            for batches in self.expand(txn, marker, offset, max_bytes):
+                part = memoryview(batches).cast("B")
+                yield part, base_at(part, 0)
+        except (CorruptionError, CoreError) as error:
+            raise CorruptionError(f"offset {offset}: {error}") from None
+
+    # -- the indexes -------------------------------------------------------------------
+
+    def aborted(self, txn: lmdb.Transaction, offset: int, upto: int) -> list[AbortedEntry]:
+        """The aborted transactions that may have batches in [offset, upto), by last offset.
+
+        Those that begin below `upto` and end at or behind `offset`. The cost grows with them,
+        and not with what was aborted before, behind or around them.
+        """
+        record = self._record(txn)
+        if record is _EMPTY:
+            return []
+        found = self._index(txn).overlapping(offset, upto, record.end)
+        chunks = self.chunks(txn) if found else None
+        for entry in found:
+            if entry.first_offset >= record.start and chunks is not None:
+                chunks.compare(entry)
+        return found
+
+    def commits(self, txn: lmdb.Transaction, offset: int, limit: int) -> list[CommitEntry]:
+        """List where messages become visible, by position: at most so many, from an offset on.
+
+        COMMIT markers, SIDE_LIST markers, batches that were decided when they were written, and
+        batches outside of transactions (id 0); those that take an offset at or above `offset`.
+        """
+        record = self._record(txn)
+        if record is _EMPTY:
+            return []
+        found: list[CommitEntry] = []
+        passed: CommitEntry | None = None
+        for entry in Commits(txn, self._db(COMMITS)).around(offset):
+            if entry.marker_offset + entry.count <= offset:
+                passed = entry
+                continue
+            found.append(entry)
+            if len(found) >= limit:
+                break
+        # One that were not where it is noted would be passed in silence. In order, it is the last.
+        if passed is not None:
+            self.verify(txn, passed)
+        return found
+
+    def verify(self, txn: lmdb.Transaction, entry: CommitEntry) -> None:
+        """Compare an entry of the index of commits with what the log has there.
+
+        Raises:
+            CorruptionError: they differ, or the log is damaged there.
+        """
+        if entry.marker_offset >= self._record(txn).start:
+            compare(self.chunks(txn), entry, has_side=self.expand is not None)
+
+    def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
+        """Return the last of `commits` below an offset; see `Commits.last_before`."""
+        if self._record(txn) is _EMPTY:
+            return None
+        commits = Commits(txn, self._db(COMMITS))
+        found = commits.last_before(offset)
+        # As in `commits`: it and the next one say that nothing was left out between them.
+        begin = 0 if found is None else found.marker_offset
+        for entry in commits.around(begin):
+            if entry.marker_offset >= begin:
+                self.verify(txn, entry)
+            if entry.marker_offset >= offset:
+                break
+        return found
+
+    def segments(self, txn: lmdb.Transaction) -> list[Segment]:
+        """All segments, oldest first."""
+        if self._record(txn) is _EMPTY:
+            return []
+        return Segments(txn, self._db(SEGMENTS)).all()
+
+    def aborted_index(self, txn: lmdb.Transaction, segment_base: int) -> bytes:
+        """The aborted index of the segment that begins at an offset: entries of 34 bytes."""
+        if self._record(txn) is _EMPTY:
+            return b""
+        following = Segments(txn, self._db(SEGMENTS)).after(segment_base)
+        high = self.end(txn) if following is None else following.base
+        return self._index(txn).between(segment_base, high)
+
+    def offset_for_time(self, txn: lmdb.Transaction, micros: int) -> int | None:
+        """The first readable message that is not older than a time; None when all are.
+
+        Args:
+            micros: microseconds since 1970.
+        """
+        record = self._record(txn)
+        for segment in self.segments(txn):
+            if segment.max_timestamp < micros:
+                continue
+            following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
+            low = max(segment.base, record.start)
+            high = record.end if following is None else following.base
+            for part in self._parts(txn, low, high, 1 << 20):
+                found = first_not_older(whole(part), low, micros)
+                if found is not None:
+                    return found
+        return None
+
+    # -- databases ---------------------------------------------------------------------
+
+    def _record(self, txn: lmdb.Transaction) -> LogState:
+        try:
+            db = self._db(STATE)
+        except KeyError:  # nothing was ever put, and the store may be open to read only
+            return _EMPTY
+        return LogState.load(txn, db) or _EMPTY
+
+    def _index(self, txn: lmdb.Transaction) -> Aborted:
+        return Aborted(txn, self._db(ABORTED), self._db(SPANS))
+
+    def _db(self, name: bytes) -> Any:
+        return self.environment.db(name)
+
+
+__all__ = [
+    "AbortedEntry",
+    "CommitEntry",
+    "Expand",
+    "LogOptions",
+    "OpenTxn",
+    "PartitionLog",
+    "Segment",
+]

@@ -1,0 +1,219 @@
+"""Retention: what a log gives up at its beginning, by age and by size.
+
+Only whole segments go, the oldest first, and only what is decided: never past the last stable
+offset, so the messages of an open transaction stay however long it takes.
+
+    segments     [0, 40)  [40, 90)  [90, 130)  [130, 160)        LSO 120
+    too old         x         x         x                        the last one is written to
+    given up        x         x                                  [90, 130) reaches past the LSO
+
+A segment is too old when its *newest* message is; a log is too large when it would still have
+`retention_bytes` without its oldest segment. If even the last segment is too old, another one is
+begun first, so an idle log becomes empty.
+
+What a subscription has not acknowledged goes, too, and is counted and warned of; in a topic with
+`retain_unacknowledged` it stays: the limit is then the least mark of its cursors, if that is below
+the LSO. It is read under LMDB's write lock, and who makes or moves a subscription waits for that
+lock once its cursors are there (`await_cuts`): a cut that did not see them is done by then.
+
+Readers behind the new start get OffsetOutOfRangeError. What a side log keeps for the messages that
+went goes with its next sweep. The order in which a crash can come does not matter: a log that
+has given up less than it may gives up the rest next time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import lmdb
+
+from txnkv.coordinator import Lease
+from txnkv.storage import declare_fault_point, fault_point
+from txnkv.topics.acks import cursors
+from txnkv.topics.log import NEVER, Segment
+from txnkv.topics.maintenance import unacknowledged
+from txnkv.topics.messages import now_micros
+from txnkv.topics.partition import Partition
+from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.topics import Topics
+
+_log: Final = logging.getLogger("txnkv")
+
+declare_fault_point("retention.dropped", "an old segment is taken out of a log, durably")
+declare_fault_point("retention.rolled", "the last segment of an idle log is closed, durably")
+
+
+class Surplus(NamedTuple):
+    """The segments that a log may give up.
+
+    Attributes:
+        starts: new starts of the log, one for each segment that goes, ascending.
+        roll: the last segment is too old, too: it is to be closed, and looked at again.
+    """
+
+    starts: list[int]
+    roll: bool
+
+
+def surplus(
+    segments: Sequence[Segment], end: int, limit: int, now: int, options: TopicOptions
+) -> Surplus:
+    """Find the segments that may go.
+
+    Args:
+        segments: of the log, oldest first.
+        end: of the log.
+        limit: nothing at or above it goes.
+        now: microseconds since 1970.
+        options: of the topic.
+    """
+    seconds, most = options.retention_seconds, options.retention_bytes
+    oldest = None if seconds is None else now - int(seconds * 1e6)
+    total = sum(segment.bytes for segment in segments)
+    starts: list[int] = []
+    for segment, following in pairwise(segments):
+        old = oldest is not None and segment.max_timestamp < oldest
+        large = most is not None and total - segment.bytes >= most
+        if following.base > limit or not (old or large):
+            return Surplus(starts, False)
+        starts.append(following.base)
+        total -= segment.bytes
+    last = segments[-1] if segments else None
+    idle = (
+        last is not None
+        and oldest is not None
+        and NEVER < last.max_timestamp < oldest
+        and end <= limit
+    )
+    return Surplus(starts, idle)
+
+
+def kept_from(topics: Topics, partition: Partition) -> int | None:
+    """From where on a topic keeps messages for subscriptions; None: it keeps none for them."""
+    if not partition.topic.options.retain_unacknowledged:
+        return None
+    with topics.store.status.read() as cur:
+        return cursors.least_mark(cur, partition.id)
+
+
+def await_cuts(partitions: Sequence[Partition]) -> None:
+    """From here on, nothing goes that cursors which are in status.db now still need."""
+    for partition in partitions:
+        if partition.topic.options.retain_unacknowledged and partition.exists:
+            partition.environment.write(lambda _: None)
+
+
+def enforce(topics: Topics, partition: Partition, check: Callable[[], None] = lambda: None) -> int:
+    """Give up what a partition's options do not keep.
+
+    Args:
+        topics: of the store.
+        partition: of a topic that is not dropped.
+        check: called inside each LMDB write; raises to stop.
+
+    Returns:
+        How many segments went.
+    """
+    options = partition.topic.options
+    if options.retention_seconds is None and options.retention_bytes is None:
+        return 0
+    if not partition.exists:
+        return 0
+    environment, log = partition.environment, partition.log
+
+    def found(txn: lmdb.Transaction) -> Surplus:
+        stable, kept = log.last_stable_offset(txn), kept_from(topics, partition)
+        limit = stable if kept is None else min(stable, kept)
+        return surplus(log.segments(txn), log.end(txn), limit, now_micros(), options)
+
+    def look() -> Surplus:
+        with environment.read() as txn:
+            return found(txn)
+
+    def roll(txn: lmdb.Transaction) -> None:
+        check()
+        if found(txn).roll:
+            log.roll(txn)
+
+    def may_go(txn: lmdb.Transaction, offset: int) -> bool:
+        check()
+        return offset in found(txn).starts
+
+    if look().roll:
+        environment.write(roll)
+        fault_point("retention.rolled")
+    dropped = 0
+    while (starts := look().starts) and give_up(topics, partition, starts[0], may_go):
+        fault_point("retention.dropped")
+        dropped += 1
+    return dropped
+
+
+def give_up(
+    topics: Topics,
+    partition: Partition,
+    offset: int,
+    may_go: Callable[[lmdb.Transaction, int], bool],
+) -> bool:
+    """Make an offset the start of a log, count what subscriptions lose by it, and warn of that.
+
+    Args:
+        topics: of the store.
+        partition: of a topic that is not dropped.
+        offset: all below is decided, and in the log.
+        may_go: called inside the LMDB write: whether what is below the offset may go.
+
+    Returns:
+        Whether it went.
+    """
+    with partition.environment.read() as txn:
+        start = partition.log.start(txn)
+    lost = unacknowledged.below(topics, partition, start, offset)
+
+    def cut(txn: lmdb.Transaction) -> bool:
+        if not may_go(txn, offset):
+            return False
+        partition.log.advance_start(txn, max(offset, partition.log.start(txn)))
+        for info, count in lost:
+            unacknowledged.add_lost(txn, partition, info.id, count)
+        return True
+
+    if not partition.environment.write(cut):
+        return False
+    for info, count in lost:
+        topics.coordinator.metrics.messages_lost_to_retention.add(count)
+        _log.warning(
+            "%s: retention took messages below offset %d that %s had not acknowledged, %d of them. "
+            "Keep messages longer, drop the subscription, or make the topic with "
+            "retain_unacknowledged=True",
+            partition.label, offset, info, count,
+        )  # fmt: skip
+    return True
+
+
+def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:
+    """`enforce` for every topic of a store. Answers how many segments went."""
+    dropped = 0
+
+    def one(partition: Partition) -> None:
+        nonlocal dropped
+        dropped += enforce(topics, partition, check)
+
+    for name in topics.names():
+        topic = topics.find(name)
+        if topic is not None:  # else dropped meanwhile
+            topics.each(topic.partitions, "retention", one)
+    return dropped
+
+
+def checked_by(topics: Topics, lease: Lease) -> Callable[[], None]:
+    """Raises LeaseLostError once another process leads."""
+
+    def check() -> None:
+        with topics.store.status.read() as cur:
+            lease.confirm(cur)
+
+    return check

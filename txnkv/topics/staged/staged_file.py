@@ -1,0 +1,255 @@
+"""A staged file: the batches that one session of a task's attempt has sent.
+
+An attempt's messages count only if its job is committed with the attempt's name, so they stay out
+of the logs until then: in a plain file, as record batches that lack nothing but their offsets.
+
+    +--------+---------+---------+---------+---------+---
+    | header | frame   | batches | frame   | batches |      one file, of all topics and partitions
+    +--------+---------+---------+---------+---------+---
+                                 ^ what counts ends here, or further on: status.db says where
+
+What stands behind that was being written when its writer failed or died. Nothing is synced:
+a machine that dies takes the job with it, and status.db knows in which boot a file was written.
+
+Byte by byte, little-endian (docs/format-topics.md):
+
+    header   magic "txnkvsnd" | u32 crc | u32 version, 1 | u64 id | u64 transaction
+    frame    u32 crc | u32 zero | u64 partition | u64 bytes of batches that follow
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from txnkv.core import CoreError, check_batch, crc32c, walk
+from txnkv.errors import CorruptionError, TxnkvError, UnavailableError
+from txnkv.storage import FULL_ERRNOS, boot_id, make_private_directory, storage_full
+from txnkv.topics.staged.staged_rows import StagedFile
+
+MAGIC: Final = b"txnkvsnd"
+VERSION: Final = 1
+_CRC: Final = struct.Struct("<I")
+_REST: Final = struct.Struct("<IQQ")
+HEADER_BYTES: Final = len(MAGIC) + _CRC.size + _REST.size
+FRAME_BYTES: Final = _CRC.size + _REST.size
+_MOST_BUFFERS: Final = 512
+"""Buffers of one call, at most; systems admit 1,024."""
+
+
+class Frame(NamedTuple):
+    """Batches of one partition within a file.
+
+    Attributes:
+        partition_id: whose.
+        at: where the batches begin.
+        bytes: how long they are.
+    """
+
+    partition_id: int
+    at: int
+    bytes: int
+
+    @property
+    def begin(self) -> int:
+        """The byte at which the frame itself begins."""
+        return self.at - FRAME_BYTES
+
+
+# -- writing ---------------------------------------------------------------------------
+
+
+def create(path: Path, file: StagedFile) -> int:
+    """Make a file with nothing in it, and its folder; where its first frame comes.
+
+    Raises:
+        StorageFullError: no room. There is no file.
+    """
+    header = MAGIC + _sealed(VERSION, file.id, file.txn_id)
+    try:
+        make_private_directory(path.parent)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+            _write(descriptor, 0, [header])
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _translated(error, path) from error
+    return HEADER_BYTES
+
+
+def extend(path: Path, at: int, lots: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+    """Write frames from byte `at` on; where the next one comes.
+
+    Args:
+        path: of the file.
+        at: where what counts ends.
+        lots: partition ids, and batches for each.
+
+    Raises:
+        FileNotFoundError: somebody has removed it.
+        StorageFullError: no room; the file ends at `at`.
+        UnavailableError: the disk failed.
+    """
+    buffers: list[bytes] = []
+    for partition_id, batches in lots:
+        buffers.append(_sealed(0, partition_id, sum(map(len, batches))))
+        buffers += batches
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return _write(descriptor, at, buffers)
+        except OSError:
+            os.ftruncate(descriptor, at)
+            raise
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def _sealed(first: int, second: int, third: int) -> bytes:
+    rest = _REST.pack(first, second, third)
+    return _CRC.pack(crc32c(rest)) + rest
+
+
+def _write(descriptor: int, at: int, buffers: Sequence[bytes]) -> int:
+    for lo in range(0, len(buffers), _MOST_BUFFERS):
+        some = [memoryview(buffer) for buffer in buffers[lo : lo + _MOST_BUFFERS]]
+        while some:
+            written = os.pwritev(descriptor, some, at)
+            at += written
+            while some and written >= len(some[0]):
+                written -= len(some.pop(0))
+            if some:
+                some[0] = some[0][written:]
+    return at
+
+
+def _translated(error: OSError, path: Path) -> TxnkvError:
+    if error.errno in FULL_ERRNOS:
+        return storage_full(path, error.errno or errno.ENOSPC)
+    return UnavailableError(f"{path} failed: {error}. Nothing of this write counts; try again")
+
+
+# -- reading ---------------------------------------------------------------------------
+
+
+def frames(path: Path, file: StagedFile) -> list[Frame]:
+    """List the frames of a file that count, in their order; `read` looks at the batches themselves.
+
+    Raises:
+        CorruptionError: the file is missing, is shorter than what counts, or is damaged.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise missing(path, file) from None
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < file.bytes:
+            raise _damaged(path, file, f"it has {size:,} bytes, of {file.bytes:,} that count")
+        header = os.pread(descriptor, HEADER_BYTES, 0)
+        if header != MAGIC + _sealed(VERSION, file.id, file.txn_id):
+            raise _damaged(path, file, "its header is that of another file, or damaged")
+        return _frames(descriptor, path, file)
+    finally:
+        os.close(descriptor)
+
+
+def _frames(descriptor: int, path: Path, file: StagedFile) -> list[Frame]:
+    found = []
+    at = HEADER_BYTES
+    while at < file.bytes:
+        head = os.pread(descriptor, FRAME_BYTES, at)
+        _, partition_id, length = _REST.unpack_from(head.ljust(FRAME_BYTES, b"\0"), _CRC.size)
+        at += FRAME_BYTES
+        if head != _sealed(0, partition_id, length) or at + length > file.bytes:
+            raise _damaged(path, file, f"the frame at byte {at - FRAME_BYTES} is damaged")
+        found.append(Frame(partition_id, at, length))
+        at += length
+    return found
+
+
+def read(
+    path: Path, file: StagedFile, wanted: Sequence[Frame], memory: memoryview
+) -> list[tuple[memoryview, int]]:
+    """The batches of some frames, looked at by their checksums.
+
+    Args:
+        path: of the file.
+        file: as status.db has it.
+        wanted: the frames.
+        memory: takes the batches; as long as they are.
+
+    Returns:
+        For each frame its part of the memory, and how many messages, or pieces of large ones, are
+        in it.
+
+    Raises:
+        CorruptionError: the file is missing, cut off or damaged.
+        UnavailableError: the disk failed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise missing(path, file) from None
+    found = []
+    try:
+        for frame in wanted:
+            part, memory = memory[: frame.bytes], memory[frame.bytes :]
+            if os.preadv(descriptor, [part], frame.at) != frame.bytes:
+                raise _damaged(path, file, f"it ends in the frame at byte {frame.begin}")
+            found.append((part, _count(path, file, frame, part)))
+    except OSError as error:
+        raise UnavailableError(f"{path} failed: {error}. Try again") from error
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _count(path: Path, file: StagedFile, frame: Frame, data: memoryview) -> int:
+    count = 0
+    try:
+        for at, header in walk(data):
+            check_batch(data, at)
+            if header.txn_id != file.txn_id or header.is_control:
+                raise CoreError(f"a batch there is of transaction {header.txn_id}")
+            count += header.count
+    except CoreError as error:
+        raise _damaged(path, file, f"in the frame at byte {frame.begin}: {error}") from None
+    return count
+
+
+def require_boot(file: StagedFile) -> None:
+    """Refuse a file of which the machine may have kept a part.
+
+    Raises:
+        CorruptionError: the machine was started anew since it was begun.
+    """
+    if file.boot != boot_id():
+        raise CorruptionError(
+            f"what attempt {file.attempt} of transaction {file.txn_id} has sent was in a file that "
+            "is not synced, and the machine was started anew since: it may be lost. Roll the "
+            "transaction back and run the job again"
+        )
+
+
+def missing(path: Path, file: StagedFile) -> CorruptionError:
+    """The error for a file that should be there."""
+    return _damaged(path, file, "it is missing")
+
+
+def _damaged(path: Path, file: StagedFile, what: str) -> CorruptionError:
+    return CorruptionError(
+        f"staged file {path} of attempt {file.attempt} (transaction {file.txn_id}): {what}. What "
+        "this attempt has sent is lost: roll the transaction back and run the job again"
+    )

@@ -1,0 +1,318 @@
+"""Appending batches to a log directly: what is too large for the commit log.
+
+    LMDB's write lock
+      status.db: is the transaction OPEN? it takes part now; offsets [N, N + n) are taken
+                 -> committed; being synced from here on
+      log:       what waited below N (tail, end markers, fillers), then the batches at N
+      LMDB's commit -> durable, the lock is free
+    status.db's sync has ended -> acknowledged
+
+A death between the two commits leaves offsets without batches, which the next one who has the
+lock fills. A power loss may leave the opposite, batches at offsets that status.db has not given:
+`recovery` sees to that when the store is opened. But nothing else may be in a log before it is
+durable in status.db: where something waited, or the transaction takes part only now, the sync
+comes before LMDB's commit.
+
+One after another is the point: a transaction that ends takes the lock, too, so no batch of it
+comes into the log after its end marker. A writer that was stopped goes on, takes the lock and is
+refused, for its transaction is not OPEN.
+
+Into a side log go the batches of a transaction alone; they have no offsets there.
+
+An append may fail when its batches are in the log already: an error of LMDB's commit that came too
+late, or of the sync. Nobody can tell from the error. So who may try again keeps an `Attempt`, and
+the next try looks first whether the batches are where the last one put them:
+
+    try     offsets [40, 45), LMDB's commit: error          in the log, or a hole
+    retry   at 40: a batch of this transaction              there: nothing is appended
+            at 40: the end, or a filler of somebody else    not there: offsets are taken anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import apsw
+import lmdb
+
+from txnkv.coordinator import PARTITION as KIND
+from txnkv.coordinator import TxnRow, next_timestamp, status_table
+from txnkv.core import place, place_here, read_header, walk
+from txnkv.storage import GATE, declare_fault_point, fault_point
+from txnkv.topics import topic_catalog
+from txnkv.topics.log import Buffer, whole
+from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Topics
+from txnkv.topics.write import roll_forward
+
+declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
+declare_fault_point("append.written", "the batches of an append are in the log, durable")
+declare_fault_point("append.side", "the batches of an append are in a side log, durable")
+
+
+@dataclass
+class Attempt:
+    """The place where batches that may be appended again were put last.
+
+    Attributes:
+        at: their first offset, or in a side log their first index; None before the first try.
+    """
+
+    at: int | None = None
+
+
+class _Admitted(NamedTuple):
+    """The answer of status.db to an append.
+
+    Attributes:
+        commit_ts: of the batches; 0 while it is not known.
+        first: it has to be durable before the log is.
+    """
+
+    commit_ts: int
+    first: bool
+
+
+def append(
+    topics: Topics,
+    row: TxnRow,
+    partition: Partition,
+    batches: Sequence[bytes],
+    attempt: Attempt | None = None,
+) -> list[int]:
+    """Append batches of a large transaction, whose OPEN row is stored.
+
+    Args:
+        topics: the topics.
+        row: of the transaction.
+        partition: where to.
+        batches: with the transaction's id, without offsets.
+        attempt: of these batches, kept over all tries; None: there is one only.
+
+    Returns:
+        The offset of each batch; nothing for a side log, where messages have none before the
+        commit.
+
+    Raises:
+        InvalidTxnStateError: the transaction is not OPEN; nothing was appended.
+        TopicNotFoundError: the topic was dropped; nothing was appended.
+        StorageFullError, UnavailableError: the disk is full or failed; what is there of it is
+            found by the next try with the same attempt.
+    """
+    attempt = attempt or Attempt()
+    if partition.side is not None:
+        _append_aside(topics, row, partition, batches, attempt)
+        return []
+    counts = _counts(batches)
+    base = _append(
+        topics,
+        partition,
+        sum(counts),
+        partial(_placed, batches, counts),
+        _taking_part(topics, row, partition),
+        attempt,
+        row.txn_id,
+    )
+    return _offsets(base, counts)
+
+
+def append_runs(
+    topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[tuple[Buffer, int]]
+) -> None:
+    """Append batches of a large transaction that lie in memory which may be written.
+
+    Args:
+        topics: the topics.
+        row: of the transaction.
+        partition: where to.
+        runs: batches, one behind the other, and how many messages they hold. They get their
+            offsets where they are.
+
+    Raises:
+        InvalidTxnStateError, TopicNotFoundError, StorageFullError: as for `append`.
+    """
+    if partition.side is not None:
+        single = [
+            bytes(run[at : at + header.length]) for run, _ in runs for at, header in walk(run)
+        ]
+        _append_aside(topics, row, partition, single, Attempt())
+        return
+
+    def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
+        for run, count in runs:
+            place_here(run, base, commit_ts)
+            yield run
+            base += count
+
+    total = sum(count for _, count in runs)
+    admit = _taking_part(topics, row, partition)
+    _append(topics, partition, total, placed, admit, Attempt(), row.txn_id)
+
+
+def _taking_part(
+    topics: Topics, row: TxnRow, partition: Partition
+) -> Callable[[apsw.Cursor], _Admitted]:
+
+    def take_part(cur: apsw.Cursor) -> _Admitted:
+        status_table.get_open(cur, row.txn_id, "send messages")
+        if status_table.takes_part(cur, row.txn_id, KIND, partition.id):
+            return _Admitted(0, first=False)
+        # A log with messages of a transaction that is not known to be there waits for its end.
+        topics.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
+        return _Admitted(0, first=True)
+
+    return take_part
+
+
+def append_alone(
+    topics: Topics,
+    partition: Partition,
+    batches: Sequence[bytes],
+    attempt: Attempt | None = None,
+) -> list[int]:
+    """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
+
+    Args:
+        topics: the topics.
+        partition: where to.
+        batches: without offsets.
+        attempt: as for `append`.
+
+    Returns:
+        The offset of each batch.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped; nothing was appended.
+        StorageFullError, UnavailableError: as for `append`.
+    """
+    stamps = []
+
+    def commit(cur: apsw.Cursor) -> _Admitted:
+        stamps.append(next_timestamp(cur))
+        cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
+        return _Admitted(stamps[-1], first=False)
+
+    counts = _counts(batches)
+    placed = partial(_placed, batches, counts)
+    base = _append(topics, partition, sum(counts), placed, commit, attempt or Attempt(), 0)
+    if stamps:
+        topics.store.runtime.raise_durable(stamps[-1])
+    return _offsets(base, counts)
+
+
+def is_appended(topics: Topics, partition: Partition, attempt: Attempt) -> bool:
+    """Tell whether batches of an `append_alone` that failed are in the log; durably, if so.
+
+    Raises:
+        StorageFullError, UnavailableError: the disk still fails; it is as unsure as before.
+    """
+    found = partition.environment.write(lambda txn: _is_there(txn, partition, attempt, 0))
+    if found:
+        topics.store.status.sync()
+    return found
+
+
+def _append(
+    topics: Topics,
+    partition: Partition,
+    total: int,
+    placed: Callable[[int, int], Iterable[Buffer]],
+    admit: Callable[[apsw.Cursor], _Admitted],
+    attempt: Attempt,
+    txn_id: int,
+) -> int:
+    topic_catalog.require_writable(partition.topic)
+    status = topics.store.status
+    syncing: list[Callable[[], None]] = []
+
+    def write(txn: lmdb.Transaction) -> int:
+        if attempt.at is not None and _is_there(txn, partition, attempt, txn_id):
+            syncing.append(status.begin_sync())
+            return attempt.at
+        end = partition.log.end(txn)
+        with status.write(sync=False) as cur:
+            topic_catalog.require_live(cur, partition.topic)
+            commit_ts, first = admit(cur)
+            # What came before is looked at first: these offsets are ours, and no hole.
+            waiting = roll_forward.look(topics, cur, partition, end)
+            base = topic_catalog.take_offsets(cur, partition.id, total)
+        if first or waiting.upto > end:
+            status.sync()
+        else:
+            syncing.append(status.begin_sync())
+        fault_point("append.reserved")
+        attempt.at = base
+        roll_forward.write(txn, partition, waiting)
+        partition.log.put(txn, placed(base, commit_ts))
+        return base
+
+    with GATE.use():
+        try:
+            base = partition.environment.write(write)
+        finally:
+            for wait in syncing:
+                wait()
+    fault_point("append.written")
+    return base
+
+
+def _is_there(txn: lmdb.Transaction, partition: Partition, attempt: Attempt, txn_id: int) -> bool:
+    """Tell whether the batches of a try that failed are in the log; inside a write to it."""
+    log, at = partition.log, attempt.at
+    if at is None or not log.start(txn) <= at < log.end(txn):
+        return False
+    # The offset was this one's alone: other than its batch only a filler can be there.
+    header = read_header(whole(log.read(txn, at, 1, raw=True)[0]))
+    if header.is_control or header.txn_id != txn_id:
+        return False
+    log.put(txn, ())  # a commit of LMDB that goes through makes the one before it durable
+    return True
+
+
+def _counts(batches: Sequence[bytes]) -> list[int]:
+    return [read_header(batch).count for batch in batches]
+
+
+def _offsets(base: int, counts: Sequence[int]) -> list[int]:
+    found = []
+    for count in counts:
+        found.append(base)
+        base += count
+    return found
+
+
+def _placed(
+    batches: Sequence[bytes], counts: Sequence[int], base: int, commit_ts: int
+) -> Iterator[bytes]:
+    # One by one: each is a copy, and memory that was just given back is there to be used again.
+    for batch, count in zip(batches, counts, strict=True):
+        yield place(batch, base, commit_ts)
+        base += count
+
+
+def _append_aside(
+    topics: Topics,
+    row: TxnRow,
+    partition: Partition,
+    batches: Sequence[bytes],
+    attempt: Attempt,
+) -> None:
+    side = partition.side
+    assert side is not None
+    topic_catalog.require_writable(partition.topic)
+
+    def write(txn: lmdb.Transaction) -> None:
+        with topics.store.status.read() as cur:
+            topic_catalog.require_live(cur, partition.topic)
+            status_table.get_open(cur, row.txn_id, "send messages")
+            takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
+        if not takes_part:
+            topics.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
+        if attempt.at is None or not side.holds(txn, row.txn_id, attempt.at, batches):
+            attempt.at = side.append(txn, row.txn_id, batches)
+
+    partition.environment.write(write)
+    fault_point("append.side")

@@ -1,0 +1,255 @@
+"""Sending the messages of an idempotent producer: each comes once, whatever happens on the way.
+
+All that is sent at one time is one small commit: batches of each partition, and the producer's
+new states, in one SQLite transaction (`producers`). A commit that breaks off is committed or not,
+and the sender cannot know; so it sends the very same again, under the same sequence numbers:
+
+    sent 5..9, committed, answer lost      sent again: a duplicate, answered with its first offsets
+    sent 5..9, not committed               sent again: appended
+
+Sequence numbers move on only when an answer is there. What fails for good, a full disk for one,
+leaves no gap: the next messages take its numbers. Only after a commit that stayed unsure until
+patience ran out are they not known; the producer then goes on in a new epoch, at 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import apsw
+import pyarrow as pa
+
+from txnkv import core
+from txnkv.coordinator import Section, SmallCommit, Timestamp, payload
+from txnkv.errors import CommitOutcomeUnknownError, OutOfOrderSequenceError, TxnkvError
+from txnkv.storage import back_off, clock
+from txnkv.topics import topic_catalog
+from txnkv.topics.messages import chunking, now_micros
+from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.topics.topics import Topics
+from txnkv.topics.write import producer_state, producers
+from txnkv.topics.write.producer_state import SentBatch
+from txnkv.topics.write.producers import Sending
+
+PATIENCE: Final = 120.0
+"""Seconds for which a commit is tried again."""
+
+_FIRST_PAUSE: Final = 0.002
+_LONGEST_PAUSE: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Messages that are in a partition now.
+
+    Attributes:
+        number: of the partition.
+        base: the first offset that was taken.
+        places: how far behind `base` each message stands; None: one offset for each.
+    """
+
+    number: int
+    base: int
+    places: Sequence[int] | None
+
+    def offset(self, index: int) -> int:
+        """Return the offset of a message, by its index."""
+        return self.base + (index if self.places is None else self.places[index])
+
+
+@dataclass
+class _Share:
+    """The messages of one partition, encoded."""
+
+    number: int
+    partition_id: int
+    data: bytes
+    count: int
+    messages: int
+    places: Sequence[int] | None
+    sending: Sending
+    base: int = 0
+
+
+class _AllThereError(TxnkvError):
+    """All of it was appended before: nothing is to be committed."""
+
+
+class Sender:
+    """One idempotent producer. For one thread at a time.
+
+    Attributes:
+        producer: as its batches name it.
+        patience: seconds for which a commit is tried again.
+        sent: messages of this one and of those who had the name before, all of them durable.
+
+    Args:
+        topics: of the store.
+        topic: to which it sends.
+        name: a later producer of this name and topic fences this one; None: nobody does.
+        patience: seconds for which a commit is tried again.
+    """
+
+    def __init__(
+        self, topics: Topics, topic: TopicInfo, name: str | None, patience: float = PATIENCE
+    ) -> None:
+        self._topics = topics
+        self._topic = topic
+        self.patience = patience
+        self._next: dict[int, int] = {}
+        self._unsure = False
+        version = topics.require_writable(topic)
+        with topics.store.status.write() as cur:
+            topics.refuse_dropped(cur, version, [topic])
+            self.producer = producers.register(cur, topic.id, name, clock.now_micros())
+        self.sent = self.producer.sent
+
+    def deliver(self, messages: Sequence[tuple[int, pa.RecordBatch]]) -> list[Delivered]:
+        """Append messages, durably; all of them or none.
+
+        Args:
+            messages: by number of the partition, as `core.encode_batch` takes them.
+
+        Returns:
+            Where they are, in the order of the argument.
+
+        Raises:
+            ProducerFencedError: a later producer of the name took over. Nothing was appended.
+            OutOfOrderSequenceError: what this producer sent before is not in the log any more.
+                Nothing was appended; it may go on.
+            TopicNotFoundError: the topic was dropped.
+            StorageFullError: no room. Nothing was appended.
+            UnavailableError: the store failed all the time. Nothing was appended.
+            CommitOutcomeUnknownError: the disk failed at the commit point, and all the time
+                since: they are there, or will never be.
+        """
+        if self._unsure:
+            self._renew()
+        shares = [self._share(number, batch) for number, batch in messages]
+        self._commit_patiently(shares)
+        for share in shares:
+            following = producer_state.following(share.sending.last_sequence)
+            self._next[share.partition_id] = following
+            self.sent += share.messages
+            self._topics.coordinator.metrics.messages_sent.add(share.messages)
+        return [Delivered(share.number, share.base, share.places) for share in shares]
+
+    def _renew(self) -> None:
+        with self._topics.store.status.write() as cur:
+            self.producer = producers.renew(cur, self.producer, clock.now_micros())
+        self._next.clear()
+        self._unsure = False
+
+    # -- encoding ----------------------------------------------------------------------
+
+    def _share(self, number: int, messages: pa.RecordBatch) -> _Share:
+        partition_id = self._topic.partitions[number]
+        options = self._topic.options
+        first = self._next.get(partition_id, 0)
+        batches = []
+        places: list[int] = []
+        count = 0
+        whole = True
+        at = now_micros()
+        for part, chunk in chunking.cut(messages, options.max_message_bytes):
+            batches.append(
+                core.encode_batch(
+                    part,
+                    timestamp=at,
+                    producer_id=self.producer.id,
+                    epoch=self.producer.epoch,
+                    base_sequence=producer_state.following(first, count),
+                    codec=options.compression,
+                    chunk=chunk,
+                )
+            )
+            if chunk is None:
+                places.extend(range(count, count + part.num_rows))
+            else:
+                whole = False
+                if chunk.piece == chunk.pieces - 1:  # where readers have the message
+                    places.append(count)
+            count += part.num_rows
+        return _Share(
+            number,
+            partition_id,
+            b"".join(batches),
+            count,
+            len(places),
+            None if whole else places,
+            Sending(partition_id, first, producer_state.last_of(first, count)),
+        )
+
+    # -- committing --------------------------------------------------------------------
+
+    def _commit_patiently(self, shares: list[_Share]) -> None:
+        began = time.monotonic()
+        tries = 0
+        unsure: CommitOutcomeUnknownError | None = None
+        while True:
+            try:
+                self._commit(shares)
+                return
+            except CommitOutcomeUnknownError as error:
+                unsure = failed = error
+            except OutOfOrderSequenceError:
+                self._unsure = True  # its numbers mean nothing here any more
+                raise
+            except TxnkvError as error:
+                if not error.retriable:
+                    self._unsure = unsure is not None
+                    raise
+                failed = error  # type: ignore[assignment]
+            if time.monotonic() - began > self.patience:
+                self._unsure = unsure is not None
+                raise unsure or failed
+            tries += 1
+            time.sleep(back_off(tries, _FIRST_PAUSE, _LONGEST_PAUSE))
+
+    def _commit(self, shares: list[_Share]) -> None:
+        topics = self._topics
+        version = topics.require_writable(self._topic)
+        partition_ids = [share.partition_id for share in shares]
+        topics.refuse_held(partition_ids)
+        now = clock.now_micros()
+        there: list[SentBatch | None] = []
+
+        def validate(cur: apsw.Cursor, _: Timestamp) -> None:
+            topics.refuse_dropped(cur, version, [self._topic], partition_ids)
+            there[:] = producers.check(cur, self.producer, [s.sending for s in shares], now)
+            if all(there):
+                raise _AllThereError
+
+        def write(cur: apsw.Cursor, stamp: Timestamp) -> list[Section]:
+            sections = []
+            sent = []
+            messages = 0
+            for share, known in zip(shares, there, strict=True):
+                if known is not None:
+                    continue
+                share.base = topic_catalog.take_offsets(cur, share.partition_id, share.count)
+                data = core.place(share.data, share.base, stamp)
+                section = (payload.TOPIC, share.partition_id, data, share.base, share.count)
+                sections.append(Section(*section))
+                _, first, last = share.sending
+                batch = SentBatch(first, last, share.base, share.base + share.count - 1, now)
+                sent.append((share.partition_id, batch))
+                messages += share.messages
+            producers.record(cur, self.producer, sent, messages)
+            return sections
+
+        ids = topics.coordinator.ids
+        txn_id = ids.begin()
+        size = sum(len(share.data) for share in shares)
+        try:
+            topics.log.commit(SmallCommit(txn_id, (), validate, write, size))
+        except _AllThereError:
+            pass
+        finally:
+            ids.ended(txn_id)
+        for share, known in zip(shares, there, strict=True):
+            if known is not None:
+                share.base = known.first_offset
