@@ -555,7 +555,7 @@ def test_a_read_only_client_reads_what_is_in_the_log(
     send(client, row, partition, [b"b"])
     client.close()
     reader = process(
-        "from txnkv.topics import roll_forward\n"
+        "from txnkv.topics.write import roll_forward\n"
         "engine = client.instance.topics\n"
         "say([roll_forward.complete(engine, engine.partition(id)) for id in ids])\n",
         options={"read_only": True},

@@ -26,14 +26,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from txnkv.spark.each_batch import foreach_batch
-from txnkv.spark.java import require_java
-from txnkv.spark.reading import lag
-
 if importlib.util.find_spec("pyspark") is None:
     raise ModuleNotFoundError(
         "txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'", name="pyspark"
     )
+
+from txnkv.spark.each_batch import foreach_batch  # noqa: E402 - what they import needs pyspark
+from txnkv.spark.java import require_java  # noqa: E402
+from txnkv.spark.reading import lag  # noqa: E402
 
 if sys.executable:
     # Spark would start the first python3 of PATH, which need not have txnkv: the virtual
