@@ -31,9 +31,9 @@ if importlib.util.find_spec("pyspark") is None:
         "txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'", name="pyspark"
     )
 
-from txnkv.spark.each_batch import foreach_batch  # noqa: E402 - what they import needs pyspark
-from txnkv.spark.java import require_java  # noqa: E402
-from txnkv.spark.reading import lag  # noqa: E402
+from txnkv.spark.each_batch import foreach_batch
+from txnkv.spark.java import require_java
+from txnkv.spark.reading import lag
 
 if sys.executable:
     # Spark would start the first python3 of PATH, which need not have txnkv: the virtual
