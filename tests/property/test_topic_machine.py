@@ -1,10 +1,10 @@
 """Topics against plain lists, under random use: both buffers, every isolation and order.
 
-Transactions small and large interleave over two partitions, commit, abort, run out of time;
-other processes die in the middle of one; the tail is flushed, the leader makes its rounds, the
-log is truncated, the store closed and opened. The model is three lists: what was appended to a
-partition, what was committed, what is open. After every step each kind of reader, new ones and
-those that have read all the time, was given exactly what the lists say.
+Transactions small and large interleave over two partitions, commit, abort, grow large, run out of
+time; other processes die in the middle of one; the tail is flushed, the leader makes its rounds
+and dies in a sweep, the log is truncated, the store closed and opened. The model is three lists:
+what was appended to a partition, what was committed, what is open. After every step each kind of
+reader, new ones and those that have read all the time, was given exactly what the lists say.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from tests.topics.reading_tools import partition_of
 from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import FAULT_POINTS
+from txnkv.storage.seam import FAULT_POINTS, arm, disarm
+from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import append
 from txnkv.topics.write.truncation import truncate
 
@@ -37,6 +39,15 @@ COUNTS = st.integers(1, 3)
 POINTS = (
     "append.", "marker.", "commit.", "log.", "status.", "lmdb.", "partition.", "side."
 )  # fmt: skip
+SWEPT = ("side.moving", "side.compacted", "side.removed", "side.dropped")
+
+
+class Dead(Exception):
+    """Raised where a process would die."""
+
+
+def die_here() -> None:
+    raise Dead
 
 
 @dataclass(eq=False)
@@ -124,7 +135,8 @@ class TopicMachine(RuleBasedStateMachine):
         self.model = Model(self.buffer == "sidecar")
         self.number = 0
         self.client = txnkv.connect(self.folder / "store")
-        self.client.create_topic("events", partitions=PARTITIONS, buffer=self.buffer)
+        options = TopicOptions(segment_bytes=2000)
+        self.client.instance.topics.create("events", PARTITIONS, self.buffer, options)
         self.begin_reading()
 
     def teardown(self) -> None:
@@ -159,8 +171,9 @@ class TopicMachine(RuleBasedStateMachine):
         self.readings = [Reading(kind, self.consumer(kind)) for kind in KINDS]
 
     def values(self, count: int) -> list[bytes]:
+        """Short and long ones, so that a few of them fill a segment."""
         self.number += count
-        return [b"%d" % i for i in range(self.number - count, self.number)]
+        return [b"%d" % i + b"." * (i % 5 * 45) for i in range(self.number - count, self.number)]
 
     # -- what is done ------------------------------------------------------------------
 
@@ -169,6 +182,25 @@ class TopicMachine(RuleBasedStateMachine):
         values = self.values(count)
         small(self.client, [self.partition(number) for number in sorted(chosen)], values)
         self.model.committed(Sent(None, {n: list(values) for n in chosen}), appended=False)
+
+    @rule(chosen=CHOSEN, before=COUNTS, behind=st.integers(0, 3), end=st.booleans())
+    def grow(self, chosen: set[int], before: int, behind: int, end: bool) -> None:
+        """A transaction of the client that grows large on its way, and ends at once."""
+        txn = self.client.new_transaction()
+        sent = Sent()
+        for count in (before, behind):
+            values = self.values(count)
+            for number in sorted(chosen):
+                for value in values:
+                    txn.send("events", value, partition=number)
+                self.model.sent(sent, number, values)
+            txn.flush()
+            txn.serialize()
+        if end:
+            txn.commit()
+            self.model.committed(sent)
+        else:
+            txn.rollback()
 
     @rule(count=COUNTS, where=st.integers(0, PARTITIONS - 1))
     def append_alone(self, count: int, where: int) -> None:
@@ -222,6 +254,18 @@ class TopicMachine(RuleBasedStateMachine):
     @rule()
     def look_after(self) -> None:
         self.client.instance.coordinator.maintenance.round(resume_all=True)
+
+    @precondition(lambda self: self.model.sidecar)
+    @rule(point=st.sampled_from(SWEPT), where=st.integers(0, PARTITIONS - 1))
+    def die_in_a_sweep(self, point: str, where: int) -> None:
+        partition = self.partition(where)
+        arm(point, die_here)
+        try:
+            partition.side.sweep(partition.log)
+        except Dead:
+            pass
+        finally:
+            disarm(point)
 
     @precondition(lambda self: not self.model.open)
     @rule()
@@ -388,6 +432,12 @@ MANY = settings(FEW, max_examples=500, stateful_step_count=60, phases=tuple(Phas
 @pytest.fixture(autouse=True)
 def _no_rounds_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
+
+
+@pytest.fixture(autouse=True)
+def _few_bytes_pass_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_own, "OWN_BYTES", 1500)
+    monkeypatch.setattr(side_sweep, "COMPACT_BYTES", 400)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
