@@ -224,6 +224,20 @@ def test_individually_pending_is_not_delivered_to_a_new_consumer(acks: Acks) -> 
     assert acks.delivered() == [2]
 
 
+def test_an_abort_without_a_consumer_delivers_again(acks: Acks) -> None:
+    a = acks.begin("A")
+    acks.ack(2, a)
+    acks.sub.close()
+    a.rollback()
+    assert acks.left() == [0, 1, 2, 3, 4, 5]
+    if acks.cumulative:
+        b = acks.begin("B")
+        acks.ack_to(2, b)
+        acks.sub.close()
+        b.rollback()
+        assert acks.left() == [0, 1, 2, 3, 4, 5]
+
+
 def test_individually_pending_ignores_a_negative_ack(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(2, a)
@@ -925,3 +939,33 @@ def test_a_cumulative_ack_of_a_piece_is_of_the_messages_before(
     """The cursor stands inside of the large message, which was left out then."""
     assert large("ack_cumulative", piece) == [3, 4]
     assert large("ack_cumulative", 3) == [4]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("how", ["ack", "ack_cumulative"])
+def test_small_messages_before_a_large_one_come_again(
+    client: txnkv.Client, type: str, stored: bool, how: str
+) -> None:
+    """Only the large one did, and a cumulative ack of what came next lost the others."""
+    client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=100))
+    topic = client.topic("large")
+    options: Any = {"max_deliveries": 1000} if type == "counted" else {"type": type}
+    values = [b"a", b"b", b"x" * 1000, b"c"]
+    with client.transaction() as txn:
+        for value in values:
+            txn.send(topic, value)
+    sub = topic.subscribe("s", **options)
+    messages = sub.receive_many(9, timeout=0)
+    a = client.new_transaction()
+    if stored:
+        a.serialize()
+    if how == "ack_cumulative" and type != "shared":
+        a.ack_cumulative(sub, messages[2])
+    else:
+        a.ack(sub, messages[:3])
+    a.rollback()
+    assert [m.value for m in sub.receive_many(9, timeout=0)] == values[:3]
+    sub.ack(messages[3])
+    sub.close()
+    again = topic.subscribe("s", **options)
+    assert [m.value for m in again.receive_many(9, timeout=0)] == values[:3]

@@ -88,12 +88,22 @@ def test_a_subscription_goes_on_where_it_was(client: txnkv.Client, topic: txnkv.
     assert received(topic.subscribe("s", start="latest")) == ["1", "2"]
 
 
-def test_subscriptions_are_independent(client: txnkv.Client, topic: txnkv.Topic) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_subscriptions_are_independent(
+    client: txnkv.Client, topic: txnkv.Topic, stored: bool
+) -> None:
     send(client, 0, 1)
     one, two = topic.subscribe("one"), topic.subscribe("two", type="shared")
-    with client.transaction() as txn:
+    for end in ("rollback", "commit"):
+        txn = client.new_transaction()
+        if stored:
+            txn.serialize()
         txn.ack(one, take(one))
         txn.ack(two, take(two))
+        getattr(txn, end)()
+        if end == "rollback":
+            for sub in (one, two):
+                sub.nack(sub.receive_many(2, timeout=0))
     assert received(one) == received(two) == ["1"]
     assert one.lag() == two.lag() == {0: 1}
 
@@ -255,13 +265,20 @@ def test_iteration(client: txnkv.Client, topic: txnkv.Topic) -> None:
 
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])
+@pytest.mark.parametrize("stored", [False, True])
 def test_pending_messages_do_not_hold_up_the_rest(
-    client: txnkv.Client, topic: txnkv.Topic, type: str, monkeypatch: pytest.MonkeyPatch
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    type: str,
+    stored: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redelivery, "AHEAD", 2)
     send(client, *range(9))
     sub = topic.subscribe("s", type=type)
     txn = client.new_transaction()
+    if stored:
+        txn.serialize()
     for _ in range(4):
         txn.ack(sub, take(sub))
     assert received(sub) == ["4", "5", "6", "7", "8"]
@@ -695,6 +712,35 @@ joined.flush()
     assert left == (["1", "3"] if end == "commit" else ["0", "1", "2", "3"])
 
 
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_a_late_ack_by_token_is_refused(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    elsewhere: Callable[..., Any],
+    options: dict[str, Any],
+) -> None:
+    """In Pulsar it stayed pending until a later transaction committed."""
+    send(client, *range(3))
+    sub = topic.subscribe("s", **options)
+    got = sub.receive_many(3, timeout=0)
+    txn = client.new_transaction()
+    token = str(txn.serialize())
+    txn.ack(sub, got[0])
+    txn.commit()
+    code = """
+late = txnkv.Transaction.deserialize(client, token)
+try:
+    late.ack(info, id)
+    late.flush()
+except txnkv.InvalidTxnStateError:
+    say("refused")
+"""
+    assert elsewhere(code, token=token, info=sub.info, id=got[1].id) == "refused"
+    assert left_over(client) == (2 if options else 0)  # leases
+    sub.close()
+    assert received(topic.subscribe("s", **options)) == ["1", "2"]
+
+
 def test_an_ack_elsewhere_wins_over_a_later_one_here(
     client: txnkv.Client, topic: txnkv.Topic, elsewhere: Callable[..., Any]
 ) -> None:
@@ -857,6 +903,23 @@ def test_acks_of_a_transaction_past_its_timeout_come_back(
 
 
 @pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_ack_past_the_timeout_of_its_transaction_is_refused(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any], stored: bool
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    message = take(sub)
+    txn = client.new_transaction(timeout=1)
+    if stored:
+        txn.serialize()
+    now.forward(5)
+    with pytest.raises(txnkv.TransactionTimedOutError), txn:
+        txn.ack(sub, message)
+    assert sub.lag() == {0: 1}
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
 def test_acks_of_a_dropped_transaction_come_back(
     client: txnkv.Client, topic: txnkv.Topic, until: Callable[..., Any], options: dict[str, Any]
 ) -> None:
@@ -925,6 +988,35 @@ def test_threads_acknowledge_what_one_receives(
     sub.ack([MessageId(0, offset) for offset in back])
     assert sub.lag() == {0: 0}
     assert left_over(client) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_threads_send_and_acknowledge_in_one_transaction(
+    client: txnkv.Client, topic: txnkv.Topic, options: dict[str, Any]
+) -> None:
+    send(client, *range(300))
+    sub = topic.subscribe("s", **options)
+    messages = sub.receive_many(300, timeout=0)
+    txn = client.new_transaction()
+    errors: list[BaseException] = []
+
+    def work(part: list[Any]) -> None:
+        try:
+            for message in part:
+                txn.send(topic, "again")
+                txn.ack(sub, message)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(messages[i::30],)) for i in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    txn.commit()
+    assert received(sub) == ["again"] * 300
+    assert sub.lag() == {0: 300}
 
 
 def test_two_transactions_that_race_for_a_message(client: txnkv.Client, topic: txnkv.Topic) -> None:
