@@ -22,7 +22,7 @@ import txnkv
 from tools.topic_contents import stored
 from txnkv.topics import outbox
 from txnkv.topics.partition import Partition
-from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
 TOPIC: Final = "side"
@@ -33,7 +33,7 @@ ROUNDS: Final = 6
 def change(path: str, say: Callable[..., None]) -> None:
     """Send, commit and roll back; sweep; give up the beginning; sweep."""
     outbox.MAX_BYTES = -1  # type: ignore[misc]
-    side_own.OWN_BYTES = 1600
+    side_store.OWN_BYTES = 1600
     side_sweep.COMPACT_BYTES = 700
     side_sweep.GARBAGE_BYTES = 500
     client = txnkv.connect(path, create=False)

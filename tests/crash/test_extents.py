@@ -20,7 +20,7 @@ from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage import extents
-from txnkv.topics.sidecar import side_own
+from txnkv.topics.sidecar import side_store
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 FOLDERS = {"tablet": "tablets/1", "log": "logs/1", "side log": "logs/3"}
@@ -257,7 +257,7 @@ def test_own_side_log(
     path: Path, tmp_path: Path, lose: Loss, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its partition knows how far it was written."""
-    monkeypatch.setattr(side_own, "OWN_BYTES", 300)
+    monkeypatch.setattr(side_store, "OWN_BYTES", 300)
     monkeypatch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
     with txnkv.connect(path) as client:
         txn = client.new_transaction(timeout=None)

@@ -27,7 +27,7 @@ from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.seam import FAULT_POINTS, arm, disarm
-from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import append
 from txnkv.topics.write.truncation import truncate
@@ -436,7 +436,7 @@ def _no_rounds_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _few_bytes_pass_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_own, "OWN_BYTES", 1500)
+    monkeypatch.setattr(side_store, "OWN_BYTES", 1500)
     monkeypatch.setattr(side_sweep, "COMPACT_BYTES", 400)
 
 

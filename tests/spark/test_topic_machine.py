@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 import txnkv
 from txnkv.spark.reading import topic_planner
 from txnkv.topics.read import look_back, pinned_range, range_cuts
-from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
 from .topic_tools import Query, batch_read, close_clients, flat
@@ -43,7 +43,7 @@ class StreamMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(side_own, "OWN_BYTES", 1500)
+        self.patch.setattr(side_store, "OWN_BYTES", 1500)
         self.patch.setattr(side_sweep, "COMPACT_BYTES", 400)
         self.patch.setattr(topic_planner, "TASK_BYTES", 100)
         self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)

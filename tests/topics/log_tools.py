@@ -14,9 +14,9 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import ControlType
 from txnkv.storage import Environments, StoreDirectory
-from txnkv.topics.log.aborted_index import AbortedEntry, unpack_entries
 from txnkv.topics.log.log_check import problems
 from txnkv.topics.log.partition_log import CommitEntry, LogOptions, OpenTxn, PartitionLog
+from txnkv.topics.log.partition_state import AbortedEntry, unpack_entries
 
 ABORT, COMMIT, FILLER = ControlType.ABORT, ControlType.COMMIT, ControlType.FILLER
 _NUMBERS = count(1)
@@ -280,3 +280,16 @@ __all__ = [
     "marker",
     "script",
 ]
+
+
+def collect(entries: Sequence[AbortedEntry], offset: int, upto: int) -> list[AbortedEntry]:
+    """The aborted transactions of [offset, upto), as a reader finds them that goes by the stable
+    offsets alone: it stops at the first entry that says that no later one begins in the range.
+    """
+    found = []
+    for entry in entries:
+        if entry.last_offset >= offset and entry.first_offset < upto:
+            found.append(entry)
+        if entry.last_stable_offset >= upto:
+            break
+    return found

@@ -9,7 +9,7 @@ from tests.topics.log_tools import Log, data
 from txnkv import core
 from txnkv.core import ControlType
 from txnkv.topics.log.partition_log import LogOptions, PartitionLog
-from txnkv.topics.sidecar import side_check
+from txnkv.topics.sidecar import side_problems
 from txnkv.topics.sidecar.side_logs import SideLogs
 from txnkv.topics.sidecar.side_sweep import SideSwept
 
@@ -28,7 +28,7 @@ class SideLog(Log):
 
     def problems(self) -> list[str]:
         with self.environment.read() as txn:
-            return super().problems() + list(side_check.problems(self.side, self.log, txn))
+            return super().problems() + list(side_problems(self.side, self.log, txn))
 
     def send(self, txn_id: int, *values: bytes, batch: int = 1 << 30) -> None:
         """Appends messages of a transaction, so many to a batch."""

@@ -12,10 +12,9 @@ import pytest
 from tests.topics.log_tools import COMMIT, Log, LogOptions, data, marker, script
 from txnkv.errors import CorruptionError
 from txnkv.storage import clock
-from txnkv.topics.log.aborted_index import AbortedEntry
 from txnkv.topics.log.log_chunks import KEY
-from txnkv.topics.log.log_state import ABORTED, LOG, OPEN, SNAPSHOTS, STATE
-from txnkv.topics.log.snapshots import Snapshot
+from txnkv.topics.log.log_state import ABORTED, LOG, OPEN, SNAPSHOTS, STATE, Snapshot
+from txnkv.topics.log.partition_state import AbortedEntry
 
 DESIGN = "P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.topics.log_tools import ABORT, COMMIT, Log, data, marker, script
 from txnkv.errors import OffsetOutOfRangeError
-from txnkv.topics.log.aborted_index import AbortedEntry
+from txnkv.topics.log.partition_state import AbortedEntry
 
 P1, P2 = 11, 12
 

@@ -13,10 +13,10 @@ from tests.topics.log_tools import ABORT, FILLER, Log, LogOptions, data, marker,
 from txnkv import core
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage.seam import arm, disarm
-from txnkv.topics.log.aborted_index import AbortedEntry
 from txnkv.topics.log.log_chunks import CHUNK_BYTES
 from txnkv.topics.log.log_state import LOG
 from txnkv.topics.log.partition_log import CommitEntry, PartitionLog
+from txnkv.topics.log.partition_state import AbortedEntry
 
 DESIGN = "P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"
 

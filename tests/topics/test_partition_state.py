@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.topics.log_tools import ABORT, COMMIT, FILLER, data, marker, script
+from tests.topics.log_tools import ABORT, COMMIT, FILLER, collect, data, marker, script
 from txnkv import core
-from txnkv.topics.log.aborted_index import AbortedEntry, collect
-from txnkv.topics.log.partition_state import CommitEntry, MemoryOpenTxns, OpenTxn, PartitionState
+from txnkv.topics.log.partition_state import (
+    AbortedEntry,
+    CommitEntry,
+    MemoryOpenTxns,
+    OpenTxn,
+    PartitionState,
+)
 
 
 def fresh(end: int = 0, mark: int = 0, *txns: OpenTxn) -> PartitionState:
@@ -41,7 +46,7 @@ def test_the_design_s_example() -> None:
 def test_the_design_s_fetches(offset: int, upto: int, expected: list[tuple[int, int]]) -> None:
     state = fresh()
     feed(state, *script("P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"))
-    found, _ = collect(state.aborted, offset, upto)
+    found = collect(state.aborted, offset, upto)
     assert [(entry.txn_id, entry.first_offset) for entry in found] == expected
 
 
@@ -118,7 +123,7 @@ def test_several_that_one_mark_ends_stop_no_search_too_early() -> None:
     feed(state, *script("P1 P3 P2 P9"), marker(ABORT, 2, mark=5))
     assert [entry[:3] for entry in state.aborted] == [(1, 0, 4), (3, 1, 4), (2, 2, 4)]
     assert [entry.last_stable_offset for entry in state.aborted] == [1, 2, 3]
-    assert [entry.txn_id for entry in collect(state.aborted, 0, 2)[0]] == [1, 3]
+    assert [entry.txn_id for entry in collect(state.aborted, 0, 2)] == [1, 3]
 
 
 def test_the_mark_never_falls() -> None:

@@ -17,9 +17,8 @@ from tests.topics.reading_tools import drained, given
 from tools.topic_contents import raw, stored
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
-from txnkv.topics.log.log_state import SNAPSHOTS
+from txnkv.topics.log.log_state import SNAPSHOTS, Snapshots
 from txnkv.topics.log.partition_state import OpenTxn
-from txnkv.topics.log.snapshots import Snapshots
 
 EVERY_CHANGE = LogOptions(snapshot_changes=1, snapshot_seconds=1e9)
 

@@ -19,8 +19,8 @@ import txnkv
 from tools.topic_contents import values
 from tools.topic_writing import Writer
 from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics.log.log_state import Segment
 from txnkv.topics.log.partition_log import PartitionLog
-from txnkv.topics.log.segments import Segment
 from txnkv.topics.maintenance import retention
 from txnkv.topics.maintenance.retention import Surplus, surplus
 from txnkv.topics.messages.message_input import now_micros

@@ -12,9 +12,9 @@ from tests.topics.side_tools import SideLog
 from txnkv import core
 from txnkv.errors import CorruptionError, InvalidTxnStateError, UnavailableError
 from txnkv.storage.seam import arm, disarm
-from txnkv.topics.log.side_format import side_bytes
-from txnkv.topics.sidecar import side_own, side_sweep
-from txnkv.topics.sidecar.side_index import SideState
+from txnkv.topics.log.log_chunks import side_bytes
+from txnkv.topics.sidecar import side_store, side_sweep
+from txnkv.topics.sidecar.side_store import SideState
 
 T1, T2, T3 = 101, 102, 103
 
@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Iterator[SideLog]:
 @pytest.fixture
 def small_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions get side logs of their own early."""
-    monkeypatch.setattr(side_own, "OWN_BYTES", 400)
+    monkeypatch.setattr(side_store, "OWN_BYTES", 400)
 
 
 def values(txn_id: int, n: int, first: int = 0, size: int = 20) -> list[bytes]:

@@ -15,8 +15,7 @@ from tests.topics.log_tools import LogOptions
 from tests.topics.side_tools import SideLog
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage.seam import arm, disarm
-from txnkv.topics.log import side_format
-from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar import side_store, side_sweep
 
 TXNS = st.integers(1, 6)
 
@@ -31,9 +30,9 @@ class SideMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.kept = side_own.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES
+        self.kept = side_store.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES
         # Small, so that few messages pass through everything.
-        side_own.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES = 2000, 500, 700
+        side_store.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES = 2000, 500, 700
         self.log = SideLog(Path(self.folder.name) / "store", LogOptions(segment_bytes=1500))
         self.numbers = count()
         self.ids = count(10)
@@ -44,7 +43,7 @@ class SideMachine(RuleBasedStateMachine):
         self.start = 0
 
     def teardown(self) -> None:
-        side_own.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES = self.kept
+        side_store.OWN_BYTES, side_sweep.COMPACT_BYTES, side_sweep.GARBAGE_BYTES = self.kept
         disarm()
         found = self.log.problems()
         self.log.close()
@@ -164,7 +163,7 @@ def die() -> None:
 
 def test_gathered() -> None:
     parts = [bytes(n) for n in (10, 20, 70_000, 5, 65_000, 600)]
-    chunks = list(side_format.gathered(parts))
+    chunks = list(side_store.gathered(parts))
     assert [list(map(len, chunk)) for chunk in chunks] == [[10, 20], [70_000], [5, 65_000], [600]]
 
 

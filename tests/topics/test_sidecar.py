@@ -18,7 +18,7 @@ from txnkv.errors import (
     TransactionTimedOutError,
 )
 from txnkv.storage import arm, disarm
-from txnkv.topics.sidecar import side_own, side_sweep
+from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward, truncation
 
@@ -40,7 +40,7 @@ def segmented(client: txnkv.Client) -> txnkv.Topic:
 @pytest.fixture
 def small_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions get side logs of their own early."""
-    monkeypatch.setattr(side_own, "OWN_BYTES", 300)
+    monkeypatch.setattr(side_store, "OWN_BYTES", 300)
 
 
 def values(topic: txnkv.Topic, **options: Any) -> list[bytes]:
@@ -354,7 +354,7 @@ def test_consumers_beside_compaction_and_commits(
     client: txnkv.Client, topic: txnkv.Topic, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(side_sweep, "COMPACT_BYTES", 400)
-    monkeypatch.setattr(side_own, "OWN_BYTES", 1000)
+    monkeypatch.setattr(side_store, "OWN_BYTES", 1000)
     done = threading.Event()
     found: list[list[bytes]] = [[], []]
 

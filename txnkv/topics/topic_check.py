@@ -16,7 +16,7 @@ from txnkv.topics.log import log_check
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import open_in
 from txnkv.topics.read import OffsetReader, bounds
-from txnkv.topics.sidecar import side_check
+from txnkv.topics.sidecar import side_problems
 from txnkv.topics.tail import TailEntry
 from txnkv.topics.topic_engine import TopicEngine
 from txnkv.topics.topics import Topics
@@ -121,7 +121,7 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
                 for problem in log_check.problems(partition.log, txn):
                     yield f"{partition.label}: {problem}"
                 if partition.side is not None:
-                    for problem in side_check.problems(partition.side, partition.log, txn):
+                    for problem in side_problems(partition.side, partition.log, txn):
                         yield f"{partition.label}: {problem}"
         with engine.store.status.read() as cur:
             upto = topic_catalog.next_offset(cur, id)

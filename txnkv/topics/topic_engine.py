@@ -27,7 +27,7 @@ from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.maintenance import retention
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import KIND, PartitionParticipants
-from txnkv.topics.sidecar import side_own
+from txnkv.topics.sidecar import close_all
 from txnkv.topics.staged import StagedSendsFolder
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Topics
@@ -142,6 +142,6 @@ class TopicEngine(Topics):
 
     def _remove(self, id: int) -> None:
         folder = self.store.directory.log_dir(id)
-        side_own.close_all(self.store.environments, folder, f"logs/{id}")
+        close_all(self.store.environments, folder, f"logs/{id}")
         self.store.environments.drop(f"logs/{id}")
         self.store.directory.remove_log_dir(id)

@@ -1,37 +1,39 @@
-"""The log of a partition: chunks, state, indexes, segments, snapshots."""
+"""The log of a partition: record batches with dense offsets, in an LMDB environment of its own.
+
+partition_log      the whole: batches in, batches out, and what they say of transactions
+partition_state    what that is: open transactions, the last stable offset, the aborted index
+log_chunks         batches as LMDB has them, and markers that stand for side batches
+log_state          the databases: the log's record, open transactions, segments, snapshots
+log_indexes        commits, and what was aborted, by offset
+log_writer         batches in at the end; the end, or the start, away
+log_check          a check that all of it is what the batches say
+"""
 
 from txnkv.topics.log import log_check
 from txnkv.topics.log.log_chunks import (
+    CHUNK_BYTES,
     KEY,
+    OWN,
+    SHARED,
+    SideRun,
     behind,
     damaged,
     first_length,
     is_side_list,
+    pack_runs,
     position_of,
+    read_marker,
     seek_at_or_below,
     unlike,
     whole,
 )
-from txnkv.topics.log.log_state import DATABASES, LOG, STATE
-from txnkv.topics.log.log_times import first_not_older
-from txnkv.topics.log.partition_log import Buffer, LogOptions, PartitionLog
+from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Segment
+from txnkv.topics.log.partition_log import Buffer, LogOptions, PartitionLog, first_not_older
 from txnkv.topics.log.partition_state import CommitEntry, OpenTxn
-from txnkv.topics.log.segments import NEVER, Segment
-from txnkv.topics.log.side_format import (
-    OWN,
-    SHARED,
-    SideRun,
-    batches_of,
-    decided,
-    gathered,
-    key,
-    pack_runs,
-    read_key,
-    read_marker,
-)
 
 __all__ = [
     "Buffer",
+    "CHUNK_BYTES",
     "CommitEntry",
     "DATABASES",
     "KEY",
@@ -45,19 +47,14 @@ __all__ = [
     "STATE",
     "Segment",
     "SideRun",
-    "batches_of",
     "behind",
     "damaged",
-    "decided",
     "first_length",
     "first_not_older",
-    "gathered",
     "is_side_list",
-    "key",
     "log_check",
     "pack_runs",
     "position_of",
-    "read_key",
     "read_marker",
     "seek_at_or_below",
     "unlike",

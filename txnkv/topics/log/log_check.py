@@ -23,13 +23,14 @@ from txnkv.topics.log.log_state import (
     SPANS,
     STATE,
     LogState,
+    Segment,
+    Segments,
+    Snapshots,
     StoredOpenTxns,
 )
-from txnkv.topics.log.log_truncate import bytes_of, replay, walked
+from txnkv.topics.log.log_writer import bytes_of, replay, walked
 from txnkv.topics.log.partition_log import PartitionLog
 from txnkv.topics.log.partition_state import CommitEntry, MemoryOpenTxns
-from txnkv.topics.log.segments import Segment, Segments
-from txnkv.topics.log.snapshots import Snapshots
 
 
 def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:

@@ -1,24 +1,46 @@
-"""Chunks: the LMDB values of a log. One or more whole batches, under the offset of the first.
+"""Chunks: the LMDB values of a log; and markers that stand for batches in a side log.
 
     key    u64 big-endian, the base offset of the first batch
-    value  batches one behind the other, without a gap in their offsets
+    value  one or more whole batches, one behind the other, without a gap in their offsets
 
 Batches that are small are gathered, so that a chunk fills its pages; a large one is a chunk by
 itself. No chunk goes over from one segment into the next. A SIDE_LIST marker is always alone in
 its chunk, so that a reader need not look into others for it.
+
+Such a marker is a control batch whose body, the list, names side batches by runs, for those of
+one transaction stand one behind the other under its id:
+
+     0          8           16          24          32
+    +----------+-----------+-----------+-----------+
+    | which    | index of  | messages  | bytes of  |     little-endian, one entry a run
+    | log      | the first | in it     | batches   |
+    +----------+-----------+-----------+-----------+
+
+The log is 0 for the partition's side log, 1 for the transaction's own. The index is that of a
+message in the transaction, from 0: the message's offset is the marker's first offset and that.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from txnkv.core import HEADER_BYTES, BatchHeader, CoreError, intact, read_header, sound
+from txnkv.core import (
+    HEADER_BYTES,
+    BatchHeader,
+    Control,
+    ControlType,
+    CoreError,
+    intact,
+    read_control,
+    read_header,
+    sound,
+)
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.aborted_index import AbortedEntry
+from txnkv.topics.log.partition_state import AbortedEntry
 
 CHUNK_BYTES: Final = (64 << 10) - 16
 """Bytes that LMDB stores in 16 pages: a header of 16 bytes stands before the value."""
@@ -212,3 +234,82 @@ def delete_range(txn: lmdb.Transaction, db: Any, low: bytes, high: bytes | None)
             found = cursor.delete()
             count += 1
     return count
+
+
+SHARED: Final = 0
+OWN: Final = 1
+
+_ENTRY: Final = struct.Struct("<QQQQ")
+
+
+class SideRun(NamedTuple):
+    """One entry of a list: side batches that stand one behind the other.
+
+    Attributes:
+        log: SHARED or OWN.
+        first: the index in the transaction of the first message.
+        count: how many messages.
+        bytes: of their batches.
+    """
+
+    log: int
+    first: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    bytes: int
+
+    @property
+    def end(self) -> int:
+        """The index behind its last message."""
+        return self.first + self.count
+
+
+class Marker(NamedTuple):
+    """A SIDE_LIST marker as it lies in a log.
+
+    Attributes:
+        header: of the control batch.
+        runs: what it stands for, by index.
+    """
+
+    header: BatchHeader
+    runs: tuple[SideRun, ...]
+
+
+def pack_runs(runs: Sequence[SideRun]) -> bytes:
+    """The body of a marker."""
+    return b"".join(_ENTRY.pack(*run) for run in runs if run.count)
+
+
+def read_marker(marker: Any) -> Marker:
+    """A SIDE_LIST control batch.
+
+    Raises:
+        CorruptionError: it is damaged, is none, or its list and its offsets differ in number.
+    """
+    try:
+        header, control = read_header(marker), read_control(marker)
+    except CoreError as error:
+        raise CorruptionError(f"marker of a side log: {error}") from None
+    runs = _runs(control)
+    if not runs or sum(run.count for run in runs) != header.count:
+        raise CorruptionError(
+            f"marker at offset {header.base_offset}: it takes {header.count} offsets and lists "
+            f"{sum(run.count for run in runs)} messages. Check the store, or restore a backup"
+        )
+    return Marker(header, runs)
+
+
+def _runs(control: Control) -> tuple[SideRun, ...]:
+    body = control.body
+    if control.type is not ControlType.SIDE_LIST or len(body) % _ENTRY.size:
+        return ()
+    return tuple(SideRun(*fields) for fields in _ENTRY.iter_unpack(body))
+
+
+def side_bytes(marker: Any) -> int:
+    """Count the bytes of the batches that a SIDE_LIST marker stands for.
+
+    Raises:
+        CorruptionError: it is none, or damaged.
+    """
+    return sum(run.bytes for run in read_marker(marker).runs)

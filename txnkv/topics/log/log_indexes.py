@@ -30,9 +30,8 @@ import lmdb
 
 from txnkv.core import ControlType, read_control, read_header, walk
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.aborted_index import AbortedEntry, unpack_entries
 from txnkv.topics.log.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
-from txnkv.topics.log.partition_state import CommitEntry
+from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, unpack_entries
 
 _COMMIT: Final = struct.Struct("<QIQQQ")
 _ENDS: Final = struct.Struct(">QQ")

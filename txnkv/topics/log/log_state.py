@@ -1,18 +1,32 @@
-"""The layout of a log's state in its LMDB environment, beside the log.
+"""The layout of a log in its LMDB environment: its record, open transactions, segments, snapshots.
 
 Databases, each by offset (u64 big-endian) but for `state` and `open`:
 
     log        chunks of batches              log_chunks
     state      one record, under "log": start, end, low water mark, the last snapshot; beside it
-               what subscriptions have lost                            unacknowledged
+               what subscriptions have lost                            retention
     open       "i" + transaction -> first offset, since;  "o" + first offset -> transaction
     aborted    last offset, first offset -> an entry of 34 bytes       log_indexes
     spans      level, bin, last offset, first offset of an entry       log_indexes
     commits    first marker offset -> entries of one put               log_indexes
-    segments   base offset -> bytes and timestamps                     segments
-    snapshots  end offset -> the state at that end                     snapshots
+    segments   base offset -> i64 created | i64 max timestamp | u64 bytes, little-endian
+    snapshots  end offset -> the state at that end, little-endian:
+               u32 crc (of what follows, seeded with that of the key) | u16 version | u16 0
+               u64 low water mark | u64 n | n x { u64 transaction, u64 first offset, i64 since }
 
 All of them change with the batches that change them, in one LMDB transaction.
+
+A *segment* is how a log is cut, so that it can be given back in pieces. It begins at a batch and
+ends where the next one begins. It is made by size, by the age of its messages, or on demand, and
+its end is never changed again. What belongs to it lies under offsets in it: chunks, aborted entries
+(by marker), commits, snapshots. So dropping the oldest is dropping everything below the base of the
+next. Size and age are taken from the batches alone, so a follower cuts its log at the same offsets.
+
+A *snapshot* is where a replay may begin. Opening a partition replays nothing, as the state is kept
+with the log; going back does: a truncation takes the last snapshot at or below its offset and
+replays the batches from there; a check does the same and compares. One is taken at the base of
+every segment, and in between after so many changes, or so many seconds with a change. Those in
+between are dropped when their segment is two behind.
 """
 
 from __future__ import annotations
@@ -24,8 +38,8 @@ import lmdb
 
 from txnkv.core import crc32c
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.log_chunks import unlike
-from txnkv.topics.log.partition_state import OpenTxn
+from txnkv.topics.log.log_chunks import KEY, delete_range, seek_at_or_below, unlike
+from txnkv.topics.log.partition_state import MemoryOpenTxns, OpenTxn, PartitionState
 
 LOG: Final = b"log"
 STATE: Final = b"state"
@@ -153,3 +167,172 @@ class StoredOpenTxns:
         self._txn.drop(self._db, delete=False)
         for txn in txns:
             self.add(txn)
+
+
+_SEGMENT: Final = struct.Struct("<qqQ")
+NEVER: Final = -(1 << 63)
+"""The timestamps of a segment without batches."""
+
+
+class Segment(NamedTuple):
+    """A piece of a log.
+
+    Attributes:
+        base: its first offset.
+        created: timestamp of its first batch, microseconds since 1970; `NEVER` when it is empty.
+        bytes: of its batches.
+        max_timestamp: the highest of its messages and markers.
+    """
+
+    base: int
+    created: int
+    bytes: int
+    max_timestamp: int
+
+    @classmethod
+    def empty(cls, base: int) -> Segment:
+        """One without batches."""
+        return cls(base, NEVER, 0, NEVER)
+
+
+class Segments:
+    """The segments of a log inside an LMDB transaction."""
+
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+        self._txn = txn
+        self._db = db
+
+    def all(self) -> list[Segment]:
+        """All, oldest first."""
+        with self._txn.cursor(db=self._db) as cursor:
+            return [_segment(key, value) for key, value in cursor]
+
+    def last(self) -> Segment | None:
+        """The one that is written to."""
+        with self._txn.cursor(db=self._db) as cursor:
+            return _segment(*cursor.item()) if cursor.last() else None
+
+    def get(self, base: int) -> Segment:
+        """The one that begins at an offset.
+
+        Raises:
+            CorruptionError: none does.
+        """
+        value = self._txn.get(KEY.pack(base), db=self._db)
+        if value is None:
+            raise CorruptionError(f"log: no segment begins at offset {base}. Check the store")
+        return _segment(KEY.pack(base), value)
+
+    def before(self, offset: int) -> Segment | None:
+        """The last that begins below an offset."""
+        with self._txn.cursor(db=self._db) as cursor:
+            found = cursor.prev() if cursor.set_range(KEY.pack(offset)) else cursor.last()
+            return _segment(*cursor.item()) if found else None
+
+    def after(self, offset: int) -> Segment | None:
+        """The first that begins behind an offset."""
+        with self._txn.cursor(db=self._db) as cursor:
+            found = cursor.set_range(KEY.pack(offset + 1))
+            return _segment(*cursor.item()) if found else None
+
+    def put(self, segment: Segment) -> None:
+        """Writes what is known of a segment."""
+        value = _SEGMENT.pack(segment.created, segment.max_timestamp, segment.bytes)
+        self._txn.put(KEY.pack(segment.base), value, db=self._db)
+
+    def drop_from(self, base: int) -> None:
+        """Removes those that begin at or behind an offset."""
+        delete_range(self._txn, self._db, KEY.pack(base), None)
+
+    def drop_below(self, base: int) -> None:
+        """Removes those that begin below an offset."""
+        delete_range(self._txn, self._db, b"", KEY.pack(base))
+
+
+def _segment(key: Any, value: Any) -> Segment:
+    created, max_timestamp, size = _SEGMENT.unpack(value)
+    return Segment(KEY.unpack(key)[0], created, size, max_timestamp)
+
+
+_SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT: Final = struct.Struct("<HHQQ")
+_OPEN: Final = struct.Struct("<QQq")
+
+
+class Snapshot(NamedTuple):
+    """The state after all batches below an offset.
+
+    Attributes:
+        offset: the log's end, then.
+        low_water_mark: the highest that a control batch had carried.
+        open: the open transactions by first offset.
+    """
+
+    offset: int
+    low_water_mark: int
+    open: tuple[OpenTxn, ...]
+
+    def state(self) -> PartitionState:
+        """A state in memory that goes on from here."""
+        return PartitionState(self.offset, self.low_water_mark, MemoryOpenTxns(self.open))
+
+    def pack(self) -> bytes:
+        """The LMDB value."""
+        parts = [_SNAPSHOT.pack(_SNAPSHOT_VERSION, 0, self.low_water_mark, len(self.open))]
+        parts += [_OPEN.pack(*txn) for txn in self.open]
+        body = b"".join(parts)
+        return _CRC.pack(crc32c(body, crc32c(KEY.pack(self.offset)))) + body
+
+    @classmethod
+    def unpack(cls, offset: int, data: Any) -> Snapshot | None:
+        """A snapshot as it was stored; None when it is damaged or cannot be read."""
+        body = memoryview(data)[_CRC.size :]
+        if len(body) < _SNAPSHOT.size:
+            return None
+        if crc32c(body, crc32c(KEY.pack(offset))) != _CRC.unpack_from(data)[0]:
+            return None
+        version, _, mark, n = _SNAPSHOT.unpack_from(body)
+        if version != _SNAPSHOT_VERSION or len(body) != _SNAPSHOT.size + n * _OPEN.size:
+            return None
+        txns = _OPEN.iter_unpack(body[_SNAPSHOT.size :])
+        return cls(offset, mark, tuple(OpenTxn(*txn) for txn in txns))
+
+
+class Snapshots:
+    """The snapshots of a log inside an LMDB transaction."""
+
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+        self._txn = txn
+        self._db = db
+
+    def offsets(self) -> list[int]:
+        """List the offsets of the snapshots, ascending; of damaged ones too."""
+        with self._txn.cursor(db=self._db) as cursor:
+            return [KEY.unpack(key)[0] for key in cursor.iternext(values=False)]
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Writes a snapshot; one that was there at this offset is replaced."""
+        self._txn.put(KEY.pack(snapshot.offset), snapshot.pack(), db=self._db)
+
+    def at_or_below(self, offset: int) -> Snapshot | None:
+        """The last one at or below an offset that is whole; damaged ones are passed over."""
+        with self._txn.cursor(db=self._db) as cursor:
+            found = seek_at_or_below(cursor, KEY.pack(offset))
+            while found:
+                snapshot = Snapshot.unpack(KEY.unpack(cursor.key())[0], cursor.value())
+                if snapshot is not None:
+                    return snapshot
+                found = cursor.prev()
+        return None
+
+    def drop_behind(self, offset: int) -> None:
+        """Removes those behind an offset."""
+        delete_range(self._txn, self._db, KEY.pack(offset + 1), None)
+
+    def drop_below(self, offset: int) -> None:
+        """Removes those below an offset."""
+        delete_range(self._txn, self._db, b"", KEY.pack(offset))
+
+    def drop_between(self, low: int, high: int) -> None:
+        """Removes those behind `low` and below `high`."""
+        delete_range(self._txn, self._db, KEY.pack(low + 1), KEY.pack(high))

@@ -1,8 +1,14 @@
-"""Putting batches into a log: chunks, state, indexes, segments and snapshots in one LMDB write."""
+"""The changes of a log, each one LMDB write of chunks, state, indexes, segments and snapshots.
+
+    LogWriter    batches in, at the end
+    LogCutter    the end or the start away; batches in the place of a marker
+
+Cutting the end takes the state back to an earlier offset: it is replayed from a snapshot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,11 +17,22 @@ import lmdb
 from txnkv.core import BatchHeader, CoreError, read_control, walk
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, clock, declare_fault_point, fault_point
-from txnkv.topics.log.log_chunks import CHUNK_BYTES, KEY, base_at
+from txnkv.topics.log.log_chunks import (
+    CHUNK_BYTES,
+    KEY,
+    ChunkReader,
+    base_at,
+    delete_range,
+    is_side_list,
+    next_offset,
+    position_of,
+    side_bytes,
+)
 from txnkv.topics.log.log_indexes import Aborted, Commits
 from txnkv.topics.log.log_state import (
     ABORTED,
     COMMITS,
+    DATABASES,
     LOG,
     OPEN,
     SEGMENTS,
@@ -23,12 +40,13 @@ from txnkv.topics.log.log_state import (
     SPANS,
     STATE,
     LogState,
+    Segment,
+    Segments,
+    Snapshot,
+    Snapshots,
     StoredOpenTxns,
 )
-from txnkv.topics.log.partition_state import CONTROL, PartitionState
-from txnkv.topics.log.segments import Segment, Segments
-from txnkv.topics.log.side_format import side_bytes
-from txnkv.topics.log.snapshots import Snapshot, Snapshots
+from txnkv.topics.log.partition_state import CONTROL, MemoryOpenTxns, PartitionState
 
 declare_fault_point("partition.rolled", "a log's new segment and snapshot are put, not committed")
 declare_fault_point("partition.snapshot", "a snapshot of a log's state is put, not committed")
@@ -229,3 +247,223 @@ def _walked(view: memoryview) -> Iterable[tuple[int, BatchHeader]]:
         return walk(view)
     except CoreError as error:
         raise CorruptionError(f"put into a log: {error}. Nothing was put") from None
+
+
+declare_fault_point("partition.truncated", "the end of a log is cut off, not committed")
+declare_fault_point("partition.trimmed", "the start of a log is given back, not committed")
+
+
+class LogCutter:
+    """Takes a log's end or start away. Lives in one LMDB write transaction.
+
+    Args:
+        txn: the write transaction.
+        environment: the log's.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, environment: Environment) -> None:
+        db = environment.db
+        self._txn = txn
+        self._dbs = {name: db(name) for name in DATABASES}
+        self._aborted = Aborted(txn, self._dbs[ABORTED], self._dbs[SPANS])
+        self._segments = Segments(txn, self._dbs[SEGMENTS])
+        self._snapshots = Snapshots(txn, self._dbs[SNAPSHOTS])
+        self._record = LogState.load(txn, self._dbs[STATE]) or LogState()
+
+    def truncate(self, offset: int) -> int:
+        """Removes the batch that holds an offset and all behind it.
+
+        Returns:
+            The end of the log now: the offset, or where its batch began.
+
+        Raises:
+            ValueError: the offset is not in [start, end] of the log.
+        """
+        record = self._record
+        if not record.start <= offset <= record.end:
+            raise ValueError(
+                f"truncate to {offset} of a log that holds [{record.start}, {record.end}): name "
+                "an offset of these; nothing was changed"
+            )
+        if offset == record.end:
+            return offset
+        commits = Commits(self._txn, self._dbs[COMMITS])
+        holding = next(commits.from_offset(offset), None)
+        if holding is not None and holding.marker_offset < offset:
+            offset = holding.marker_offset  # its batches may have been put in a marker's place
+        end = self._cut_chunks(offset)
+        state = replayed(self._txn, self._dbs, end)
+        self._aborted.truncate(end)
+        commits.truncate(end)
+        self._snapshots.drop_behind(end)
+        self._cut_segments(end)
+        assert isinstance(state.open, MemoryOpenTxns)
+        StoredOpenTxns(self._txn, self._dbs[OPEN]).replace(state.open.all())
+        self._store(record._replace(
+            start=min(record.start, end), end=end, low_water_mark=state.low_water_mark,
+            changes=state.changes,
+        ))  # fmt: skip
+        fault_point("partition.truncated")
+        return end
+
+    def advance_start(self, offset: int) -> None:
+        """Takes what is below an offset away: whole segments from the files, the rest from view.
+
+        Raises:
+            ValueError: the offset is below the start of the log.
+        """
+        record = self._record
+        if offset < record.start:
+            raise ValueError(
+                f"a start of {offset} for a log that holds [{record.start}, {record.end}): what "
+                "was given up does not come back; nothing was changed"
+            )
+        if offset > record.end:
+            self._begin_at(offset)
+        else:
+            self._drop_below(offset)
+            self._store(record._replace(start=offset))
+        fault_point("partition.trimmed")
+
+    def replace(self, offset: int, batches: Sequence[Any]) -> None:
+        """Puts batches in the place of the SIDE_LIST marker at an offset.
+
+        Raises:
+            ValueError: there is no such marker, or the batches take other offsets.
+        """
+        log = self._dbs[LOG]
+        marker = self._txn.get(KEY.pack(offset), db=log)
+        if marker is None or not is_side_list(marker):
+            raise ValueError(f"replace at {offset}: no list of side batches there; nothing changed")
+        end = next_offset(marker)
+        at = offset
+        for batch in batches:
+            if base_at(batch, 0) != at:
+                raise ValueError(f"replace of [{offset}, {end}): a batch at {base_at(batch, 0)}")
+            at = next_offset(batch)
+        if at != end:
+            raise ValueError(f"replace of [{offset}, {end}) by batches that end at {at}")
+        size = -counted(memoryview(bytes(marker)))
+        for batch in batches:
+            self._txn.put(KEY.pack(base_at(batch, 0)), batch, db=log)
+            size += counted(memoryview(batch).cast("B"))
+        segment = self._segments.before(offset + 1)
+        assert segment is not None
+        self._segments.put(segment._replace(bytes=segment.bytes + size))
+
+    def _begin_at(self, offset: int) -> None:
+        for name, db in self._dbs.items():
+            if name != STATE:
+                self._txn.drop(db, delete=False)
+        self._store(LogState(offset, offset))
+
+    def _drop_below(self, offset: int) -> None:
+        holding = self._segments.before(offset + 1)
+        if holding is not None:
+            first = holding.base
+            delete_range(self._txn, self._dbs[LOG], b"", KEY.pack(first))
+            self._aborted.drop_below(first)
+            Commits(self._txn, self._dbs[COMMITS]).drop_below(first)
+            self._segments.drop_below(first)
+            self._snapshots.drop_below(first)
+
+    def _store(self, record: LogState) -> None:
+        record.store(self._txn, self._dbs[STATE])
+
+    def _cut_chunks(self, offset: int) -> int:
+        found = ChunkReader(self._txn, self._dbs[LOG]).at(offset)
+        if found is None:
+            raise CorruptionError(f"log: no chunk holds offset {offset}. Check the store")
+        base, chunk = found
+        at = position_of(chunk, offset)
+        end = base_at(chunk, at)
+        kept = bytes(chunk[:at])
+        delete_range(self._txn, self._dbs[LOG], KEY.pack(base), None)
+        if kept:
+            self._txn.put(KEY.pack(base), kept, db=self._dbs[LOG], append=True)
+        return end
+
+    def _cut_segments(self, end: int) -> None:
+        """Leaves at least one: the first stays when the log is empty now."""
+        holding = self._segments.before(end) or Segment.empty(end)
+        self._segments.drop_from(holding.base)
+        segment = Segment.empty(holding.base)
+        for header, size in sizes(self._txn, self._dbs, holding.base, end):
+            segment = Segment(
+                segment.base,
+                segment.created if segment.bytes else header.max_timestamp,
+                segment.bytes + size,
+                max(segment.max_timestamp, header.max_timestamp),
+            )
+        self._segments.put(segment)
+
+
+def sizes(
+    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], low: int, high: int
+) -> Iterator[tuple[BatchHeader, int]]:
+    """The headers of the batches in [low, high), both at a batch's edge, and their bytes.
+
+    Raises:
+        CorruptionError: there is something else in the log.
+    """
+    for _, chunk in ChunkReader(txn, dbs[LOG]).between(low, high):
+        for at, header in walked(chunk):
+            if low <= header.base_offset < high:
+                yield header, bytes_of(chunk, at, header)
+
+
+def counted(chunk: memoryview) -> int:
+    """Bytes of a chunk as its segment counts them."""
+    return sum(bytes_of(chunk, at, header) for at, header in walked(chunk))
+
+
+def bytes_of(chunk: memoryview, at: int, header: BatchHeader) -> int:
+    """Bytes of a batch as a segment counts them: with what it stands for in a side log."""
+    if header.attributes & CONTROL and is_side_list(chunk[at:]):
+        return header.length + side_bytes(bytes(chunk[at : at + header.length]))
+    return header.length
+
+
+def replayed(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], end: int) -> PartitionState:
+    """The state of a log at a batch's edge, from the last snapshot before it.
+
+    Without a whole snapshot it begins with the first segment: what opened before that has no
+    batches left but those it sent later, and opens there.
+
+    Raises:
+        CorruptionError: there is something else in the log.
+    """
+    snapshot = Snapshots(txn, dbs[SNAPSHOTS]).at_or_below(end)
+    if snapshot is None:
+        segments = Segments(txn, dbs[SEGMENTS]).all()
+        snapshot = Snapshot(segments[0].base if segments else end, 0, ())
+    return replay(txn, dbs, snapshot, end)
+
+
+def replay(
+    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], snapshot: Snapshot, end: int
+) -> PartitionState:
+    """The state that the batches in [snapshot, end) make of a snapshot.
+
+    Raises:
+        CorruptionError: there is something else in the log.
+    """
+    state = snapshot.state()
+    for _, chunk in ChunkReader(txn, dbs[LOG]).between(snapshot.offset, end):
+        for at, header in walked(chunk):
+            if snapshot.offset <= header.base_offset < end:
+                control = read_control(chunk, at) if header.attributes & CONTROL else None
+                state.apply(header, control)
+    return state
+
+
+def walked(chunk: memoryview) -> list[tuple[int, BatchHeader]]:
+    """The batches of a chunk.
+
+    Raises:
+        CorruptionError: there is something else in it.
+    """
+    try:
+        return walk(chunk)
+    except CoreError as error:
+        raise CorruptionError(f"log: {error}") from None

@@ -18,10 +18,9 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from txnkv.core import CoreError, sound, within
+from txnkv.core import CoreError, all_data, decode, sound, within
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage import Environment
-from txnkv.topics.log.aborted_index import AbortedEntry
 from txnkv.topics.log.log_chunks import (
     ChunkReader,
     base_at,
@@ -43,13 +42,12 @@ from txnkv.topics.log.log_state import (
     SPANS,
     STATE,
     LogState,
+    Segment,
+    Segments,
     StoredOpenTxns,
 )
-from txnkv.topics.log.log_times import first_not_older
-from txnkv.topics.log.log_truncate import LogCutter
-from txnkv.topics.log.log_writer import LogOptions, LogWriter
-from txnkv.topics.log.partition_state import CommitEntry, OpenTxn
-from txnkv.topics.log.segments import Segment, Segments
+from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, walked
+from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn
 
 Buffer: TypeAlias = Any
 """Any object with the buffer protocol."""
@@ -446,3 +444,33 @@ __all__ = [
     "PartitionLog",
     "Segment",
 ]
+
+
+def first_not_older(batches: Any, low: int, micros: int) -> int | None:
+    """The offset of the first message at or behind `low` that is not older than a time.
+
+    Args:
+        batches: one or more whole ones.
+        low: an offset.
+        micros: microseconds since 1970.
+
+    Returns:
+        None when all are older.
+    """
+    for at, header in walked(batches):
+        if header.max_timestamp < micros or header.is_control or header.next_offset <= low:
+            continue
+        if header.base_timestamp >= micros:
+            return max(header.base_offset, low)
+        found = _inside(batches[at : at + header.length], low, micros)
+        if found is not None:
+            return found
+    return None
+
+
+def _inside(batch: Any, low: int, micros: int) -> int | None:
+    rows = decode(batch, all_data(batch, low, 1 << 63), low, None)
+    times = rows.column("timestamp").cast("int64").to_pylist()
+    offsets = rows.column("offset").to_pylist()
+    pairs = zip(offsets, times, strict=True)
+    return next((offset for offset, time in pairs if time >= micros), None)

@@ -47,16 +47,83 @@ committed, are never touched.
 The state is a pure function of the batches in offset order. The same `apply` serves appends,
 the flush of small commits, replay after a truncation, and a follower, which therefore makes
 the same index byte for byte.
+
+**The aborted index.** An entry is written when an abort marker comes, into the segment that holds
+the marker. It has 34 bytes, big-endian, the layout of Kafka's transaction index:
+
+     0         2               10             18            26                  34
+    +---------+---------------+--------------+-------------+-------------------+
+    | version | transaction   | first offset | last offset | last stable       |
+    | i16 = 0 | i64           | i64          | i64         | offset, i64       |
+    +---------+---------------+--------------+-------------+-------------------+
+
+The last offset is the marker's. The last stable offset is that of the log *after* this abort,
+exclusive: the first offset of the next open transaction, or the marker's offset + 1.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 from txnkv.core import Attributes, BatchHeader, Control, ControlType
-from txnkv.topics.log.aborted_index import AbortedEntry
+from txnkv.errors import CorruptionError
+
+ENTRY_BYTES: Final = 34
+_ENTRY: Final = struct.Struct(">hqqqq")
+_VERSION: Final = 0
+
+
+class AbortedEntry(NamedTuple):
+    """One aborted transaction of a log.
+
+    Attributes:
+        txn_id: the local id of the transaction.
+        first_offset: of its first batch.
+        last_offset: of the abort marker.
+        last_stable_offset: of the log as it is after this abort, exclusive.
+    """
+
+    txn_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+    def pack(self) -> bytes:
+        """The 34 bytes of the entry."""
+        return _ENTRY.pack(_VERSION, *self)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview, at: int = 0) -> AbortedEntry:
+        """The entry at byte `at`.
+
+        Raises:
+            CorruptionError: it is cut off, or of a version this program does not know.
+        """
+        if len(data) - at < ENTRY_BYTES:
+            raise CorruptionError(
+                f"aborted index: an entry at byte {at} of {len(data)} is cut off; truncate the "
+                "log before it, or restore the store from a backup"
+            )
+        version, *fields = _ENTRY.unpack_from(data, at)
+        if version != _VERSION:
+            raise CorruptionError(
+                f"aborted index: the entry at byte {at} has version {version}, this program reads "
+                f"{_VERSION}; use a newer one"
+            )
+        return cls(*fields)
+
+
+def unpack_entries(data: bytes | memoryview) -> list[AbortedEntry]:
+    """Entries that stand one behind the other.
+
+    Raises:
+        CorruptionError: one of them cannot be read.
+    """
+    return [AbortedEntry.unpack(data, at) for at in range(0, len(data), ENTRY_BYTES)]
+
 
 CONTROL: Final = int(Attributes.CONTROL)
 _UNDECIDED: Final = int(Attributes.TRANSACTIONAL | Attributes.DECIDED)

@@ -12,7 +12,7 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.log import LogOptions, PartitionLog, log_check
 from txnkv.topics.partition import Opened, Partition
 from txnkv.topics.partition_participants import KIND, end_strays
-from txnkv.topics.sidecar import SideLogs, side_check
+from txnkv.topics.sidecar import SideLogs, side_problems
 from txnkv.topics.topics import Topics
 from txnkv.topics.write import roll_forward
 
@@ -76,7 +76,7 @@ def _end(topics: Topics, partition: Partition, environment: Environment) -> int 
         with environment.read() as txn:
             problems = list(log_check.problems(aside.log, txn))
             if aside.side is not None:
-                problems += side_check.problems(aside.side, aside.log, txn)
+                problems += side_problems(aside.side, aside.log, txn)
             return None if problems else aside.log.end(txn)
     except DAMAGE:
         return None

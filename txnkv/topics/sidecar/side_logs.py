@@ -35,7 +35,7 @@ Compaction of one transaction may take many steps, and readers come between any 
     [10, 900) batches, [900, 5010): SIDE_LIST of 4110      after a step; the list begins later
     [10, 5010) batches                     at the end
 
-An own side log (`side_own`) is adopted by the commit as it is: it holds one transaction in
+An own side log (`side_store`) is adopted by the commit as it is: it holds one transaction in
 order, so there is nothing to compact, and it is dropped whole with its marker.
 
 Calls that take an LMDB transaction are made inside one of the partition's environment.
@@ -43,20 +43,27 @@ Calls that take an LMDB transaction are made inside one of the partition's envir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lmdb
 
-from txnkv.core import place, read_header
-from txnkv.errors import InvalidTxnStateError, NotSupportedError, UnavailableError
+from txnkv.core import CoreError, check_batch, place, read_header
+from txnkv.errors import CorruptionError, InvalidTxnStateError, NotSupportedError, UnavailableError
 from txnkv.storage import Environment, Environments
-from txnkv.topics.log import OWN, PartitionLog, SideRun, decided, pack_runs, read_marker
-from txnkv.topics.sidecar import side_own
-from txnkv.topics.sidecar.side_chunks import SideChunks
-from txnkv.topics.sidecar.side_index import SIDE, SideIndex, SideState, SideTxn
-from txnkv.topics.sidecar.side_own import OwnLogs
+from txnkv.topics.log import OWN, PartitionLog, SideRun, is_side_list, pack_runs, read_marker
+from txnkv.topics.sidecar import side_store
+from txnkv.topics.sidecar.side_store import (
+    SIDE,
+    OwnLogs,
+    SideChunks,
+    SideIndex,
+    SideState,
+    SideTxn,
+    batches_of,
+    decided,
+)
 from txnkv.topics.sidecar.side_sweep import SideSweep, SideSwept
 
 MOST_MESSAGES = (1 << 31) - 1
@@ -172,7 +179,7 @@ class SideLogs:
         self, txn: lmdb.Transaction, txn_id: int, side: SideTxn, batches: list[bytes], count: int
     ) -> SideTxn:
         size = sum(map(len, batches))
-        if side.has_own or side.shared_bytes + size > side_own.OWN_BYTES:
+        if side.has_own or side.shared_bytes + size > side_store.OWN_BYTES:
             self.own.put(txn_id, side.count, batches, begun=side.has_own)
             return side._replace(
                 has_own=True, own_count=side.own_count + count, own_bytes=side.own_bytes + size
@@ -385,3 +392,67 @@ class SideLogs:
     def _chunks(self, txn: lmdb.Transaction) -> SideChunks:
         db: Any = self.environment.db(SIDE)
         return SideChunks(txn, db)
+
+
+def side_problems(side: SideLogs, log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
+    """Everything that is wrong in side logs, one line each; nothing if all is well.
+
+    Every checksum is verified; each transaction has as many messages as are counted; each
+    committed one has its marker in the log, and the reverse index knows it.
+
+    Args:
+        side: the side logs.
+        log: of the partition.
+        txn: a read transaction of its environment.
+    """
+    try:
+        index = SideIndex(txn, side.environment)
+    except KeyError:
+        return
+    by_marker = {txn_id: marker for marker, txn_id in index.committed()}
+    start = log.start(txn)
+    for txn_id, found in index.all():
+        if found.state is SideState.GARBAGE:
+            continue
+        try:
+            if found.state is SideState.COMMITTED and found.end_offset > start:
+                yield from _marker(log, txn, txn_id, found)
+            if by_marker.pop(txn_id, None) != _expected(found):
+                yield f"side log: transaction {txn_id} is not in the index by marker as it is"
+            yield from _batches(side, txn, txn_id, found)
+        except (CorruptionError, CoreError) as error:
+            yield str(error)
+    for txn_id, marker in by_marker.items():
+        yield f"side log: the marker at {marker} is of transaction {txn_id}, which is not there"
+
+
+def _expected(found: SideTxn) -> int | None:
+    return found.marker_offset if found.state is SideState.COMMITTED else None
+
+
+def _marker(log: PartitionLog, txn: lmdb.Transaction, txn_id: int, found: SideTxn) -> Iterator[str]:
+    at = max(found.marker_offset + found.moved, log.start(txn))
+    parts = log.read(txn, at, 1, raw=True)
+    if not parts or not is_side_list(parts[0]):
+        yield f"side log: transaction {txn_id} is committed and has no marker at {at}"
+        return
+    marker = read_marker(bytes(parts[0]))
+    runs = tuple(run for run in found.runs if run.count)
+    if marker.header.txn_id != txn_id or marker.runs != runs:
+        yield f"side log: the marker at {at} names {marker.runs}, there are {runs}"
+
+
+def _batches(side: SideLogs, txn: lmdb.Transaction, txn_id: int, found: SideTxn) -> Iterator[str]:
+    for run in found.runs:
+        count = size = 0
+        for chunk in side.chunks_of(txn, txn_id, run) if run.count else ():
+            for at, header in batches_of(chunk):
+                check_batch(chunk, at)
+                count, size = count + header.count, size + header.length
+                if header.txn_id != txn_id or not header.is_decided:
+                    yield f"side log: a batch of transaction {txn_id} is of {header.txn_id}"
+        if (count, size) != (run.count, run.bytes):
+            yield (
+                f"side log: transaction {txn_id} has {count} messages of {size} bytes, "
+                f"{run.count} of {run.bytes} are counted"
+            )

@@ -22,10 +22,16 @@ import lmdb
 
 from txnkv.core import ControlType, encode_control, place
 from txnkv.storage import Environment, StaleHandleError, declare_fault_point, fault_point
-from txnkv.topics.log import PartitionLog, gathered, pack_runs
-from txnkv.topics.sidecar.side_chunks import SideChunks
-from txnkv.topics.sidecar.side_index import SIDE, SideIndex, SideState, SideTxn
-from txnkv.topics.sidecar.side_own import OwnLogs
+from txnkv.topics.log import PartitionLog, pack_runs
+from txnkv.topics.sidecar.side_store import (
+    SIDE,
+    OwnLogs,
+    SideChunks,
+    SideIndex,
+    SideState,
+    SideTxn,
+    gathered,
+)
 
 T = TypeVar("T")
 
