@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, settings
 import txnkv
 from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import clock, disarm
+from txnkv.storage.clocks import clock
+from txnkv.storage.faults import disarm
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1] / "txnkv"
-_PARTS = frozenset({"lock_order.py", "write_queue.py", "maintenance_lock.py"})
+_PARTS = frozenset({"lock_order.py", "write_queue.py"})
 """Modules whose locks are parts of others: their kind is the line that makes the whole."""
 
 _ENDING = ("storage/environment.py:Environment.__init__",)
@@ -67,7 +67,7 @@ def watch() -> None:
     locks.new_event = lambda: keep(_Event(_kind()))
     locks.new_baton = lambda: _Baton(_kind())
     locks._RLOCK = _WatchedAgain
-    _watch_gates(_loaded("gate").SharedGate)
+    _watch_gates(locks.SharedGate)
 
 
 def _loaded(name: str) -> Any:
@@ -159,7 +159,7 @@ def _watch_gates(gate: Any) -> None:
     begin, join, reopen = gate.__init__, gate._join, gate.reopen
 
     def watched_init(self: Any) -> None:
-        self.kind = _kind(_PARTS | {"gate.py"})
+        self.kind = _kind(_PARTS | {"locks.py"})
         begin(self)
 
     def watched_join(self: Any) -> Any:

@@ -51,7 +51,7 @@ from tools.crash_scenarios import (
 )
 from tools.forked import Popen
 from txnkv.storage import FAULT_POINTS, clock
-from txnkv.storage.seam import FAULT_VARIABLE
+from txnkv.storage.faults import FAULT_VARIABLE
 from txnkv.tables.maintenance import compaction
 
 THERE: Final = "there"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.zygote import NUMBER, receive
-from txnkv.storage.seam import FAULT_VARIABLE
+from txnkv.storage.faults import FAULT_VARIABLE
 
 ROOT: Final = Path(__file__).parent.parent
 _NO_THREADS: Final = {

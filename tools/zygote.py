@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from txnkv.storage.seam import arm_from_environment
+from txnkv.storage.faults import arm_from_environment
 
 NUMBER: Final = 8
 """Bytes of a number in the socket: the length of a request, the process id of a child."""

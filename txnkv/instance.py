@@ -64,7 +64,7 @@ class Instance:
 
     def know(self, txn_id: int, context: object) -> None:
         """Have a transaction of this process found by its id, as long as it is referred to."""
-        # What drops one is C, as in `finalizers`; the entry goes with the next one that comes.
+        # What drops one is C, as of finalizers; the entry goes with the next one that comes.
         known = _Known(context, self._gone.append)
         known.txn_id = txn_id
         self.contexts[txn_id] = known

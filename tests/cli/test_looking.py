@@ -8,8 +8,8 @@ import pytest
 import txnkv
 from txnkv import UnavailableError
 from txnkv.coordinator.clock import MAX_JUMP
+from txnkv.storage.clocks import clock
 from txnkv.storage.directory import FORMAT_NAME
-from txnkv.storage.seam import clock
 
 
 def test_a_file_is_no_store(file, fail):

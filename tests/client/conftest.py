@@ -23,7 +23,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 Work = Callable[[txnkv.aio.AsyncClient, txnkv.aio.AsyncTable], Coroutine[Any, Any, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
 

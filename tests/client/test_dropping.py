@@ -16,8 +16,8 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import id_ranges
-from txnkv.storage.finalizers import WhenDropped
 from txnkv.storage.fork import GATE
+from txnkv.storage.threads import WhenDropped
 
 
 def _transaction(client: txnkv.Client) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 import txnkv
 from txnkv import core
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.topics.staged import staged_append, staged_file, staged_rows, staged_writer
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction.job import Job

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.transaction.local_state import MOVES, Local, LocalState
 from txnkv.transaction.session import Session
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm
+from txnkv.storage.faults import arm
 
 
 def test_conflict_is_retriable_and_names_the_key(client: txnkv.Client, table: txnkv.Table) -> None:
@@ -49,7 +49,7 @@ def test_keys_that_two_processes_staged_unseen(
     txn = client.new_transaction()
     code = """
         import pyarrow as pa
-        from txnkv.storage.seam import arm
+        from txnkv.storage.faults import arm
         def meet():
             say("checked")
             wait()
@@ -306,7 +306,7 @@ def test_a_commit_that_is_not_durable_yet_is_a_conflict(
     txn.write(table, pa.table({"id": [2], "v": ["lost"]}), "update")
     other = process(
         """
-        from txnkv.storage.seam import arm
+        from txnkv.storage.faults import arm
         def meet():
             say("unsynced")
             wait()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import history
 
 OPEN, ABORTED, COMMITTED = (txnkv.TxnState[name] for name in ("OPEN", "ABORTED", "COMMITTED"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.storage.seam import clock
+from txnkv.storage.clocks import clock
 from txnkv.transaction import token as tokens
 from txnkv.transaction.token import TokenContent
 

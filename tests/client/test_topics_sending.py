@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 
 Messages = Callable[..., list[txnkv.Message]]
 Values = Callable[..., list[bytes | None]]

@@ -19,7 +19,7 @@ from txnkv.coordinator.participant import Participants
 from txnkv.coordinator.states import TxnState
 from txnkv.coordinator.status_schema import SCHEMA
 from txnkv.coordinator.status_table import TxnRow
-from txnkv.storage.seam import disarm
+from txnkv.storage.faults import disarm
 from txnkv.storage.store import Store
 
 

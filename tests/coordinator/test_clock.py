@@ -10,7 +10,7 @@ import pytest
 import txnkv
 from txnkv.coordinator.clock import MAX_JUMP, latest_snapshot, next_timestamp
 from txnkv.coordinator.ids import EPOCH, Timestamp
-from txnkv.storage.seam import clock
+from txnkv.storage.clocks import clock
 
 
 def test_timestamps_rise_whatever_the_wall_clock_does(world: Any, now: Any) -> None:

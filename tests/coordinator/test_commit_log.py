@@ -26,7 +26,7 @@ from txnkv.errors import (
     TransactionConflictError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import seam
+from txnkv.storage import arm, clock, disarm
 
 KIND = 7
 
@@ -87,8 +87,8 @@ def allow(cur: apsw.Cursor, latest: Timestamp) -> None:
 
 @contextmanager
 def monotonic_standing_still() -> Iterator[None]:
-    now = seam.clock.monotonic_micros()
-    with seam.clock.replaced(monotonic=lambda: now):
+    now = clock.monotonic_micros()
+    with clock.replaced(monotonic=lambda: now):
         yield
 
 
@@ -206,10 +206,10 @@ def test_many_threads_each_get_their_own_answer(world: World, shelf: Shelf) -> N
 def test_what_did_not_become_durable_is_taken_back(world: World, shelf: Shelf, point: str) -> None:
     log = world.coordinator.log
     kept = log.commit(small(1, b"kept"))
-    seam.arm(point, "error")
+    arm(point, "error")
     with pytest.raises(CommitOutcomeUnknownError) as raised:
         log.commit(small(2, b"lost"))
-    seam.disarm()
+    disarm()
     assert raised.value.txn_id == 2
     assert shelf.values() == [b"kept"]
     assert log.latest() == kept
@@ -222,10 +222,10 @@ def test_what_did_not_become_durable_is_taken_back(world: World, shelf: Shelf, p
 
 def test_a_commit_whose_answer_was_lost_comes_to_light(world: World, shelf: Shelf) -> None:
     log = world.coordinator.log
-    seam.arm("log.durable", "error")
+    arm("log.durable", "error")
     with pytest.raises(CommitOutcomeUnknownError):
         log.commit(small(2, b"there"))
-    seam.disarm()
+    disarm()
     stamp = log.latest()
     assert shelf.held == {1: {stamp: b"there"}}
     with world.store.status.read() as cur:
@@ -458,6 +458,6 @@ class TestPayload:
 def test_the_store_can_be_opened_without_a_log(tmp_path: Path) -> None:
     world = World(tmp_path / "s")
     try:
-        assert world.coordinator.latest().micros <= seam.clock.now_micros()
+        assert world.coordinator.latest().micros <= clock.now_micros()
     finally:
         world.close()

@@ -13,8 +13,8 @@ import txnkv
 from txnkv.coordinator import liveness
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.states import TxnState
+from txnkv.storage.clocks import clock
 from txnkv.storage.runtime import Runtime
-from txnkv.storage.seam import clock
 
 OPEN, ABORTED = TxnState.OPEN, TxnState.ABORTED
 OTHERS = [state for state in TxnState if state is not OPEN]

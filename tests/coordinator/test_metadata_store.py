@@ -20,7 +20,7 @@ from txnkv.coordinator.metadata_store import (
 )
 from txnkv.coordinator.states import MOVES, TxnState
 from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
-from txnkv.storage.seam import clock
+from txnkv.storage.clocks import clock
 
 OPEN, COMMITTING, COMMITTED = TxnState.OPEN, TxnState.COMMIT_IN_PROGRESS, TxnState.COMMITTED
 PATHS = {

@@ -14,7 +14,7 @@ import pytest
 import txnkv
 from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.states import TxnState
-from txnkv.storage.seam import InjectedFault, arm, disarm
+from txnkv.storage.faults import InjectedFault, arm, disarm
 
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED
 COMMITTING, FINALIZING = TxnState.COMMIT_IN_PROGRESS, TxnState.FINALIZE_IN_PROGRESS

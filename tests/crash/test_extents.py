@@ -19,7 +19,7 @@ import txnkv
 from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage import extents
+from txnkv.storage import extents, shrink
 from txnkv.topics.sidecar import side_store
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
@@ -333,7 +333,7 @@ def test_copy_without_free_pages_is_as_far(path: Path, tmp_path: Path) -> None:
         before = there(path, "tablets/1")
         (tmp_path / "copy").mkdir()
         environment.copy_to(tmp_path / "copy")
-        assert environment.shrink() is not None
+        assert shrink(environment) is not None
         assert there(path, "tablets/1") == there(tmp_path, "copy") == before
         write(client, "tablet")
     with txnkv.connect(path) as client:
@@ -501,7 +501,7 @@ def test_ended_before_the_mended_file_is_in_its_place(made: Path, path: Path, pa
     replace(path / FOLDERS[part], made / "older" / FOLDERS[part])
     with txnkv.connect(path) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("txnkv.storage.mending.os.replace", fail)
+            patch.setattr("txnkv.storage.replacing.os.replace", fail)
             with pytest.raises(RuntimeError, match="broken off"):
                 client.accept_loss(PARTS[part])
         with pytest.raises(txnkv.CorruptionError, match="is not the file that was there") as caught:

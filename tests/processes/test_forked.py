@@ -61,7 +61,7 @@ def test_a_program(kind: type[subprocess.Popen[str]], code: str, answer: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_is_armed(kind: type[subprocess.Popen[str]]) -> None:
-    code = "from txnkv.storage.seam import *\ndeclare_fault_point('a', '')\nfault_point('a')"
+    code = "from txnkv.storage.faults import *\ndeclare_fault_point('a', '')\nfault_point('a')"
     end = run(kind, code, env={**os.environ, "TXNKV_FAULT": "a=kill@1"})
     assert end == "-9||"
     assert run(kind, code) == "0||"

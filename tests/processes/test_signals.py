@@ -22,7 +22,7 @@ import pytest
 
 import txnkv
 from tools.interrupts import Interruption
-from txnkv.storage import environments, finalizers
+from txnkv.storage import environments, settle_dropped
 from txnkv.storage.fork import GATE
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
@@ -118,7 +118,7 @@ class World:
             self._end(txn)
         del txn
         runtime, ids = self.client.instance.store.runtime, self.client.instance.coordinator.ids
-        _elsewhere(finalizers.settle)
+        _elsewhere(settle_dropped)
         self._until(lambda: gc.collect() >= 0 and not any(runtime._pins.values()) and not ids._live)
         assert _elsewhere(lambda: _drains(GATE._gate)), "the fork gate is in use"
         for environment, _ in list(environments._TABLE._environments.values()):

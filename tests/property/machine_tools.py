@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import txnkv
 from tests.property.versions import COLUMNS, DEFAULT_N, Given, Row
-from txnkv.storage.seam import arm
+from txnkv.storage.faults import arm
 
 SCHEMA = txnkv.Schema(
     {"id": "int64", "text": "string?", "n": txnkv.Column("int64", default=DEFAULT_N)},

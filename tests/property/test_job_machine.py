@@ -24,7 +24,7 @@ import txnkv
 from tests.property.machine_tools import in_child
 from txnkv.coordinator import jobs
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import FAULT_POINTS
+from txnkv.storage.faults import FAULT_POINTS
 from txnkv.topics.staged import staged_append, staged_writer
 from txnkv.transaction.job import Job
 

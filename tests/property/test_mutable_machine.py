@@ -45,7 +45,7 @@ from tests.property.machine_tools import (
 from tests.property.versions import COLUMNS, Given, Result, Row, Txn, Versions, apply
 from tools.crash import leftovers, settle
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import FAULT_POINTS
+from txnkv.storage.faults import FAULT_POINTS
 from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.tablets import row_set_format, row_set_writer
 from txnkv.tables.write import write_buffer

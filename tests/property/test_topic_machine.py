@@ -26,7 +26,7 @@ from tests.topics.reading_tools import partition_of
 from tools.crash import run_out, settle
 from tools.topic_writers import abort, batch, begin, commit, send, small
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import FAULT_POINTS, arm, disarm
+from txnkv.storage.faults import FAULT_POINTS, arm, disarm
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import append

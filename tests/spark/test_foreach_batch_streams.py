@@ -149,7 +149,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from tests.spark.conftest import KEEP_QUIET
 from tests.spark.test_foreach_batch_streams import Pipeline
-from txnkv.storage.seam import arm_from_environment
+from txnkv.storage.faults import arm_from_environment
 
 builder = SparkSession.builder.master("local[2]")
 for key, value in KEEP_QUIET:

@@ -10,7 +10,7 @@ import pytest
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
 from txnkv.storage import StoreDirectory, arm
 from txnkv.storage.directory import FORMAT_VERSION
-from txnkv.storage.seam import InjectedFault
+from txnkv.storage.faults import InjectedFault
 
 
 def mode(path: Path) -> int:

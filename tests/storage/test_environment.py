@@ -20,7 +20,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import Environment, Environments, StoreDirectory, arm
 from txnkv.storage.environments import _TABLE
-from txnkv.storage.seam import InjectedFault
+from txnkv.storage.faults import InjectedFault
 
 PAGE = b"v" * 4000
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.conftest import until
 from txnkv.errors import StorageFullError, UnavailableError
-from txnkv.storage import Environment, Environments, StoreDirectory, arm
-from txnkv.storage.lmdb_errors import translate
+from txnkv.storage import Environment, Environments, StoreDirectory, arm, shrink
+from txnkv.storage.faults import translate
 
 PAGE = b"v" * 4000
 OPEN = """
@@ -78,7 +78,7 @@ def test_who_waited_while_a_file_shrank_finds_all_of_it(
         until(lambda: waits_for_a_lock(other.popen.pid))
 
     arm("shrink.renamed", let_it_open)
-    assert environment.shrink() is not None
+    assert shrink(environment) is not None
     assert other.line() == str(writes)
     assert entries(environment) == writes
     other.tell()

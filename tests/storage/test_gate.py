@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from txnkv.storage.gate import SharedGate
+from txnkv.storage.locks import SharedGate
 
 
 def test_users_share() -> None:

@@ -219,7 +219,7 @@ def test_threads_of_a_process_take_one_slot(runtime: Runtime) -> None:
 def test_slots_run_out_with_a_clear_error(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txnkv.storage.slots.SlotLocks.take", lambda self, slot: False)
+    monkeypatch.setattr("txnkv.storage.runtime_file.SlotLocks.take", lambda self, slot: False)
     with pytest.raises(UnavailableError, match="1024 process slots"):
         _ = runtime.slot
 

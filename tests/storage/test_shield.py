@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from txnkv.storage import shield
-from txnkv.storage.shield import go_on, shielded, shielded_steps
+from txnkv.storage import threads
+from txnkv.storage.threads import go_on, shielded, shielded_steps
 
 
 class Alarm(Exception):
@@ -142,8 +142,8 @@ def test_work_ends_also_when_it_was_only_just_handed_over(monkeypatch: pytest.Mo
             super().put(item)
             raise Alarm
 
-    monkeypatch.setattr(shield, "_threads", shield._Threads())
-    monkeypatch.setattr(shield._threads, "_calls", Interrupted())
+    monkeypatch.setattr(threads, "_threads", threads._Threads())
+    monkeypatch.setattr(threads._threads, "_calls", Interrupted())
     with pytest.raises(Alarm):
         _endless(ended)
     assert ended.wait(60)

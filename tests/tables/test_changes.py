@@ -16,7 +16,7 @@ import pytest
 
 import txnkv
 from txnkv import core
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.tables.commit import changes
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tablets.tablet import Tablet

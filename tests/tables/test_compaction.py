@@ -13,7 +13,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.ids import Timestamp
-from txnkv.storage.seam import InjectedFault, arm
+from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables.maintenance import compaction, flush, history, picking
 from txnkv.tables.maintenance.picking import pick
 from txnkv.tables.tablets import merging, replacing, row_set_writer

@@ -13,7 +13,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.seam import InjectedFault, arm, disarm
+from txnkv.storage.faults import InjectedFault, arm, disarm
 from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema({"k": "string", "v": "int64?"}, primary_key=["k"])

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.ids import Timestamp
-from txnkv.storage.seam import InjectedFault, arm
+from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables import table_engine
 from txnkv.tables.maintenance import flush
 from txnkv.tables.tablets import replacing

@@ -17,8 +17,8 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.storage.finalizers import WhenDropped
-from txnkv.storage.seam import InjectedFault, arm, disarm
+from txnkv.storage.faults import InjectedFault, arm, disarm
+from txnkv.storage.threads import WhenDropped
 from txnkv.tables.maintenance import history
 from txnkv.tables.write import write_buffer
 

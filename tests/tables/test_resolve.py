@@ -15,7 +15,7 @@ import pytest
 
 import txnkv
 from txnkv import core
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.tablet import Tablet

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 import txnkv
-from txnkv.storage import finalizers
+from txnkv.storage import settle_dropped
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -302,7 +302,7 @@ class AckMachine(RuleBasedStateMachine):
     def check_delivered(self) -> None:
         if hasattr(self, "sub"):
             gc.collect(1)
-            finalizers.settle()
+            settle_dropped()
             found = [m.id for m in self.sub.receive_many(1000, timeout=0)]
             assert len(found) == len(set(found))
             assert set(found) == self.model.deliver()

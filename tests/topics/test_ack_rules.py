@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
-from txnkv.storage import finalizers
+from txnkv.storage import settle_dropped
 from txnkv.topics.acks import pending_ack_rows
 from txnkv.topics.delivery import holders
 from txnkv.topics.messages.message import MessageId
@@ -572,7 +572,7 @@ def test_an_ack_after_the_end_is_refused(acks: Acks) -> None:
 def collected() -> None:
     """Finalizers of what nothing refers to have run."""
     gc.collect()
-    finalizers.settle()
+    settle_dropped()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["refused first", "refused later"])

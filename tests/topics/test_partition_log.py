@@ -12,7 +12,7 @@ import pytest
 from tests.topics.log_tools import ABORT, FILLER, Log, LogOptions, data, marker, script
 from txnkv import core
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.topics.log.log_chunks import CHUNK_BYTES
 from txnkv.topics.log.log_state import LOG
 from txnkv.topics.log.partition_log import CommitEntry, PartitionLog

@@ -11,7 +11,7 @@ from tests.topics.log_tools import LogOptions, data
 from tests.topics.side_tools import SideLog
 from txnkv import core
 from txnkv.errors import CorruptionError, InvalidTxnStateError, UnavailableError
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.topics.log.log_chunks import side_bytes
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.sidecar.side_store import SideState

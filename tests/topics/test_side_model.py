@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.topics.log_tools import LogOptions
 from tests.topics.side_tools import SideLog
 from txnkv.errors import InvalidTxnStateError
-from txnkv.storage.seam import arm, disarm
+from txnkv.storage.faults import arm, disarm
 from txnkv.topics.sidecar import side_store, side_sweep
 
 TXNS = st.integers(1, 6)

@@ -19,7 +19,7 @@ import txnkv
 from tools.soak.audit import auditor
 from tools.soak.scene import ACCOUNTS, GENERATION, START, Place, connect, floor
 from txnkv.storage import clock
-from txnkv.storage.seam import EPOCH_SECONDS
+from txnkv.storage.clocks import EPOCH_SECONDS
 
 TOLERATED: Final = (
     txnkv.TransactionConflictError,

@@ -9,6 +9,7 @@ from typing import Final
 
 from txnkv.coordinator import one
 from txnkv.instance import Instance
+from txnkv.storage import shrink
 from txnkv.tables import Tablet, manifest
 
 SLACK: Final = 1.1
@@ -82,7 +83,7 @@ def _cut(instance: Instance, tablet: Tablet) -> bool:
         )
     if _file_bytes(_folder(instance, tablet)) <= max(SLACK * needed, LEAST_BYTES):
         return True
-    return tablet.environment().shrink() is not None
+    return shrink(tablet.environment()) is not None
 
 
 def _folder(instance: Instance, tablet: Tablet) -> Path:

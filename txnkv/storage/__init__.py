@@ -1,46 +1,43 @@
 """The ground: the store's directory, LMDB, SQLite, shared memory, time and fork safety.
 
-    seam         time, boot and fault points
-    directory    the layout on disk and FORMAT
-    gate, fork   who may be inside while the map moves or the process forks
-    lmdb_errors, lmdb_open, lmdb_handles, environment, environments    LMDB
-    finalizers   what is done when an object is dropped
-    slots, runtime_file, runtime    what the processes share in memory
-    sqlite_connection, reader_pool, write_queue, status_db    SQLite
-    store        all of it, once a process
+    clocks, faults   time, fault points, errors of the disk
+    locks, fork, threads    who may be inside while the map moves or the process forks; calls
+                     that no signal interrupts, work of dropped objects
+    directory        the layout on disk and FORMAT
+    lmdb_open, environment, environments    LMDB
+    extents, replacing    how far each LMDB file was written, what takes its place
+    runtime_file, runtime    what the processes share in memory
+    sqlite_connection, write_queue, wal, status_db    SQLite
+    store            all of it, once a process
 
 What is exported here is what other layers use.
 """
 
-from txnkv.storage import extents, finalizers
+from txnkv.storage import extents
+from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
 from txnkv.storage.directory import StoreDirectory, make_private_directory, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.environments import Environments
-from txnkv.storage.finalizers import WhenDropped
-from txnkv.storage.fork import GATE, ForkGate
-from txnkv.storage.lmdb_errors import FULL_ERRNOS, descriptor_limit, storage_full
-from txnkv.storage.lmdb_handles import StaleHandleError
-from txnkv.storage.lmdb_open import Map
-from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
-from txnkv.storage.maintenance_lock import MaintenanceLock
-from txnkv.storage.mending import mend
-from txnkv.storage.runtime import Pin, Runtime
-from txnkv.storage.seam import (
-    EPOCH_SECONDS,
+from txnkv.storage.faults import (
     FAULT_POINTS,
+    FULL_ERRNOS,
     InjectedFault,
     arm,
-    back_off,
-    boot_id,
-    clock,
     declare_fault_point,
+    descriptor_limit,
     disarm,
     fault_point,
+    storage_full,
 )
-from txnkv.storage.shield import go_on, shielded, shielded_steps
+from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.lmdb_open import Map, StaleHandleError
+from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
+from txnkv.storage.replacing import mend, shrink
+from txnkv.storage.runtime import Pin, Runtime
 from txnkv.storage.status_db import StatusDatabase
 from txnkv.storage.store import Store, require_same
-from txnkv.storage.write_queue import BusyError, not_waiting, patience, waiting_for
+from txnkv.storage.threads import WhenDropped, go_on, settle_dropped, shielded, shielded_steps
+from txnkv.storage.write_queue import BusyError, MaintenanceLock, not_waiting, patience, waiting_for
 
 __all__ = [
     "BusyError",
@@ -70,7 +67,6 @@ __all__ = [
     "disarm",
     "extents",
     "fault_point",
-    "finalizers",
     "go_on",
     "make_private_directory",
     "mend",
@@ -82,8 +78,10 @@ __all__ = [
     "not_waiting",
     "patience",
     "require_same",
+    "settle_dropped",
     "shielded",
     "shielded_steps",
+    "shrink",
     "storage_full",
     "sync_directory",
     "waiting_for",

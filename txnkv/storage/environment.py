@@ -28,15 +28,20 @@ from typing import Any, NoReturn, TypeVar
 import lmdb
 
 from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
+from txnkv.storage import extents
 from txnkv.storage.extents import Extent, Tracked
+from txnkv.storage.faults import declare_fault_point, fault_point, translate
 from txnkv.storage.fork import GATE
-from txnkv.storage.gate import SharedGate
-from txnkv.storage.lmdb_errors import translate
-from txnkv.storage.lmdb_handles import Handles, Scope, StaleHandleError
-from txnkv.storage.lmdb_open import EnvironmentOptions, Map, OpenLmdb, ReopenError
-from txnkv.storage.locks import new_lock
-from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.shrink import copy, shrink
+from txnkv.storage.lmdb_open import (
+    EnvironmentOptions,
+    Handles,
+    LmdbScope,
+    Map,
+    OpenLmdb,
+    ReopenError,
+    StaleHandleError,
+)
+from txnkv.storage.locks import SharedGate, new_lock
 from txnkv.storage.write_queue import BusyError, FolderTurn
 
 T = TypeVar("T")
@@ -49,13 +54,16 @@ declare_fault_point("lmdb.after_commit", "an LMDB write transaction is durable, 
 
 
 class _Live(threading.local):
-    scope: Scope | None = None
+    scope: LmdbScope | None = None
 
 
 class Environment:
     """An LMDB environment that opens by itself, and again after it was closed as idle.
 
     Shared by threads. Made by `Environments.get`, which sees to it that there is one a process.
+
+    Attributes:
+        map_bytes: address space that it had last.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class Environment:
         self.path = path
         self._with_room, self._tracked = with_room, tracked
         self.last_used = 0
-        self._options, self._map_size = options, options.initial_map_size
+        self._options, self.map_bytes = options, options.initial_map_size
         self._lmdb: OpenLmdb | None = None
         self._retired = self._stale = False
         self._handles, self._gate = Handles(path), SharedGate()
@@ -132,7 +140,7 @@ class Environment:
                     result = self._write_once(fn)
                     break
                 except lmdb.MapFullError:
-                    self._move_map(lambda open_: open_.grow(self._map_size))
+                    self._move_map(lambda open_: open_.grow(self.map_bytes))
                 except lmdb.MapResizedError:
                     self._move_map(OpenLmdb.adopt)
                 except ReopenError:
@@ -191,16 +199,9 @@ class Environment:
         """
         with GATE.use(), self._gate.use():
             try:
-                copy(self._opened().env, folder, self._map_size)
+                extents.copy(self._opened().env, folder, self.map_bytes)
             except (lmdb.Error, OSError) as error:
                 self.fail(error)
-
-    def shrink(self) -> tuple[int, int] | None:
-        """Gives the space of free pages back, when no other process has it open: `shrink`, which
-        says what it returns and raises.
-        """
-        with self.closed():
-            return shrink(self.path, self._map_size)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -289,7 +290,7 @@ class Environment:
 
     # -- beginning and ending ----------------------------------------------------------
 
-    def begin_read(self) -> Scope:
+    def begin_read(self) -> LmdbScope:
         """Begins a read; `ReadScope` is the way to it."""
         GATE.enter()
         try:
@@ -306,7 +307,7 @@ class Environment:
             GATE.leave()
             raise
 
-    def handle(self, scope: Scope, name: bytes) -> Any:
+    def handle(self, scope: LmdbScope, name: bytes) -> Any:
         """The handle of a named database for a transaction of this thread: `db`, sooner."""
         open_ = self._lmdb
         assert open_ is not None
@@ -324,7 +325,7 @@ class Environment:
         """Return True when it is open and all transactions that begin now know the database."""
         return (open_ := self._lmdb) is not None and name in open_.handles
 
-    def end_read(self, scope: Scope) -> None:
+    def end_read(self, scope: LmdbScope) -> None:
         """Ends a read."""
         if GATE.refused:
             return
@@ -338,13 +339,13 @@ class Environment:
                 self.close(timeout=0)
             GATE.leave()
 
-    def _begin(self, *, writing: bool) -> Scope:
+    def _begin(self, *, writing: bool) -> LmdbScope:
         live = self._live
         self._gate.enter()
         try:
             # The serial is read before the transaction begins: a handle that comes in between
             # is then taken for unusable, never the other way round.
-            scope = Scope(self._handles.serial, live.scope, writing)
+            scope = LmdbScope(self._handles.serial, live.scope, writing)
             open_ = self._opened(writing)
             scope.txn = open_.begin(writing, self._tracked, scope.outer is None)
         except BaseException:
@@ -354,7 +355,7 @@ class Environment:
         live.scope = scope
         return scope
 
-    def _end(self, scope: Scope) -> None:
+    def _end(self, scope: LmdbScope) -> None:
         self._live.scope = scope.outer
         # py-lmdb gives the reader slot back when the last reference goes, not when it ends.
         scope.txn = None
@@ -413,7 +414,7 @@ class Environment:
             return self._lmdb
 
     def _open(self, writing: bool, required: Extent | None) -> None:
-        how = self._options, self._map_size, writing, self._turn, self._tracked, required
+        how = self._options, self.map_bytes, writing, self._turn, self._tracked, required
         self._lmdb = OpenLmdb.open(self.path, *how)
 
     def _move_map(self, move: Callable[[OpenLmdb], None]) -> None:
@@ -422,7 +423,7 @@ class Environment:
                 return
             try:
                 move(self._lmdb)
-                self._map_size = self._lmdb.map_size
+                self.map_bytes = self._lmdb.map_size
             except BaseException as error:
                 # LMDB unmaps before it maps: after a failure it has no map at all.
                 self.close_now()
@@ -456,7 +457,7 @@ class ReadScope:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._scope: Scope | None = None
+        self._scope: LmdbScope | None = None
 
     def __enter__(self) -> Any:
         self._scope = self._environment.begin_read()

@@ -17,13 +17,13 @@ from txnkv.errors import ClosedError, StoreNotFoundError
 from txnkv.storage.directory import StoreDirectory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extents, Tracked
-from txnkv.storage.fork import GATE
-from txnkv.storage.lmdb_errors import (
+from txnkv.storage.faults import (
     NO_DESCRIPTOR_ERRNOS,
     descriptor_limit,
     errno_of,
     translate,
 )
+from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import BusyError, patience

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import apsw
+import lmdb
 
 from txnkv.errors import CorruptionError
 from txnkv.storage.locks import new_lock
@@ -90,6 +91,23 @@ def write_mark(env: Any, extent: Extent) -> None:
 def put_mark(txn: Any, extent: Extent) -> None:
     """Put the mark that `write_mark` writes, in a write transaction that has begun."""
     txn.put(_MARK, _FORM.pack(extent.identity, extent.written - txn.id()))
+
+
+def copy(env: Any, folder: Path, map_size: int) -> None:
+    """Copy an `lmdb.Environment` without free pages; how far it was written is kept. Not synced.
+
+    Args:
+        env: what is written to it meanwhile may be in the copy, and is not counted.
+        folder: there and empty.
+        map_size: address space to map the copy with.
+    """
+    extent = read_extent(env)
+    env.copy(str(folder), compact=True)
+    copied = lmdb.open(str(folder), lock=False, sync=False, map_size=map_size, create=False)
+    try:
+        write_mark(copied, extent)
+    finally:
+        copied.close()
 
 
 class Status(Protocol):

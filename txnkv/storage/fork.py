@@ -33,7 +33,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from txnkv.storage.gate import SharedGate
+from txnkv.storage.locks import SharedGate
 
 if TYPE_CHECKING:
     from _thread import RLock

@@ -1,4 +1,4 @@
-"""Opening and moving the map of an LMDB environment, with all its named databases.
+"""Opening and moving the map of an LMDB environment, with the handles of all its named databases.
 
 A handle of a named database outlives its transaction only when that commits for real, and
 py-lmdb commits for real in two cases: a write transaction, or the opening of a handle in an
@@ -6,6 +6,13 @@ environment that was opened read-only (measured; ends of other reads abort). A w
 waits for the write lock, behind whatever another process is writing. So that a reader never
 waits for a writer, an environment is opened read-only at first, with the handles of all its
 databases, and again read-write when this process writes for the first time.
+
+LMDB gives a handle the next free slot of a table. A transaction knows the slots that were there
+when it began, so each handle kept has a serial, and serves transactions of that serial or later.
+A transaction that opens a handle itself may use it at once, but two that do so side by side
+would get the same slot: the lock is held from the first opening to the end of the transaction.
+Kept are the handles that are opened with the environment, and those of a write that commits; what
+a read opened, whose end frees the slot, is for that read alone.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ import lmdb
 
 from txnkv.errors import StoreNotFoundError, UnavailableError
 from txnkv.storage import extents
+from txnkv.storage.clocks import clock
 from txnkv.storage.directory import (
     allocate,
     make_private_directory,
@@ -31,7 +39,7 @@ from txnkv.storage.directory import (
     sync_directory,
 )
 from txnkv.storage.extents import Extent, Tracked
-from txnkv.storage.seam import clock
+from txnkv.storage.locks import new_lock
 from txnkv.storage.write_queue import FolderTurn
 
 MAX_DATABASES = 16
@@ -298,7 +306,7 @@ def _inode_of(path: Path) -> tuple[int, int] | None:
 def _opened_in_place(
     path: Path, options: EnvironmentOptions, map_size: int, writing: bool
 ) -> tuple[Any, tuple[int, int]]:
-    """Opens LMDB on the file that has the name, also when `shrink` put it there meanwhile.
+    """Opens LMDB on the file that has the name, also when `replacing` put it there meanwhile.
 
     To read alone, LMDB opens the data file first and waits for its lock then: whoever holds the
     lock may have replaced the file by that time.
@@ -428,3 +436,97 @@ def _make_lock_file(path: Path) -> None:
             allocate(descriptor, _LOCK_FILE_BYTES)
         finally:
             os.close(descriptor)
+
+
+_PATIENCE_SECONDS = 10.0
+
+
+class StaleHandleError(UnavailableError):
+    """The handle is younger than the transaction: begin it again."""
+
+
+class LmdbScope:
+    """One transaction of one thread, and the handles that it opened itself."""
+
+    __slots__ = ("opened", "outer", "serial", "txn", "writing")
+
+    def __init__(self, serial: int, outer: LmdbScope | None, writing: bool) -> None:
+        self.txn: Any = None
+        self.serial = serial
+        self.outer = outer
+        self.writing = writing
+        self.opened: dict[bytes, Any] | None = None
+
+
+class Handles:
+    """The rules above, for one environment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = new_lock()
+        self.serial = 0
+
+    def inside(self, open_: OpenLmdb, scope: LmdbScope, name: bytes, flags: dict[str, bool]) -> Any:
+        """The handle for a transaction that is under way; a write makes what is missing.
+
+        Raises:
+            KeyError: a read whose snapshot has no such database.
+            UnavailableError: the transaction cannot use or open it now.
+        """
+        known = open_.handles.get(name)
+        if known is not None:
+            if known[1] <= scope.serial:
+                return known[0]
+            raise StaleHandleError(
+                f"database {name!r} of {self._path} was made after this transaction began; begin "
+                "the transaction again"
+            )
+        if scope.opened is not None and name in scope.opened:
+            return scope.opened[name]
+        return self._open(open_, scope, name, flags)
+
+    def keep(self, open_: OpenLmdb, scope: LmdbScope) -> None:
+        """After a commit: what the write opened serves transactions that begin from now on."""
+        if scope.opened:
+            serial = self.serial + 1
+            for name, handle in scope.opened.items():
+                open_.handles[name] = (handle, serial)
+            self.serial = serial
+
+    def end(self, scope: LmdbScope) -> bool:
+        """At the end of every transaction; true when a read had to open a handle for itself."""
+        if not scope.opened:
+            return False
+        scope.opened = None
+        self._lock.release()
+        return not scope.writing
+
+    def _open(self, open_: OpenLmdb, scope: LmdbScope, name: bytes, flags: dict[str, bool]) -> Any:
+        opened = scope.opened or {}
+        if not opened and not self._lock.acquire(timeout=_patience(scope)):
+            raise UnavailableError(
+                f"database {name!r} of {self._path} cannot be opened: another transaction is "
+                "opening one and has not ended; begin the transaction again"
+            )
+        try:
+            handle = open_.env.open_db(name, txn=scope.txn, create=scope.writing, **flags)
+            opened[name] = handle
+        except lmdb.NotFoundError:
+            raise KeyError(f"no database {name!r} in {self._path}") from None
+        finally:
+            if opened:
+                scope.opened = opened
+            else:
+                self._lock.release()
+        return handle
+
+
+def _patience(scope: LmdbScope) -> float:
+    # The wait is bounded: the holder may be waiting for this thread through another environment,
+    # and an outer transaction of this very thread would never end.
+    outer = scope.outer
+    while outer is not None:
+        if outer.opened:
+            return 0.0
+        outer = outer.outer
+    return _PATIENCE_SECONDS

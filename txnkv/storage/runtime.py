@@ -28,6 +28,7 @@ import os
 from pathlib import Path
 
 from txnkv.errors import ClosedError, UnavailableError
+from txnkv.storage.clocks import clock
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 from txnkv.storage.runtime_file import (
@@ -41,14 +42,13 @@ from txnkv.storage.runtime_file import (
     REGAINED,
     SLOT_BASE,
     SLOT_WORDS,
+    SLOTS,
     SLOTS_USED,
     SYNC_FAILED,
     SYNCED,
     RuntimeFile,
     opening_lock,
 )
-from txnkv.storage.seam import clock
-from txnkv.storage.slots import SLOTS
 
 NOTHING = (1 << 64) - 1
 """The word of a slot that pins nothing."""

@@ -1,4 +1,4 @@
-"""The layout and the making of runtime/shared, the memory that the processes share.
+"""The folder runtime/: `shared`, the memory that the processes share, and `slots`, their locks.
 
     0        magic, version, generation, boot, slots used            u64 each, one page
     128      change number                                           a cache line of its own
@@ -11,6 +11,20 @@ times as fast, serves where a moment's delay is harmless. The file is volatile:
 one of another boot, another version or another length is replaced, once no process is present
 (`SlotLocks`), by a new one that is written aside and renamed, with a new generation. Its blocks
 are allocated when it is made, since writing to a hole on a full disk is a SIGBUS.
+
+A process is alive while it holds an fcntl lock on its byte of runtime/slots.
+
+A pid says little: it is used again, it means nothing across containers, and asking for it needs
+rights. A record lock is dropped by the kernel at the instant the process ends, however it ends,
+and anyone can ask who has it.
+
+    byte 0 .. 1023   exclusive: the slot of one process
+    byte 1024        shared: "I have the runtime file mapped"; so it is replaced under nobody
+
+fcntl locks belong to the process, and closing *any* descriptor of the file drops them all. So
+this file is opened once in a process, never closed while locks are wanted, and never copied by
+a backup. They are not inherited by a forked child, which opens the file anew and must leave the
+inherited descriptor alone: closing it would drop the locks of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +33,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +41,74 @@ from pathlib import Path
 
 from txnkv.core import SharedWords
 from txnkv.errors import UnavailableError
-from txnkv.storage.directory import allocate, make_private_directory
-from txnkv.storage.identity import removed
-from txnkv.storage.lmdb_errors import FULL_ERRNOS, storage_full
-from txnkv.storage.seam import boot_id
-from txnkv.storage.slots import SLOTS, SlotLocks
+from txnkv.storage.clocks import boot_id
+from txnkv.storage.directory import allocate, make_private_directory, removed
+from txnkv.storage.faults import FULL_ERRNOS, storage_full
+
+SLOTS = 1024
+_PRESENCE = SLOTS
+
+# struct flock of the platform, for F_GETLK: Python has no wrapper that asks without locking,
+# and a lock that is tried and taken would look alive to whoever asks at that moment.
+if sys.platform == "darwin":
+    _FLOCK = struct.Struct("@qqihh")
+
+    def _pack(start: int) -> bytes:
+        return _FLOCK.pack(start, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+
+    def _kind(answer: bytes) -> int:
+        return int(_FLOCK.unpack(answer)[3])
+
+else:
+    _FLOCK = struct.Struct("@hhqqi4x")
+
+    def _pack(start: int) -> bytes:
+        return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+
+    def _kind(answer: bytes) -> int:
+        return int(_FLOCK.unpack(answer)[0])
+
+
+class SlotLocks:
+    """The lock file, open in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(self._descriptor, 0o600)
+
+    def take(self, slot: int) -> bool:
+        """Tries to take a slot for this process; the one it has counts as taken."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def is_held(self, slot: int) -> bool:
+        """True while another process holds the slot. One's own is not seen."""
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _pack(slot))
+        return _kind(answer) != fcntl.F_UNLCK
+
+    def enter(self) -> None:
+        """Says that this process has the runtime file mapped."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_SH, 1, _PRESENCE)
+
+    def take_all(self) -> bool:
+        """Tries to take every byte: true when no other process is here."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, SLOTS + 1, 0)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def give_all(self) -> None:
+        """Gives back what `take_all` took."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, SLOTS + 1, 0)
+
+    def close(self) -> None:
+        """Drops every lock of this process. Never in a child, for an inherited object."""
+        os.close(self._descriptor)
+
 
 MAGIC = int.from_bytes(b"txnkvrun", "little")
 VERSION = 1

@@ -37,23 +37,21 @@ from txnkv.errors import (
     StoreNotFoundError,
     UnavailableError,
 )
-from txnkv.storage.checkpoint import Checkpointer
-from txnkv.storage.directory import make_private_file, sync_directory
+from txnkv.storage.directory import FileIdentity, make_private_file, sync_directory
 from txnkv.storage.extents import Extents
+from txnkv.storage.faults import declare_fault_point, fault_point
 from txnkv.storage.fork import GATE
-from txnkv.storage.identity import FileIdentity
-from txnkv.storage.reader_pool import ReaderPool, ReadTransaction
 from txnkv.storage.runtime import Runtime
-from txnkv.storage.schema_version import bring_up_to_date, schema_version
-from txnkv.storage.seam import declare_fault_point, fault_point
 from txnkv.storage.sqlite_connection import (
     CACHE_BYTES,
+    ReaderPool,
+    ReadTransaction,
     check_sqlite_version,
     end_transaction,
     open_writer,
     translate,
 )
-from txnkv.storage.wal import WalFile
+from txnkv.storage.wal import Checkpointer, WalFile
 from txnkv.storage.write_queue import WriteQueue
 
 declare_fault_point("status.before_commit", "the change number is busy, COMMIT was not called")
@@ -448,3 +446,33 @@ class WriteTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._database.end_write(self._cursor, error, self._sync, self._undo)
+
+
+def schema_version(cursor: apsw.Cursor) -> int:
+    """0: there is no schema yet."""
+    return int(cursor.execute("PRAGMA user_version").get)
+
+
+def bring_up_to_date(
+    cursor: apsw.Cursor,
+    script: str,
+    initialise: Callable[[apsw.Cursor], None] | None,
+    upgrades: Sequence[str],
+) -> None:
+    """Make the schema, or upgrade it.
+
+    Args:
+        cursor: of a write.
+        script: makes the current schema.
+        initialise: fills what `script` has made.
+        upgrades: from version 1 to 2, from 2 to 3 and so on.
+    """
+    version = schema_version(cursor)
+    if version == 0:
+        cursor.execute(script)
+        if initialise is not None:
+            initialise(cursor)
+    else:
+        for upgrade in upgrades[version - 1 :]:
+            cursor.execute(upgrade)
+    cursor.execute(f"PRAGMA user_version = {len(upgrades) + 1}")

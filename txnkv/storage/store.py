@@ -15,17 +15,16 @@ from pathlib import Path
 import apsw
 
 from txnkv.errors import ClosedError, StoreNotFoundError
-from txnkv.storage.directory import FIRST_WITH_EXTENTS, StoreDirectory
+from txnkv.storage.directory import FIRST_WITH_EXTENTS, FileIdentity, StoreDirectory, removed
 from txnkv.storage.environments import Environments
 from txnkv.storage.extents import expect_files
+from txnkv.storage.faults import NO_DESCRIPTOR_ERRNOS, no_descriptor
 from txnkv.storage.fork import GATE, ForkGate
-from txnkv.storage.identity import FileIdentity, removed
-from txnkv.storage.lmdb_errors import NO_DESCRIPTOR_ERRNOS, no_descriptor
 from txnkv.storage.locks import new_rlock
-from txnkv.storage.maintenance_lock import MaintenanceLock
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import CACHE_BYTES
 from txnkv.storage.status_db import StatusDatabase
+from txnkv.storage.write_queue import MaintenanceLock
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""The queue of writers: one of a process, then one of the machine.
+"""The queue of writers: one of a process, then one of the machine; and locks made of it.
 
 A process that is stopped (SIGSTOP, a debugger, a frozen container) keeps its place in the queue,
 for ever perhaps. Whoever was asked to write waits for it. Background work has other things to do:
@@ -8,6 +8,9 @@ time of one.
 
     with not_waiting():
         ...                  whatever queues in here, in this thread
+
+All are flocks, so that the kernel frees them when their holder dies. Whoever gets the lock of
+maintenance next finds either a finished piece of work or leftovers that are nobody's.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
 from txnkv.errors import ClosedError, UnavailableError
-from txnkv.storage.identity import removed
-from txnkv.storage.lmdb_errors import translate
+from txnkv.storage.directory import removed
+from txnkv.storage.faults import translate
+from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
 PATIENCE: Final = 2.0
@@ -247,3 +251,54 @@ class WriteQueue(WriteTurn):
                 raise translate(error, self._path) or error from error
             os.fchmod(self._descriptor, 0o600)
         return self._descriptor
+
+
+class MaintenanceLock:
+    """One holder at a time among all threads and processes of a store.
+
+    Args:
+        path: the file.
+        through_forks: a fork does not wait until the lock is free, for that may take long. The
+            parent keeps it; the child closes its copy of the file, which frees nothing.
+    """
+
+    def __init__(self, path: Path, *, through_forks: bool = False) -> None:
+        self._queue = WriteQueue(path)
+        self._through_forks = through_forks
+        GATE.register(self)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Waits for the lock and has it for the block.
+
+        Raises:
+            RuntimeError: this thread has it already.
+            BusyError: another one has it, inside of `not_waiting`.
+            ClosedError: the store was closed.
+        """
+        with nullcontext() if self._through_forks else GATE.use():
+            self._queue.acquire()
+            try:
+                yield
+            finally:
+                if not GATE.refused:
+                    self._queue.release()
+
+    def close(self) -> None:
+        """Waits for the holder in this process; nobody gets the lock any more."""
+        with nullcontext() if self._through_forks else GATE.use():
+            self._queue.retire()
+
+    def before_fork(self) -> None:
+        """Closes the file: a child would share its lock."""
+        if not self._through_forks:
+            self._queue.close()
+
+    def after_fork_in_child(self) -> None:
+        """Makes a new lock of the process."""
+        self._queue.close()
+        self._queue.forget_after_fork()
+
+    def inherited(self) -> list[object]:
+        """Nothing that a destructor could harm."""
+        return []

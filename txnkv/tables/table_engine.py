@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from txnkv.coordinator import Coordinator, Lease, Timestamp, one, payload, purge, status_table
-from txnkv.storage import clock, finalizers
+from txnkv.storage import clock, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
 from txnkv.tables.maintenance import Compactor, flush, history
@@ -137,7 +137,7 @@ class TableEngine(Tables):
 
     def purge(self) -> None:
         """Remove the files of dropped tables that no snapshot can read any more."""
-        finalizers.settle()
+        settle_dropped()
         self._let_go()
         with self.store.status.read() as cur:
             gone = table_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 from txnkv.coordinator import Coordinator, Lease, payload, purge, status_table
-from txnkv.storage import clock, finalizers
+from txnkv.storage import clock, settle_dropped
 from txnkv.topics import topic_catalog
 from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.maintenance import retention
@@ -128,7 +128,7 @@ class TopicEngine(Topics):
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""
-        finalizers.settle()
+        settle_dropped()
         with self.store.status.read() as cur:
             gone = topic_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
         ids = [id for topic in gone for id in topic.partitions]

@@ -25,7 +25,7 @@ import apsw
 
 from txnkv.coordinator import Coordinator, Timestamp, one
 from txnkv.errors import HistoryExpiredError
-from txnkv.storage import Pin, clock, declare_fault_point, fault_point, finalizers
+from txnkv.storage import Pin, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import Tablet, delete_row_set, manifest, replacing
 
@@ -99,7 +99,7 @@ def floor(tables: Tables) -> Timestamp:
         What was dead at it, no snapshot sees, now or later.
     """
     store = tables.store
-    finalizers.settle()
+    settle_dropped()
     began = max(clock.now_micros() - int(tables.coordinator.history * 1e6), 0)
     with store.status.read() as cur:
         wanted = _lowered(tables, cur, Timestamp.from_micros(began))
@@ -155,7 +155,7 @@ def collect(tables: Tables) -> int:
         How many row sets were removed.
     """
     store = tables.store
-    finalizers.settle()
+    settle_dropped()
     with store.status.read() as cur:
         (version,) = one(cur, "SELECT manifest_version FROM clock")
         # The pins are looked at after the version is known: who pins an older one later reads

@@ -53,7 +53,7 @@ def accept_loss(tables: Tables, tablet: Tablet, *, really: bool) -> Loss:
     key = (payload.TABLET, tablet.id)
     with store.compaction(), store.maintenance():
         environment = store.environments.known(name, tablet.label, tablet.part)
-        with mend(environment, name, store.environments.map_size) as it:
+        with mend(environment, name) as it:
             aside = _Aside(tables, tablet, it.environment)
             with store.status.read() as cur:
                 infos = manifest.readable(cur, tablet.id)

@@ -49,7 +49,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
     store, name = topics.store, f"logs/{partition.id}"
     with store.maintenance():
         environment = store.environments.known(name, partition.label, partition.part)
-        with mend(environment, name, store.environments.map_size) as it:
+        with mend(environment, name) as it:
             end = _end(topics, partition, it.environment) if it.is_copy else None
             with store.status.read() as cur:
                 upto = topic_catalog.next_offset(cur, partition.id)

@@ -1,4 +1,4 @@
-"""Calls that no signal handler interrupts.
+"""Threads of the library: for calls that no signal handler interrupts, and for finalizers.
 
 Python runs signal handlers in the main thread, between two instructions of whatever it runs. One
 that raises (Ctrl-C in a notebook, a time limit by SIGALRM) ends that code anywhere: after BEGIN
@@ -18,27 +18,39 @@ function runs on a thread of the library, where no handler ever runs, and the ma
 The exception leaves the wait and nothing else. What a caller does next, on another such thread,
 finds the locks of the call that goes on, and waits for them: a second `commit()` answers what
 became of the first. A result that nobody takes any more is dropped, and what it held is given
-back as for any other object (`finalizers`). Called on any other thread the function runs right
+back as for any other object (below). Called on any other thread the function runs right
 there.
 
 A call costs two switches of threads, some 15 us. What is as quick as that itself is not shielded:
 it keeps to memory, or holds what it holds in `with` blocks over locks and transactions made in
-C, which the interpreter enters and leaves in one step (`gate`, `Tablet.look`).
+C, which the interpreter enters and leaves in one step (`SharedGate`, `Tablet.look`).
 
 Rejected: to put handlers off by a flag (they are the program's, not the library's), and to do it
 in C (a call of Python from there runs handlers too).
+
+Finalizers are the work to be done when an object is dropped, by a thread that holds no lock.
+The garbage collector runs finalizers wherever it happens to run, also in a thread that holds
+the very lock that they want, and then nothing goes on any more:
+
+    a thread takes the lock of the ids, allocates -> the collector drops a transaction
+    -> its finalizer waits for the lock of the ids
+
+So a finalizer puts its work into a queue, which is safe anywhere, and a thread does it. The
+finalizer is the queue's own `put`, which is C: one in Python could be broken off by a signal.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
 
-from txnkv.storage.locks import new_baton
+from txnkv.storage.locks import new_baton, new_event, new_lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -159,3 +171,110 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+_log = logging.getLogger("txnkv")
+
+_PATIENCE: Final = 1.0
+"""Seconds; the work may want a lock that waits for the one who waits for it."""
+
+_Work = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class _Watch(weakref.ref[Any]):
+    """Says that its object was dropped, and what is to be done."""
+
+    __slots__ = ("work",)
+    work: _Work
+
+
+class _Worker:
+    """The queue of this process and its thread, which the first user starts."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[_Work | _Watch] = SimpleQueue()
+        self.watched: dict[int, _Watch] = {}
+        self._lock = new_lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
+                self._thread.start()
+
+    def settle(self) -> None:
+        if self._thread in (None, threading.current_thread()):
+            return
+        done = new_event()
+        self.queue.put((done.set, ()))
+        done.wait(_PATIENCE)
+
+    def _run(self) -> None:
+        while True:
+            found = self.queue.get()
+            if isinstance(found, _Watch):
+                watch = self.watched.pop(id(found), None)
+                if watch is None:
+                    continue  # it was called
+                found = watch.work
+                del watch
+            fn, args = found
+            try:
+                fn(*args)
+            except Exception:
+                _log.exception("tidying up after a dropped object failed")
+            del fn, args, found
+
+
+_worker = _Worker()
+
+
+class WhenDropped:
+    """Calls `fn(*args)` once: on another thread when `owner` is dropped, or here when called.
+
+    Nothing happens in a forked child, whose inherited objects are the parent's, nor at exit.
+    """
+
+    def __init__(self, owner: object, fn: Callable[..., object], *args: Any) -> None:
+        _worker.start()
+        self._watch: _Watch | None = _Watch(owner, _worker.queue.put)
+        self._watch.work = (fn, args)
+        _worker.watched[id(self._watch)] = self._watch
+
+    @property
+    def alive(self) -> bool:
+        """Not called yet, nor dropped."""
+        watch = self._watch
+        return watch is not None and watch() is not None
+
+    def __call__(self) -> None:
+        work = self.forget()
+        if work is not None:
+            fn, args = work
+            fn(*args)
+
+    def forget(self) -> _Work | None:
+        """Nothing is to be done any more; answers what was."""
+        watch, self._watch = self._watch, None
+        if watch is None or _worker.watched.pop(id(watch), None) is None:
+            return None
+        return watch.work
+
+
+def settle_dropped() -> None:
+    """Wait a little until what was dropped before is tidied up, and has given up its pins.
+
+    For who looks at pins next. Not to be called with a lock or inside a read of status.db.
+    """
+    _worker.settle()
+
+
+def _new_worker_in_child() -> None:
+    global _worker
+    _worker = _Worker()
+
+
+os.register_at_fork(after_in_child=_new_worker_in_child)

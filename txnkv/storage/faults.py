@@ -1,132 +1,40 @@
-"""The one seam for time, chance and I/O faults.
+"""Faults of the disk: points at which a test injects them, and errors that tell of real ones.
 
-Whatever the engine asks of the outside world that a test may want to bend goes through here:
-
-- `clock`: wall time and monotonic time, both in microseconds;
-- `boot_id()`: which boot of the machine the monotonic clock belongs to;
-- `fault_point(name)`: a named place where a test can kill, fail or pause the process.
-
-A fault point does nothing until it is armed, by `arm()` in the process or by the environment:
+`fault_point(name)` is a named place where a test can kill, fail or pause the process. It does
+nothing until it is armed, by `arm()` in the process or by the environment:
 
     TXNKV_FAULT="status.before_commit=kill@3,lmdb.before_commit=pause:0.5"
 
 kills the process at its third commit and pauses half a second before every commit of LMDB.
 Every point is declared where it is used, by `declare_fault_point(name, doc)`, so that
 `FAULT_POINTS` lists them all and a crash test can go through the list.
+
+Errors of LMDB and of the disk below it are translated into what they mean to a caller.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import hashlib
 import os
-import random
+import resource
 import signal
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-EPOCH_SECONDS = 1_577_836_800
-"""2020-01-01 00:00 UTC in Unix seconds: where the wall clock of the store begins."""
+import lmdb
+
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    StorageFullError,
+    TxnkvError,
+    UnavailableError,
+)
 
 FAULT_VARIABLE = "TXNKV_FAULT"
-
-
-def back_off(tries: int, first: float, longest: float) -> float:
-    """Return the seconds to wait before another try: twice as long each time, with chance in it,
-    so that those who failed together do not meet again.
-
-    Args:
-        tries: that failed, at least 1.
-        first: seconds after the first of them.
-        longest: seconds, at most.
-    """
-    pause: float = min(first * 2 ** min(tries - 1, 20), longest)
-    return pause * random.uniform(0.5, 1.5)
-
-
-# -- time ------------------------------------------------------------------------------
-
-
-def _wall_micros() -> int:
-    return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000
-
-
-def _monotonic_micros() -> int:
-    # Not time.monotonic_ns: CLOCK_MONOTONIC by name is what other processes compare with.
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-
-
-class Clock:
-    """Wall and monotonic time in microseconds; tests replace either source."""
-
-    def __init__(self) -> None:
-        self._wall: Callable[[], int] = _wall_micros
-        self._monotonic: Callable[[], int] = _monotonic_micros
-
-    def now_micros(self) -> int:
-        """Wall time: microseconds since 2020-01-01 UTC. It may jump either way."""
-        return self._wall()
-
-    def monotonic_micros(self) -> int:
-        """Monotonic time in microseconds, comparable between processes of one boot."""
-        return self._monotonic()
-
-    @contextmanager
-    def replaced(
-        self,
-        *,
-        wall: Callable[[], int] | None = None,
-        monotonic: Callable[[], int] | None = None,
-    ) -> Iterator[None]:
-        """Takes time from these functions inside the `with` block, in this process."""
-        before = self._wall, self._monotonic
-        self._wall = wall or self._wall
-        self._monotonic = monotonic or self._monotonic
-        try:
-            yield
-        finally:
-            self._wall, self._monotonic = before
-
-
-clock = Clock()
-"""The clock that all of txnkv reads."""
-
-
-# -- boot ------------------------------------------------------------------------------
-
-
-@cache
-def boot_id() -> str:
-    """A text that is the same in all processes of one boot, and in no other boot."""
-    if sys.platform == "darwin":
-        return _darwin_boot_id()
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        # A sandbox may hide it; the second at which the machine was started stands in.
-        stat = Path("/proc/stat").read_text("ascii")
-        started = next(line for line in stat.splitlines() if line.startswith("btime"))
-        return hashlib.sha256(started.encode()).hexdigest()[:32]
-
-
-def _darwin_boot_id() -> str:
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = ctypes.c_size_t(64)
-    text = ctypes.create_string_buffer(size.value)
-    name = b"kern.bootsessionuuid"
-    if libc.sysctlbyname(name, text, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"sysctl kern.bootsessionuuid: {os.strerror(code)}")
-    return text.value.decode("ascii")
-
-
-# -- faults ----------------------------------------------------------------------------
 
 
 class InjectedFault(OSError):
@@ -240,3 +148,84 @@ def _fail(name: str) -> None:
 
 
 arm_from_environment()
+
+
+NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+_PROBE_BYTES = 4 << 20
+
+
+def translate(error: BaseException, path: Path) -> TxnkvError | None:
+    """The error of txnkv for one of LMDB or of the system; None when it is not about storage."""
+    if isinstance(error, _CORRUPT):
+        return CorruptionError(f"LMDB environment {path} is damaged: {error}. Restore a backup")
+    if isinstance(error, lmdb.VersionMismatchError):
+        return IncompatibleStoreError(f"LMDB environment {path} is of another LMDB: {error}")
+    code = errno_of(error)
+    if code in NO_DESCRIPTOR_ERRNOS:
+        return no_descriptor(path)
+    if code in FULL_ERRNOS or (code == errno.EIO and _is_full(path)):
+        return storage_full(path, code)
+    if isinstance(error, lmdb.PanicError) or code in (errno.EIO, errno.ENOMEM):
+        return UnavailableError(f"LMDB environment {path} failed: {error}. Nothing was committed")
+    return None
+
+
+def storage_full(path: Path, code: int) -> StorageFullError:
+    """The error for a disk, quota or file size limit that is reached."""
+    text = os.strerror(code) if code != errno.EIO else "short write"
+    return StorageFullError(
+        f"no room to write {path}: {text}. Nothing of this write was kept, what was acknowledged "
+        "is; free space or raise the limit and try again"
+    )
+
+
+def descriptor_limit() -> int:
+    """Return the number of files that this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
+
+
+def no_descriptor(path: Path) -> UnavailableError:
+    """The error for a file that can't be opened, because too many are."""
+    return UnavailableError(
+        f"cannot open {path}: this process, or the machine, has as many files open as it may. The "
+        f"process may have {descriptor_limit()} (RLIMIT_NOFILE); raise that (`ulimit -n`, "
+        "LimitNOFILE= of systemd), or close other files, and try again. Nothing was changed"
+    )
+
+
+def is_without_descriptor() -> bool:
+    """Return True when no file can be opened now, for want of a descriptor."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in NO_DESCRIPTOR_ERRNOS
+    return False
+
+
+def errno_of(error: BaseException) -> int:
+    """The system's number for an error of LMDB or of the system; 0 when it has none."""
+    if isinstance(error, lmdb.MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, lmdb.Error):
+        return int(getattr(error, "code", 0))
+    if isinstance(error, OSError):
+        return error.errno or 0
+    return 0
+
+
+def _is_full(path: Path) -> bool:
+    """Return True when an EIO was LMDB's word for a short write, which is how a full disk begins.
+
+    A write is tried where the next page would go: in the same folder, at the same offset, so
+    that free space, quota and file size limit all have their say.
+    """
+    try:
+        end = (path / "data.mdb").stat().st_size
+        with tempfile.TemporaryFile(dir=path) as probe:
+            os.posix_fallocate(probe.fileno(), end, _PROBE_BYTES)
+    except OSError as error:
+        return error.errno in FULL_ERRNOS
+    return False

@@ -1,7 +1,25 @@
-"""A file that is given up in part: a copy of what is there takes its place, as another file.
+"""Replacing an LMDB file: by a smaller copy of it, or by what is left of a damaged one.
 
-Nobody may have it open, as for `shrink`. The copy has an identity of its own, so that whatever a
-process knew of the old file does not count for it:
+LMDB uses pages again but never makes its file shorter; a copy without free pages is shorter
+(`shrink`). A damaged file is given up in part: a copy of what can be read takes its place, as
+another file with an identity of its own, so that whatever a process knew of the old one does not
+count for it (`mend`).
+
+A file can be replaced only while nobody has it open: a process that maps the old one would go on
+writing to a file that is gone. LMDB itself says who that is. Each process that has an environment
+open holds a shared lock on the first byte of lock.mdb; with the exclusive lock on that byte nobody
+has it open, and who opens it waits for us:
+
+    we       lock -> void lock.mdb -> copy -> sync -> rename -> sync -> unlock
+    another          open: waits for its shared lock ...  has it, lock.mdb is void: opens again
+
+Who opens it alone fills in lock.mdb, with the number of the file's latest transaction; who waited
+for a shared lock takes that as it finds it. The copy counts from 1 again: with the old file's
+number, LMDB would read and write on from whichever of the two meta pages that number falls on,
+and what was committed last would be gone. So nobody finds it. How far the file was written is kept
+all the same: `extents`.
+
+Mending has one step more, for status.db knows the file:
 
     aside     a copy, or a new file where there is nothing to copy; what is lost is taken out
     status.db the extent of that file, and whatever else changes      from here on it is another one
@@ -12,6 +30,8 @@ After a death in between, the file is another one than status.db says, and it is
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,10 +47,90 @@ from txnkv.storage import extents
 from txnkv.storage.directory import make_private_directory, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
+from txnkv.storage.faults import declare_fault_point, fault_point, translate
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
-from txnkv.storage.seam import declare_fault_point, fault_point
-from txnkv.storage.shrink import alone, copy, sync_file
 from txnkv.storage.status_db import StatusDatabase
+
+declare_fault_point("shrink.copied", "a smaller copy of an LMDB file is durable, not in its place")
+declare_fault_point("shrink.renamed", "a smaller copy of an LMDB file took its place")
+
+_COPY: Final = "compact"
+_VOID: Final = bytes(8)
+"""Instead of the magic number and the format of lock.mdb: LMDB refuses to share that."""
+
+
+def shrink(environment: Environment) -> tuple[int, int] | None:
+    """Replace the file of an environment by a copy without free pages.
+
+    Returns:
+        Bytes of the file before and after; None when another process has it open.
+
+    Raises:
+        StorageFullError: no room for the copy; the file is as it was.
+    """
+    folder = environment.path
+    with environment.closed(), alone(folder) as is_alone:
+        if not is_alone:
+            return None
+        aside = folder / _COPY
+        shutil.rmtree(aside, ignore_errors=True)  # of one that died
+        try:
+            return _replace(folder, aside, environment.map_bytes)
+        except (lmdb.Error, OSError) as error:
+            translated = translate(error, folder)
+            if translated is None:
+                raise
+            raise translated from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
+    file, smaller = folder / "data.mdb", aside / "data.mdb"
+    aside.mkdir(mode=0o700)
+    # Without LMDB's locks, for closing its lock file would drop ours.
+    env = lmdb.open(str(folder), readonly=True, lock=False, map_size=map_size, create=False)
+    try:
+        extents.copy(env, aside, map_size)
+    finally:
+        env.close()
+    os.chmod(smaller, 0o600)
+    sync_file(smaller)
+    fault_point("shrink.copied")
+    sizes = file.stat().st_size, smaller.stat().st_size
+    os.replace(smaller, file)
+    sync_directory(folder)
+    fault_point("shrink.renamed")
+    return sizes
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """The exclusive lock on the first byte of lock.mdb; False when somebody has it open."""
+    descriptor = os.open(folder / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            yield False
+        else:
+            if os.fstat(descriptor).st_size:
+                os.pwrite(descriptor, _VOID, 0)
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(file: Path) -> None:
+    """Make what was written to a file durable."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 declare_fault_point("mending.written", "a file that takes a damaged one's place is durable, aside")
 declare_fault_point("mending.named", "status.db names it, it is not in its place")
@@ -104,7 +204,7 @@ class Mending:
             if _is_whole(self._path, self._map_size):
                 env = lmdb.open(str(self._path), readonly=True, lock=False, map_size=self._map_size)
                 try:
-                    copy(env, self._aside, self._map_size)
+                    extents.copy(env, self._aside, self._map_size)
                 finally:
                     env.close()
                 return True
@@ -114,7 +214,7 @@ class Mending:
 
 
 @contextmanager
-def mend(environment: Environment, name: str, map_size: int) -> Iterator[Mending]:
+def mend(environment: Environment, name: str) -> Iterator[Mending]:
     """Be alone with a damaged environment, as a `with` block.
 
     Raises:
@@ -127,7 +227,7 @@ def mend(environment: Environment, name: str, map_size: int) -> Iterator[Mending
             raise UnavailableError(
                 f"{path} is open in another process. Close the store there, and try again"
             )
-        it = Mending(path, name, map_size)
+        it = Mending(path, name, environment.map_bytes)
         try:
             yield it
         finally:

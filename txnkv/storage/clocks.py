@@ -1,0 +1,103 @@
+"""The time that all of txnkv reads, the boot that it belongs to, and pauses between tries.
+
+Tests replace either source of time: `clock.replaced`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+EPOCH_SECONDS = 1_577_836_800
+"""2020-01-01 00:00 UTC in Unix seconds: where the wall clock of the store begins."""
+
+
+def back_off(tries: int, first: float, longest: float) -> float:
+    """Return the seconds to wait before another try: twice as long each time, with chance in it,
+    so that those who failed together do not meet again.
+
+    Args:
+        tries: that failed, at least 1.
+        first: seconds after the first of them.
+        longest: seconds, at most.
+    """
+    pause: float = min(first * 2 ** min(tries - 1, 20), longest)
+    return pause * random.uniform(0.5, 1.5)
+
+
+def _wall_micros() -> int:
+    return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000
+
+
+def _monotonic_micros() -> int:
+    # Not time.monotonic_ns: CLOCK_MONOTONIC by name is what other processes compare with.
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+class Clock:
+    """Wall and monotonic time in microseconds; tests replace either source."""
+
+    def __init__(self) -> None:
+        self._wall: Callable[[], int] = _wall_micros
+        self._monotonic: Callable[[], int] = _monotonic_micros
+
+    def now_micros(self) -> int:
+        """Wall time: microseconds since 2020-01-01 UTC. It may jump either way."""
+        return self._wall()
+
+    def monotonic_micros(self) -> int:
+        """Monotonic time in microseconds, comparable between processes of one boot."""
+        return self._monotonic()
+
+    @contextmanager
+    def replaced(
+        self,
+        *,
+        wall: Callable[[], int] | None = None,
+        monotonic: Callable[[], int] | None = None,
+    ) -> Iterator[None]:
+        """Takes time from these functions inside the `with` block, in this process."""
+        before = self._wall, self._monotonic
+        self._wall = wall or self._wall
+        self._monotonic = monotonic or self._monotonic
+        try:
+            yield
+        finally:
+            self._wall, self._monotonic = before
+
+
+clock = Clock()
+"""The clock that all of txnkv reads."""
+
+
+@cache
+def boot_id() -> str:
+    """A text that is the same in all processes of one boot, and in no other boot."""
+    if sys.platform == "darwin":
+        return _darwin_boot_id()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        # A sandbox may hide it; the second at which the machine was started stands in.
+        stat = Path("/proc/stat").read_text("ascii")
+        started = next(line for line in stat.splitlines() if line.startswith("btime"))
+        return hashlib.sha256(started.encode()).hexdigest()[:32]
+
+
+def _darwin_boot_id() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_size_t(64)
+    text = ctypes.create_string_buffer(size.value)
+    name = b"kern.bootsessionuuid"
+    if libc.sysctlbyname(name, text, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"sysctl kern.bootsessionuuid: {os.strerror(code)}")
+    return text.value.decode("ascii")
