@@ -203,10 +203,8 @@ def test_dates_and_bytes_of_json(store, file, run):
 
 def test_text_longer_than_a_block_is_read_whole(store, file, run, monkeypatch):
     """The reader cuts text into blocks at line ends; values and errors must not notice."""
-    monkeypatch.setattr("txnkv.cli.sources.text.HEAD", 3000)
-    monkeypatch.setattr("txnkv.cli.sources.text.BLOCK", 1000)
-    monkeypatch.setattr("txnkv.cli.sources.csv.BLOCK", 1000)
-    monkeypatch.setattr("txnkv.cli.sources.jsonl.BLOCK", 1000)
+    monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)
+    monkeypatch.setattr("txnkv.cli.text_sources.BLOCK", 1000)
     wanted = [{"id": i, "v": f"{i}," * (i % 50)} for i in range(1000)]
     csv = "id,v\n" + "".join(f'{row["id"]},"{row["v"]}"\n' for row in wanted)
     lines = "\n".join(json.dumps(row) for row in wanted)
@@ -250,9 +248,8 @@ def test_a_load_that_fails_leaves_nothing(name, store, file, fail):
 def test_a_load_that_fails_late_leaves_nothing_and_says_how_far_it_came(
     store, file, run, fail, monkeypatch
 ):
-    monkeypatch.setattr("txnkv.cli.sources.text.HEAD", 3000)
-    monkeypatch.setattr("txnkv.cli.sources.text.BLOCK", 1000)
-    monkeypatch.setattr("txnkv.cli.sources.csv.BLOCK", 1000)
+    monkeypatch.setattr("txnkv.cli.text_sources.HEAD", 3000)
+    monkeypatch.setattr("txnkv.cli.text_sources.BLOCK", 1000)
     good, bad = "".join(f"{i},{i}\n" for i in range(1000)), "1000,x\n"
     path = file("a.csv", "id,v\n" + good + bad)
     message = fail("load", store, "t", path, "--key", "id")

@@ -1,30 +1,35 @@
 """The command line: `txnkv`, or `python -m txnkv`.
 
-People get tables, programs get JSON (`--json`). What goes wrong is one line on stderr; `group` has
-the exit statuses.
+People get tables, programs get JSON (`--json`). What goes wrong is one line on stderr; see
+`command_group` for the exit statuses. Each command's module is loaded when it is called:
+
+    store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
+    load, row_sources, text_sources        files in
+    scan_rows                              rows out
+    produce, consume, message_lines        messages in and out
 """
 
 from __future__ import annotations
 
 import click
 
-from txnkv.cli.group import Group
+from txnkv.cli.command_group import Group
 from txnkv.version import __version__
 
 _HOMES = {
-    "init": "txnkv.cli.looking",
+    "init": "txnkv.cli.store_commands",
     "load": "txnkv.cli.load",
-    "scan": "txnkv.cli.scan",
-    "tables": "txnkv.cli.looking",
-    "topics": "txnkv.cli.topics",
+    "scan": "txnkv.cli.scan_rows",
+    "tables": "txnkv.cli.store_commands",
+    "topics": "txnkv.cli.topic_commands",
     "produce": "txnkv.cli.produce",
     "consume": "txnkv.cli.consume",
-    "group": "txnkv.cli.subscriptions",
+    "group": "txnkv.cli.topic_commands",
     "txn": "txnkv.cli.txn",
-    "stats": "txnkv.cli.looking",
-    "check": "txnkv.cli.looking",
-    "compact": "txnkv.cli.looking",
-    "repair": "txnkv.cli.repair",
+    "stats": "txnkv.cli.store_commands",
+    "check": "txnkv.cli.store_commands",
+    "compact": "txnkv.cli.store_commands",
+    "repair": "txnkv.cli.store_commands",
     "demo": "txnkv.cli.demo",
 }
 

@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 import click
 
 import txnkv
-from txnkv.cli import message_lines
+from txnkv.cli import message_lines, parsing
+from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import plural, store_argument
-from txnkv.cli.group import given, stopping
 from txnkv.options import Start
 
 _ROUND: Final = 5000
@@ -87,7 +87,7 @@ def consume(
         raise click.UsageError("--shared is for --subscription NAME")
     if subscription is not None and (isolation, order) != ("read_committed", "offset"):
         raise click.UsageError("--subscription reads read_committed, in the order of offsets")
-    separator = None if key_separator is None else key_separator.replace("\\t", "\t").encode()
+    separator = None if key_separator is None else message_lines.unescaped(key_separator)
     # To find a time, what waits in memory is written to the log.
     read_only = subscription is None and (start in _PLACES or start.isdecimal())
     with txnkv.connect(store, create=False, read_only=read_only) as client:
@@ -215,13 +215,4 @@ def _place(text: str, partitions: list[int]) -> tuple[Start | dict[int, int], da
         return cast(Start, text), None
     if text.isdecimal():
         return dict.fromkeys(partitions, int(text)), None
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"--from: {text!r} is neither earliest, latest, an offset nor a time, as "
-            "2026-01-31T12:00:00+00:00"
-        ) from None
-    if when.tzinfo is None:
-        raise ValueError(f"--from: {text!r} has no time zone; end it with Z or +02:00")
-    return "earliest", when
+    return "earliest", parsing.zoned(text, "--from", "neither earliest, latest, an offset nor")

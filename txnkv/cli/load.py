@@ -19,9 +19,9 @@ from rich.progress import Progress, TaskID
 
 import txnkv
 from txnkv.cli import parsing
+from txnkv.cli.command_group import stopping, words
 from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
-from txnkv.cli.group import stopping, words
-from txnkv.cli.sources import FORMATS, Options, Source, named, open_source
+from txnkv.cli.row_sources import FORMATS, Options, RowSource, named, open_source
 from txnkv.errors import (
     RowErrors,
     StoreNotFoundError,
@@ -92,10 +92,10 @@ def load(
     if delimiter is not None and len(delimiter) != 1:
         raise click.UsageError("--delimiter is one character")
     options = Options(format, delimiter, not no_header, nulls or ("",))
-    target = Target(store, table, key, schema, [parsing.partition(text) for text in partitions])
+    target = LoadTarget(store, table, key, schema, [parsing.partition(text) for text in partitions])
     with ExitStack() as stack:
         sources = target.open(stack, files, options, operation)
-        client = stack.enter_context(target.client())
+        client = stack.enter_context(txnkv.connect(store))  # made when it is missing
         made = target.make(client)
         done = _Load(client, table, sources, operation)
         try:
@@ -143,7 +143,7 @@ def _summary(operation: str, result: txnkv.WriteResult, table: str) -> str:
 
 
 @dataclass
-class Target:
+class LoadTarget:
     """The table to load into, there or to be made."""
 
     store: str
@@ -156,7 +156,7 @@ class Target:
 
     def open(
         self, stack: ExitStack, files: Sequence[str], options: Options, operation: str
-    ) -> list[Source]:
+    ) -> list[RowSource]:
         """Open the files, before anything is made in the store.
 
         Raises:
@@ -167,7 +167,7 @@ class Target:
         if found is None and operation in UPDATES | DELETES:
             raise ValueError(f"there is no table {self.table!r}: nothing to {operation}")
         self._schema = found or self._given()
-        sources: list[Source] = []
+        sources: list[RowSource] = []
         for file in files:
             types = None if self._schema is None else self._schema.arrow
             source = open_source(file, options, types)
@@ -213,10 +213,6 @@ class Target:
             )
         return parsing.names(self.key)
 
-    def client(self) -> txnkv.Client:
-        """Open the store; made when it is missing."""
-        return txnkv.connect(self.store)
-
     def make(self, client: txnkv.Client) -> bool:
         """Make the table; False when it was there."""
         assert self._schema is not None
@@ -240,7 +236,7 @@ class _Load:
     """One load: what it reads, and how far it is."""
 
     def __init__(
-        self, client: txnkv.Client, table: str, sources: list[Source], operation: Operation
+        self, client: txnkv.Client, table: str, sources: list[RowSource], operation: Operation
     ) -> None:
         self.rows = 0
         self._client = client
@@ -268,7 +264,7 @@ class _Load:
             timestamp = txn.commit()
         return timestamp, total, time.monotonic() - begin
 
-    def _reader(self, source: Source, progress: Progress, task: TaskID) -> Any:
+    def _reader(self, source: RowSource, progress: Progress, task: TaskID) -> Any:
         batches = self._counted(source, progress, task)
         first = next(batches, None)
         schema = source.schema if first is None else first.schema
@@ -281,7 +277,7 @@ class _Load:
         return pa.RecordBatchReader.from_batches(schema, all_batches())
 
     def _counted(
-        self, source: Source, progress: Progress, task: TaskID
+        self, source: RowSource, progress: Progress, task: TaskID
     ) -> Iterator[pa.RecordBatch]:
         with named(source.name):
             batches = source.batches()

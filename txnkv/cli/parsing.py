@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from txnkv.cli.group import given
+from txnkv.cli.command_group import given
 from txnkv.coordinator import Timestamp
 from txnkv.tables import HashPartition, Schema, hash_partition
 
@@ -151,13 +151,21 @@ def snapshot(text: str) -> Timestamp | datetime:
     """
     if text.isdecimal():
         return Timestamp(text)
+    return zoned(text, "--snapshot", "neither a timestamp (as `txnkv stats` shows it) nor")
+
+
+def zoned(text: str, option: str, nor: str) -> datetime:
+    """A time with its zone, the last form that an option may have.
+
+    Raises:
+        ValueError: it has no zone, or is no time; `nor` says what else it might have been.
+    """
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"--snapshot: {text!r} is neither a timestamp (as `txnkv stats` shows it) nor a "
-            "time, as 2026-01-31T12:00:00+00:00"
+            f"{option}: {text!r} is {nor} a time, as 2026-01-31T12:00:00+00:00"
         ) from None
     if when.tzinfo is None:
-        raise ValueError(f"--snapshot: {text!r} has no time zone; end it with Z or +02:00")
+        raise ValueError(f"{option}: {text!r} has no time zone; end it with Z or +02:00")
     return when

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 import txnkv
 from txnkv.cli import message_lines, parsing
+from txnkv.cli.command_group import stopping
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument
-from txnkv.cli.group import stopping
-from txnkv.cli.typed_lines import Row, TypedLines
+from txnkv.cli.message_lines import Row, TypedLines
 from txnkv.errors import TopicNotFoundError
 from txnkv.options import Buffer, Compression
 
@@ -158,7 +158,7 @@ def _parser(
     if as_json:
         parse = forms.from_json
     elif key_separator is not None:
-        parse = partial(forms.with_keys, separator=_unescaped(key_separator))
+        parse = partial(forms.with_keys, separator=message_lines.unescaped(key_separator))
     return partial(_rows if typed else _batch, parse, partition)
 
 
@@ -172,11 +172,6 @@ def _batch(parse: Any, partition: int | None, lines: Sequence[bytes], first: int
 def _rows(parse: Any, partition: int | None, lines: Sequence[bytes], first: int) -> Lines:
     rows: list[Row] = parse(lines, first)
     return rows if partition is None else [row._replace(partition=partition) for row in rows]
-
-
-def _unescaped(text: str) -> bytes:
-    """A tab is hard to type in a shell."""
-    return text.replace("\\t", "\t").encode()
 
 
 def _messages(files: Sequence[str], parse: Parse) -> Iterator[Lines]:

@@ -1,0 +1,246 @@
+"""`txnkv scan`: rows out, in a table for people, or as CSV, JSON lines, Parquet or Arrow IPC."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import click
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+import txnkv
+from txnkv.cli import parsing
+from txnkv.cli.command_group import given
+from txnkv.cli.console import bar, json_text, json_value, plural, print_grid, store_argument
+from txnkv.cli.row_sources import format_of
+
+SHOWN: Final = 100
+FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
+BINARY: Final = ("parquet", "arrow")
+Batches = Iterable[pa.RecordBatch]
+Writer = Callable[[pa.Schema, Batches, IO[bytes]], int]
+
+
+@click.command()
+@store_argument
+@click.argument("table", metavar="TABLE")
+@click.option("-c", "--columns", metavar="NAMES", help="As id,total. Default: all.")
+@click.option(
+    "-w",
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="As 'total > 5', 'region in eu,us' or 'total is null'; all of them must hold.",
+)
+@click.option("--limit", type=click.IntRange(min=0), help="At most so many rows.")
+@click.option("--ordered", is_flag=True, help="By primary key.")
+@click.option("--snapshot", "at", metavar="WHEN", help="A timestamp, or a time with its zone.")
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    help="Default: by the name of the output file, else table.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, as --format json.")
+@click.option("-o", "--output", metavar="FILE", help="Write to a file. Default: stdout.")
+def scan(
+    store: str,
+    table: str,
+    columns: str | None,
+    conditions: tuple[str, ...],
+    limit: int | None,
+    ordered: bool,
+    at: str | None,
+    format: str | None,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Read rows of TABLE, all from one snapshot.
+
+    A table for people shows the first 100 rows unless --limit says otherwise; the other
+    formats have all rows.
+    """
+    kind = _kind(format, as_json, output)
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        found = client.table(table)
+        asked = limit
+        if kind == "table" and limit is None:
+            asked = SHOWN + 1
+        with given():
+            rows = found.scan(
+                columns=None if columns is None else parsing.names(columns),
+                where=[parsing.where(text, found.schema) for text in conditions] or None,
+                snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
+                ordered=ordered,
+                limit=asked,
+            )
+        if kind == "table":
+            _print(rows, limit)
+        elif output is None:
+            write_stdout(kind, rows.schema, rows.to_batches())
+        else:
+            _export(kind, rows, output)
+
+
+def _kind(format: str | None, as_json: bool, output: str | None) -> str:
+    if as_json:
+        if format not in (None, "json"):
+            raise click.UsageError(f"--json and --format {format} exclude each other")
+        return "json"
+    kind = format or (format_of(output) if output is not None else None)
+    if output is not None:
+        if kind is None:
+            raise click.UsageError(f"{output}: the name does not tell the format; give --format")
+        if kind == "table":
+            raise click.UsageError("--format table goes to stdout; leave --output out")
+        if output.endswith(".gz"):
+            raise click.UsageError(f"{output}: output is not compressed; leave .gz out")
+    elif kind in BINARY:
+        raise click.UsageError(f"--format {kind} goes to a file: give --output FILE")
+    return kind or "table"
+
+
+def _print(rows: Any, limit: int | None) -> None:
+    batches: Iterator[pa.RecordBatch] = rows.to_batches()
+    table = pa.Table.from_batches(batches, rows.schema)
+    more = limit is None and table.num_rows > SHOWN
+    shown = table.slice(0, SHOWN) if more else table
+    print_table(rows.schema, shown.to_batches())
+    if more:
+        click.echo(
+            f"the first {SHOWN} rows; --limit N shows more, --format csv or json all", err=True
+        )
+    else:
+        click.echo(plural(shown.num_rows, "row"), err=True)
+
+
+def _export(kind: str, rows: Any, output: str) -> None:
+    with bar() as progress:
+        task = progress.add_task(output, total=None, note="")
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            done = 0
+            for batch in rows.to_batches():
+                done += batch.num_rows
+                progress.update(task, note=plural(done, "row"))
+                yield batch
+
+        written = write_file(kind, rows.schema, counted(), Path(output))
+    click.echo(f"wrote {plural(written, 'row')} to {output}", err=True)
+
+
+# -- outputs ---------------------------------------------------------------------------
+
+
+def print_table(schema: pa.Schema, batches: Batches) -> int:
+    """A table for people; returns the number of rows. Keeps all of them in memory."""
+    rows = [list(row.values()) for batch in batches for row in batch.to_pylist()]
+    numeric = [field.name for field in schema if _numeric(field.type)]
+    if not schema.names:
+        return len(rows)
+    print_grid(schema.names, ([_cell(value) for value in row] for row in rows), right=numeric)
+    return len(rows)
+
+
+def _numeric(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(str(value).splitlines()) if isinstance(value, str) else str(value)
+
+
+def write_file(kind: str, schema: pa.Schema, batches: Batches, path: Path) -> int:
+    """Write a file, which is there when it is whole and not before; returns the rows."""
+    with _whole(path) as file:
+        return _WRITERS[kind](schema, batches, file)
+
+
+def write_stdout(kind: str, schema: pa.Schema, batches: Batches) -> int:
+    """Write to stdout; returns the rows."""
+    sys.stdout.flush()
+    rows = _WRITERS[kind](schema, batches, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    return rows
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_json(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
+    plain = all(_is_plain(field.type) for field in schema)
+    rows = 0
+    for batch in batches:
+        found = batch.to_pylist()
+        if not plain:
+            found = [json_value(row) for row in found]
+        if found:
+            file.write(("\n".join(map(json_text, found)) + "\n").encode())
+        rows += len(found)
+    return rows
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_string(kind)
+    )
+
+
+def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
+    for field in schema:
+        if pa.types.is_binary(field.type) or pa.types.is_list(field.type):
+            raise ValueError(
+                f"column {field.name!r} is {field.type}: CSV cannot hold it; leave it out with "
+                "--columns, or write json, parquet or arrow"
+            )
+    with csv.CSVWriter(file, schema) as writer:
+        return _write_all(writer, batches)
+
+
+def _write_parquet(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
+    with parquet.ParquetWriter(file, schema) as writer:
+        return _write_all(writer, batches)
+
+
+def _write_arrow(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
+    with pa.ipc.new_file(file, schema) as writer:
+        return _write_all(writer, batches)
+
+
+def _write_all(writer: Any, batches: Batches) -> int:
+    rows = 0
+    for batch in batches:
+        writer.write_batch(batch)
+        rows += batch.num_rows
+    return rows
+
+
+_WRITERS: dict[str, Writer] = {
+    "json": _write_json,
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+    "arrow": _write_arrow,
+}

@@ -1,0 +1,494 @@
+"""Text files to load, as streams of Arrow batches: CSV and JSON lines, gzipped or not.
+
+Text needs types: those of the table that it goes to, or else those that are inferred from its first
+megabytes. Whatever comes later in another type is an error that names the line, never a silent
+change of type. CSV is read by pyarrow's streaming reader; JSON lines, one object a line, in blocks
+of whole lines.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from csv import reader as read_lines
+from dataclasses import dataclass
+from json import dumps
+from typing import IO, Any, Final
+
+import pyarrow as pa
+from pyarrow import csv, json
+
+from txnkv.core import column_type, element_type
+from txnkv.core import compute as pc
+from txnkv.errors import SchemaError
+
+HEAD: Final = 8 << 20
+BLOCK: Final = 1 << 20
+_GZIP: Final = b"\x1f\x8b"
+_CONVERSION: Final = re.compile(
+    r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
+)
+_VALUE: Final = re.compile(r"CSV conversion error to (?P<kind>.+?): invalid value '(?P<value>.*)'")
+_PARSE: Final = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL)
+_ROW: Final = re.compile(r"(?:JSON parse error: )?(?P<what>.*?) in row (?P<row>\d+)$", re.DOTALL)
+_CHANGED: Final = re.compile(
+    r"Column\(/(?P<column>.*?)\) changed from (?P<wanted>\w+) to (?P<got>\w+)"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of reading a source.
+
+    Attributes:
+        format: one of FORMATS; None goes by the file's name.
+        delimiter: of CSV; None is a comma, or a tab in files named .tsv.
+        header: CSV has the column names in its first line.
+        nulls: what stands for null in CSV, unquoted.
+    """
+
+    format: str | None = None
+    delimiter: str | None = None
+    header: bool = True
+    nulls: tuple[str, ...] = ("",)
+
+
+class TextFile(io.RawIOBase):
+    """A readable stream over a file or stdin ("-"), with its head for inference.
+
+    Attributes:
+        head: the first bytes, up to HEAD; they are part of the stream as well.
+        whole: the head is all there is.
+        total: bytes of the file as it lies on disk; None for a pipe.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._raw: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        self.total = _length(self._raw)
+        self.consumed = 0
+        self._pushed = b""
+        self._inflate: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        magic = self._take(2)
+        self._pushed = magic
+        if magic == _GZIP:
+            self._inflate = pa.CompressedInputStream(pa.PythonFile(_Raw(self), "r"), "gzip")
+        head = bytearray()
+        while len(head) < HEAD and (more := self._decoded(HEAD - len(head))):
+            head += more
+        self.head = bytes(head)
+        self.whole = len(head) < HEAD
+        self._at = 0
+
+    def _take(self, n: int) -> bytes:
+        """Bytes as they lie on disk."""
+        if self._pushed:
+            found, self._pushed = self._pushed, b""
+            return found
+        found = self._raw.read(n)
+        self.consumed += len(found)
+        return found
+
+    def _decoded(self, n: int) -> bytes:
+        return bytes(self._inflate.read(n)) if self._inflate is not None else self._take(n)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int | None = -1) -> bytes:
+        """Up to n bytes; empty at the end."""
+        wanted = BLOCK if n is None or n < 0 else n
+        if self._at < len(self.head):
+            found = self.head[self._at : self._at + wanted]
+            self._at += len(found)
+            return found
+        return self._decoded(wanted)
+
+    def close(self) -> None:
+        if not self.closed and self._raw is not sys.stdin.buffer:
+            self._raw.close()
+        super().close()
+
+
+class _Raw(io.RawIOBase):
+    """The file as it lies on disk, for the inflater."""
+
+    def __init__(self, file: TextFile) -> None:
+        super().__init__()
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, n: int | None = -1) -> bytes:
+        return self._file._take(BLOCK if n is None or n < 0 else n)
+
+
+def _length(raw: IO[bytes]) -> int | None:
+    try:
+        status = os.fstat(raw.fileno())
+    except OSError:
+        return None
+    return status.st_size if os.path.isfile(raw.fileno()) else None
+
+
+def storable(schema: pa.Schema) -> pa.Schema:
+    """The schema with types that columns can have: nothing but nulls, and times, become text.
+
+    Raises:
+        SchemaError: a column has a type that no column can have, as a struct.
+    """
+    return pa.schema([_storable_field(field) for field in schema])
+
+
+def _storable_field(field: Any) -> Any:
+    if pa.types.is_null(field.type) or pa.types.is_time(field.type):
+        return pa.field(field.name, pa.string())
+    try:
+        return pa.field(field.name, column_type(field.type), field.nullable)
+    except SchemaError as error:
+        raise SchemaError(f"column {field.name!r}: {error}") from None
+
+
+# -- CSV ------------------------------------------------------------------------------
+
+
+class CsvSource:
+    """A CSV file.
+
+    Args:
+        path: of the file; "-" is stdin.
+        options: delimiter, header, what stands for null.
+        types: the columns' types, of which the file may have fewer; None infers them.
+    """
+
+    def __init__(self, path: str, options: Options, types: pa.Schema | None) -> None:
+        self.name = path if path != "-" else "stdin"
+        self._path = path
+        self._file = TextFile(path)
+        self.total = self._file.total
+        self._options = options
+        self._delimiter = options.delimiter or ("\t" if ".tsv" in path.lower() else ",")
+        self._types = types
+        self._names = types.names if types is not None and not options.header else None
+        if types is not None:
+            for field in types:
+                if pa.types.is_list(field.type):
+                    raise ValueError(f"column {field.name!r} is {field.type}: CSV cannot hold it")
+        self.schema = self._infer() if types is None else types
+
+    def _infer(self) -> pa.Schema:
+        if not self._options.header:
+            raise ValueError("--no-header needs --schema, for the columns' names")
+        head = self._file.head
+        if not self._file.whole:
+            head = head[: _last_line_end(head)]
+        if not head.strip():
+            raise ValueError("there are no rows to infer the types from: give --schema")
+        try:
+            found = self._read_head(head, threads=True)
+        except pa.ArrowInvalid:
+            try:  # Again, since only the reader without threads tells the line.
+                found = self._read_head(head, threads=False)
+            except pa.ArrowInvalid as error:
+                raise ValueError(_csv_error(str(error), [])) from error
+        if found.num_rows == 0:
+            raise ValueError("there are no rows to infer the types from: give --schema")
+        return storable(found.schema)
+
+    def _read_head(self, head: bytes, *, threads: bool) -> pa.Table:
+        return csv.read_csv(
+            io.BytesIO(head),
+            read_options=csv.ReadOptions(block_size=len(head) + 1, use_threads=threads),
+            parse_options=self._parse_options(),
+            convert_options=self._convert_options(None),
+        )
+
+    def _parse_options(self) -> Any:
+        return csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+
+    def _convert_options(self, types: pa.Schema | None) -> Any:
+        return csv.ConvertOptions(
+            column_types=types,
+            null_values=list(self._options.nulls),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were read."""
+        return self._file.consumed
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; empty text in a column that takes no null stays empty text."""
+        try:
+            rows = self._open(self._file, threads=True)
+            self._require_known(rows.schema.names)
+            for batch in rows:
+                yield self._filled(batch)
+        except pa.ArrowInvalid as error:
+            raise ValueError(self._error_with_line(str(error))) from error
+
+    def _require_known(self, names: Sequence[str]) -> None:
+        """Refuse unknown columns also where no row follows."""
+        unknown = [name for name in names if name not in self.schema.names]
+        if unknown:
+            raise ValueError(
+                f"there is no column {', '.join(map(repr, unknown))}; the columns are "
+                f"{', '.join(self.schema.names)} (--schema sets them)"
+            )
+
+    def _open(self, file: Any, *, threads: bool) -> Any:
+        return csv.open_csv(
+            file,
+            read_options=csv.ReadOptions(
+                block_size=BLOCK, use_threads=threads, column_names=self._names
+            ),
+            parse_options=self._parse_options(),
+            convert_options=self._convert_options(self.schema),
+        )
+
+    def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            self._filled_column(column, name)
+            for column, name in zip(batch.columns, batch.schema.names, strict=True)
+        ]
+        return pa.record_batch(columns, names=batch.schema.names)
+
+    def _filled_column(self, column: pa.Array, name: str) -> pa.Array:
+        position = self.schema.get_field_index(name)
+        required = position >= 0 and not self.schema.field(position).nullable
+        if column.null_count and required and pa.types.is_string(column.type):
+            return pc.fill_null(column, "")
+        return column
+
+    def _error_with_line(self, message: str) -> str:
+        """The error with its line, for which the file is read again without threads."""
+        if self._path != "-" and "Row #" not in message:
+            try:
+                with TextFile(self._path) as file:
+                    for _ in self._open(file, threads=False):
+                        pass
+            except pa.ArrowInvalid as error:
+                message = str(error)
+        return _csv_error(message, self._names or self._header())
+
+    def _header(self) -> list[str]:
+        """The names in the first line."""
+        text = self._file.head.decode(errors="replace").splitlines()[:1]
+        return next(read_lines(text, delimiter=self._delimiter), [])
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def _last_line_end(head: bytes) -> int:
+    """Behind the last newline that is not inside quotes."""
+    end = len(head)
+    while (end := head.rfind(b"\n", 0, end)) >= 0:
+        if head.count(b'"', 0, end) % 2 == 0:
+            return end + 1
+    return len(head)
+
+
+def _csv_error(message: str, names: list[str]) -> str:
+    """Pyarrow's words in a user's: line and column by name."""
+    if found := _CONVERSION.match(message):
+        number = int(found["column"])
+        column = repr(names[number]) if number < len(names) else f"number {number + 1}"
+        what = found["what"]
+        if value := _VALUE.match(what):
+            what = f"{value['value']!r} is no {value['kind']} (--schema sets the types)"
+        return f"{_line_prefix(found['row'])}column {column}: {what}"
+    if found := _PARSE.match(message):
+        return f"{_line_prefix(found['row'])}{found['what']}"
+    return message
+
+
+def _line_prefix(row: str | None) -> str:
+    return f"line {int(row):,}: " if row is not None else ""
+
+
+# -- JSON lines ------------------------------------------------------------------------
+
+
+class JsonSource:
+    """A file of JSON lines.
+
+    Args:
+        path: of the file; "-" is stdin.
+        types: the columns' types, of which the file may have fewer; None infers them.
+    """
+
+    def __init__(self, path: str, types: pa.Schema | None) -> None:
+        self.name = path if path != "-" else "stdin"
+        self._file = TextFile(path)
+        self.total = self._file.total
+        if self._file.head.lstrip()[:1] == b"[":
+            raise ValueError(
+                "this is one JSON array, not JSON lines (one object a line); "
+                "`jq -c '.[]'` makes them"
+            )
+        self.schema = self._infer() if types is None else types
+        self._read_as = pa.schema([_wire(field) for field in self.schema])
+
+    def _infer(self) -> pa.Schema:
+        head = self._file.head
+        if not self._file.whole and b"\n" in head:
+            head = head[: head.rfind(b"\n") + 1]
+        if not head.strip():
+            raise ValueError("there are no rows to infer the types from: give --schema")
+        found = self._read(head, None, 0).schema
+        times = [field.name for field in found if pa.types.is_timestamp(element_type(field.type))]
+        if times:
+            # The reader passes over time zones: whether there are some shows in the text.
+            as_text = pa.schema([_wire(found.field(name)) for name in times])
+            texts = self._read(head, as_text, 0, unexpected="ignore")
+            for name in times:
+                at = found.get_field_index(name)
+                kind = _kind_of_times(texts.column(name), found.field(at).type)
+                found = found.set(at, pa.field(name, kind))
+        return storable(found)
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were read."""
+        return self._file.consumed
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; fields that a line does not have are null."""
+        line = 0
+        for block in self._blocks():
+            if block.strip():
+                for batch in self._read(block, self._read_as, line).to_batches():
+                    yield self._typed(batch)
+            line += block.count(b"\n")
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Pieces that end with a line."""
+        rest: list[bytes] = []
+        while data := self._file.read(BLOCK):
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield b"".join([*rest, data[:end]])
+                rest = []
+            rest.append(data[end:])
+        yield b"".join(rest)
+
+    def _read(
+        self, block: bytes, types: pa.Schema | None, line: int, unexpected: str = "error"
+    ) -> pa.Table:
+        behaviour = "infer" if types is None else unexpected
+        try:
+            return json.read_json(
+                io.BytesIO(block),
+                read_options=json.ReadOptions(block_size=len(block) + 1),
+                parse_options=json.ParseOptions(
+                    explicit_schema=types, unexpected_field_behavior=behaviour
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "unexpected field" in str(error):
+                raise ValueError(self._unexpected(block, line)) from error
+            raise ValueError(_json_error(str(error), line)) from error
+
+    def _unexpected(self, block: bytes, line: int) -> str:
+        found = self._read(block, None, line).schema.names
+        unknown = [name for name in found if name not in self.schema.names]
+        first = max(block.find(dumps(unknown[0], ensure_ascii=False).encode()), 0)
+        line += block.count(b"\n", 0, first) + 1
+        return (
+            f"line {line:,}: there is no column "
+            f"{', '.join(map(repr, unknown))}; the columns are {', '.join(self.schema.names)} "
+            "(--schema sets them)"
+        )
+
+    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            _unwired(column, field)
+            for column, field in zip(batch.columns, self.schema, strict=True)
+        ]
+        return pa.record_batch(
+            columns, schema=pa.schema([pa.field(f.name, f.type) for f in self.schema])
+        )
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def _wire(field: Any) -> Any:
+    """Return the field to read a column as: JSON has no dates, times are text, bytes base64."""
+    kind = field.type
+    if pa.types.is_date(kind):
+        kind = pa.timestamp("s")
+    elif pa.types.is_binary(kind):
+        kind = pa.string()
+    elif pa.types.is_timestamp(element_type(kind)):
+        kind = _replaced(kind, pa.string())
+    return pa.field(field.name, kind)
+
+
+def _unwired(column: pa.Array, field: Any) -> pa.Array:
+    if pa.types.is_date(field.type):
+        return pc.cast(column, field.type)
+    if pa.types.is_timestamp(element_type(field.type)):
+        try:
+            return pc.cast(column, field.type)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"column {field.name!r} is {field.type}: {error} (--schema sets the types)"
+            ) from None
+    if pa.types.is_binary(field.type):
+        try:
+            return pa.array(
+                [
+                    None if v is None else base64.b64decode(v, validate=True)
+                    for v in column.to_pylist()
+                ],
+                field.type,
+            )
+        except binascii.Error as error:
+            raise ValueError(f"column {field.name!r}: a value is not base64: {error}") from None
+    return column
+
+
+def _kind_of_times(texts: pa.ChunkedArray, inferred: pa.DataType) -> pa.DataType:
+    """Times without a zone, or all of them with one; text where they are mixed."""
+    for time in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        kind = _replaced(inferred, time)
+        try:
+            pc.cast(texts, kind)
+        except pa.ArrowInvalid:
+            continue
+        return kind
+    return texts.type
+
+
+def _replaced(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """The type with another one for what its lists hold."""
+    return pa.list_(_replaced(kind.value_type, element)) if pa.types.is_list(kind) else element
+
+
+def _json_error(message: str, line: int) -> str:
+    """Pyarrow's words in a user's: the line in the file."""
+    found = _ROW.match(message)
+    if found is None:
+        return message.removeprefix("JSON parse error: ")
+    what = found["what"]
+    if changed := _CHANGED.match(what):
+        what = (
+            f"column {changed['column']!r}: a {changed['got']} where a {changed['wanted']} was "
+            "expected (--schema sets the types)"
+        )
+    return f"line {line + int(found['row']) + 1:,}: {what}"

@@ -1,0 +1,436 @@
+"""`txnkv topics` and `txnkv group`: topics with their partitions, and their subscriptions.
+
+Both tell who holds what back: open transactions the readers of a partition, consumers and pending
+acknowledgements the messages of a subscription.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+
+import click
+import pyarrow as pa
+
+import txnkv
+from txnkv.cli.console import (
+    duration,
+    json_option,
+    plural,
+    print_grid,
+    print_json,
+    print_pairs,
+    size,
+    store_argument,
+)
+from txnkv.errors import TopicNotFoundError
+from txnkv.options import Start, SubscriptionType
+from txnkv.topics import (
+    OPTIONS,
+    HeldMessages,
+    Holders,
+    PartitionOverview,
+    SubscriptionInfo,
+    TopicOverview,
+    holders,
+    overview,
+    subscription_stats,
+)
+
+_UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@click.command()
+@store_argument
+@click.argument("topic", metavar="[TOPIC]", required=False)
+@json_option
+def topics(store: str, topic: str | None, as_json: bool) -> None:
+    """List the topics; or the partitions and subscriptions of TOPIC.
+
+    Offsets are counted from the start of each partition to its end, with those that end
+    transactions. What lies at or above the stable offset of a partition waits for an open
+    transaction; the output says for which, and how to end it.
+    """
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        engine = client.instance.topics
+        names = client.topics() if topic is None else [client.topic(topic).name]
+        found = [overview.look(engine, engine.get(name)) for name in names]
+    if as_json:
+        documents = [_topic_document(each) for each in found]
+        print_json(documents if topic is None else documents[0])
+    elif topic is not None:
+        _print_topic(store, found[0])
+    elif not found:
+        click.echo("no topics")
+    else:
+        print_grid(
+            ["topic", "buffer", "partitions", "offsets", "size", "open", "lag"],
+            [_topic_cells(each) for each in found],
+            right=["partitions", "offsets", "size", "open"],
+        )
+        _print_held_back(store, found)
+        _print_damage(store, found)
+
+
+def _topic_cells(found: TopicOverview) -> list[str]:
+    return [
+        found.topic.name,
+        found.topic.buffer,
+        str(len(found.partitions)),
+        f"{sum(each.end - each.start for each in found.partitions):,}",
+        size(sum(each.bytes for each in found.partitions)),
+        str(len(_open_transactions(found))),
+        ", ".join(f"{each.name} {sum(each.lag.values()):,}" for each in found.subscriptions),
+    ]
+
+
+def _open_transactions(found: TopicOverview) -> set[int]:
+    logs = {txn.txn_id for each in found.partitions for txn in each.open}
+    return logs | {txn_id for each in found.partitions for txn_id in each.waiting}
+
+
+def _print_topic(store: str, found: TopicOverview) -> None:
+    options = found.topic.options
+    kept = [
+        f"{duration(options.retention_seconds)}" if options.retention_seconds else "",
+        size(options.retention_bytes) if options.retention_bytes else "",
+    ]
+    unacknowledged = ", and what is not acknowledged" if options.retain_unacknowledged else ""
+    click.echo(
+        f"{found.topic.name}: {found.topic.buffer} buffer, "
+        f"compression {options.compression or 'none'}, "
+        f"keeps {' and '.join(filter(None, kept)) or 'everything'}{unacknowledged}"
+    )
+    if options.codec is not None:
+        click.echo(f"values: {options.codec.described}")
+    click.echo()
+    print_grid(
+        ["partition", "start", "end", "stable", "size", "open", "held back by"],
+        [_partition_cells(each) for each in found.partitions],
+        right=["partition", "start", "end", "stable", "size", "open"],
+    )
+    if found.subscriptions:
+        click.echo()
+        print_grid(
+            ["subscription", "type", "lag", "by partition", "lost"],
+            [
+                [
+                    each.name,
+                    each.type,
+                    f"{sum(each.lag.values()):,}",
+                    ", ".join(f"{number}: {lag:,}" for number, lag in each.lag.items()),
+                    f"{sum(each.lost.values()):,}",
+                ]
+                for each in found.subscriptions
+            ],
+            right=["lag", "lost"],
+        )
+    _print_held_back(store, [found])
+    _print_damage(store, [found])
+
+
+def _partition_cells(each: PartitionOverview) -> list[str]:
+    holder = each.held_by
+    if each.error is not None:
+        return [str(each.number), *["?"] * 5, "damaged"]
+    return [
+        str(each.number),
+        str(each.start),
+        str(each.end),
+        str(each.last_stable_offset),
+        size(each.bytes),
+        str(len(each.open) + len(each.waiting)),
+        "" if holder is None else f"transaction {holder.txn_id}",
+    ]
+
+
+def _print_damage(store: str, found: list[TopicOverview]) -> None:
+    """Print the partitions that cannot be looked at, and what to do."""
+    for topic in found:
+        for each in topic.partitions:
+            if each.error is not None:
+                click.echo(
+                    f"\n{topic.topic.name}/{each.number} is damaged: {each.error}. All else goes "
+                    f"on; for more: txnkv check {store}"
+                )
+
+
+def _print_held_back(store: str, found: list[TopicOverview]) -> None:
+    """Print the transactions that readers of committed messages wait for, and how to end them."""
+    holders: dict[int, list[tuple[str, PartitionOverview]]] = {}
+    for topic in found:
+        for each in topic.partitions:
+            if each.held_by is not None:
+                holders.setdefault(each.held_by.txn_id, []).append((topic.topic.name, each))
+    for txn_id, places in sorted(holders.items()):
+        where = ", ".join(
+            f"{name}/{each.number} at {each.last_stable_offset}" for name, each in places
+        )
+        waiting = sum(each.end - each.last_stable_offset for _, each in places)
+        since = min(each.held_by.since for _, each in places if each.held_by is not None)
+        age = (datetime.now(UTC) - (_UNIX + timedelta(microseconds=since))).total_seconds()
+        click.echo(
+            f"\ntransaction {txn_id} holds back {where}, with {plural(waiting, 'offset')} there, "
+            f"since {duration(max(age, 0))}; if nobody will end it: "
+            f"txnkv txn abort {store} {txn_id}"
+        )
+
+
+def _topic_document(found: TopicOverview) -> dict[str, Any]:
+    options = found.topic.options
+    return {
+        "name": found.topic.name,
+        "buffer": found.topic.buffer,
+        "compression": options.compression,
+        "retention_seconds": options.retention_seconds,
+        "retention_bytes": options.retention_bytes,
+        "retain_unacknowledged": options.retain_unacknowledged,
+        "value_schema": _column_types(options.value_schema),
+        "partitions": [_partition_document(each) for each in found.partitions],
+        "subscriptions": [
+            {
+                "name": each.name,
+                "type": each.type,
+                "lag": sum(each.lag.values()),
+                "lag_by_partition": list(each.lag.values()),
+                "lost": sum(each.lost.values()),
+            }
+            for each in found.subscriptions
+        ],
+    }
+
+
+def _column_types(schema: pa.Schema | None) -> dict[str, str] | None:
+    if schema is None:
+        return None
+    return {each.name: f"{each.type}{'?' if each.nullable else ''}" for each in schema}
+
+
+def _partition_document(each: PartitionOverview) -> dict[str, Any]:
+    holder = each.held_by
+    return {
+        "partition": each.number,
+        "start": each.start,
+        "end": each.end,
+        "last_stable_offset": each.last_stable_offset,
+        "bytes": each.bytes,
+        "held_back_by": None if holder is None else holder.txn_id,
+        "error": each.error,
+        "open": [
+            {"id": txn.txn_id, "first_offset": txn.first_offset, "messages": None}
+            for txn in each.open
+        ]
+        + [
+            {"id": txn_id, "first_offset": None, "messages": count}
+            for txn_id, count in each.waiting.items()
+        ],
+    }
+
+
+topic_argument = click.argument("topic", metavar="TOPIC")
+name_argument = click.argument("name", metavar="NAME")
+
+
+@click.group()
+def group() -> None:
+    """List, show, move and drop the subscriptions of a topic."""
+
+
+@group.command("list")
+@store_argument
+@topic_argument
+@json_option
+def list_(store: str, topic: str, as_json: bool) -> None:
+    """List the subscriptions of TOPIC, and what each has to do.
+
+    Leased messages are delivered and not acknowledged, free ones were given back, and the
+    acknowledgement of a pending one waits for the commit of its transaction.
+    """
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        engine = client.instance.topics
+        found = engine.subscriptions.of_topic(client.topic(topic).info)
+        documents = [{"name": info.name, **subscription_stats(engine, info)} for info in found]
+    if as_json:
+        print_json(documents)
+    elif not documents:
+        click.echo("no subscriptions")
+    else:
+        numbers = ["lag", "leased", "free", "pending"]
+        print_grid(
+            ["name", "type", *numbers, "consumer"],
+            [
+                [
+                    each["name"],
+                    each["type"],
+                    *(f"{each[name]:,}" for name in numbers),
+                    _process_text(each["consumer_pid"]),
+                ]
+                for each in documents
+            ],
+            right=numbers,
+        )
+
+
+@group.command()
+@store_argument
+@topic_argument
+@name_argument
+@json_option
+def show(store: str, topic: str, name: str, as_json: bool) -> None:
+    """Show the subscription NAME of TOPIC, and who has which message.
+
+    What the one consumer of an exclusive subscription has is known to its process alone, unless
+    deliveries are counted (max_deliveries, ack_timeout); pending acknowledgements of its small
+    transactions, too.
+    """
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        engine = client.instance.topics
+        info = _find(client, topic, name)
+        found = holders.look(engine, info)
+        lag = engine.subscriptions.lag(info)
+        committed = engine.subscriptions.committed(info)
+    if as_json:
+        print_json(
+            _subscription_document(info, found)
+            | {
+                "partitions": [
+                    {"partition": number, "committed": committed[number], "lag": lag[number]}
+                    for number in lag
+                ],
+                "held": [_held_document(each) for each in found.held],
+            }
+        )
+        return
+    print_pairs(
+        (key, "-" if value is None else str(value))
+        for key, value in _subscription_document(info, found).items()
+    )
+    click.echo()
+    print_grid(
+        ["partition", "committed", "lag"],
+        [[str(number), str(committed[number]), f"{lag[number]:,}"] for number in lag],
+        right=["partition", "committed", "lag"],
+    )
+    if found.held:
+        click.echo()
+        print_grid(
+            ["partition", "offsets", "state", "by", "deliveries", "for"],
+            [_held_cells(each) for each in found.held],
+            right=["partition", "offsets", "deliveries", "for"],
+        )
+
+
+@group.command()
+@store_argument
+@topic_argument
+@name_argument
+@click.option(
+    "--to", "where", metavar="WHERE", required=True, help="earliest, latest or an offset."
+)
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="This partition alone; may be repeated.",
+)
+@json_option
+def seek(
+    store: str, topic: str, name: str, where: str, partitions: tuple[int, ...], as_json: bool
+) -> None:
+    """Move the subscription NAME of TOPIC.
+
+    What lies below is done, and all from there on is delivered. Consumers of a shared one go on
+    there; that of another one is to be closed first. Transactions that acknowledged messages of
+    the partition are to be ended first. With several partitions it moves one after the other.
+    """
+    if where not in ("earliest", "latest") and not where.isdecimal():
+        raise click.UsageError(f"--to is earliest, latest or an offset, not {where!r}")
+    to = cast("Start", where) if not where.isdecimal() else int(where)
+    with txnkv.connect(store, create=False) as client:
+        info = _find(client, topic, name)
+        count = len(info.topic.partitions)
+        numbers = sorted(set(partitions)) or range(count)
+        if numbers[-1] >= count:
+            raise click.UsageError(f"topic {topic!r} has {plural(count, 'partition')}, from 0 on")
+        if isinstance(to, int) and not partitions and count > 1:
+            raise click.UsageError("an offset is one of a partition: say which with -p")
+        kind = cast("SubscriptionType", info.type)
+        with client.topic(topic).subscribe(name, kind) as subscription:
+            for number in numbers:
+                subscription.seek(number, to)
+            committed = subscription.committed()
+    if as_json:
+        print_json({"name": name, "committed": [committed[number] for number in range(count)]})
+    else:
+        places = ", ".join(f"{number} at {committed[number]}" for number in numbers)
+        click.echo(f"moved {name}: partition {places}")
+
+
+@group.command()
+@store_argument
+@topic_argument
+@name_argument
+@json_option
+def drop(store: str, topic: str, name: str, as_json: bool) -> None:
+    """Forget the subscription NAME of TOPIC.
+
+    Open transactions that acknowledged its messages are aborted.
+    """
+    with txnkv.connect(store, create=False) as client:
+        client.topic(topic).drop_subscription(name)
+    if as_json:
+        print_json({"dropped": name})
+    else:
+        click.echo(f"dropped {name}")
+
+
+def _find(client: txnkv.Client, topic: str, name: str) -> SubscriptionInfo:
+    found = client.instance.topics.subscriptions.of_topic(client.topic(topic).info)
+    for info in found:
+        if info.name == name:
+            return info
+    names = ", ".join(info.name for info in found)
+    raise TopicNotFoundError(
+        f"topic {topic!r} has no subscription {name!r}; it has: {names or 'none'}"
+    )
+
+
+def _subscription_document(info: SubscriptionInfo, found: Holders) -> dict[str, Any]:
+    options = {name: getattr(info, name) for name in OPTIONS}
+    return {
+        "name": info.name,
+        "type": info.type,
+        "consumer_pid": found.consumer_pid,
+        **options,
+    }
+
+
+def _process_text(pid: int | None) -> str:
+    return "" if pid is None else f"process {pid}"
+
+
+def _held_cells(each: HeldMessages) -> list[str]:
+    by = _process_text(each.pid) if each.txn_id is None else f"transaction {each.txn_id.local}"
+    return [
+        str(each.partition),
+        str(each.first) if each.last == each.first + 1 else f"{each.first} to {each.last - 1}",
+        each.state,
+        by,
+        "" if each.deliveries is None else str(each.deliveries),
+        "" if each.seconds_left is None else duration(each.seconds_left),
+    ]
+
+
+def _held_document(each: HeldMessages) -> dict[str, Any]:
+    return {
+        "partition": each.partition,
+        "first": each.first,
+        "last": each.last - 1,
+        "state": each.state,
+        "pid": each.pid,
+        "transaction": None if each.txn_id is None else each.txn_id.local,
+        "deliveries": each.deliveries,
+        "seconds_left": each.seconds_left,
+    }
