@@ -21,7 +21,8 @@ import txnkv
 from txnkv.cli import parsing
 from txnkv.cli.command_group import stopping, words
 from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
-from txnkv.cli.row_sources import FORMATS, Options, RowSource, named, open_source
+from txnkv.cli.row_sources import FORMATS, RowSource, named, open_source
+from txnkv.cli.text_sources import Options
 from txnkv.errors import (
     RowErrors,
     StoreNotFoundError,
