@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import txnkv
-from txnkv.spark.reading.table_reader import TASK_ROWS
+from txnkv.spark.reading.readers import TASK_ROWS
 
 from .data import SCHEMA, ascending
 from .harness import Contestant, Line, race, report

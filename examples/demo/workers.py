@@ -19,8 +19,8 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.attempts import Written
 from txnkv.spark.writing.job_writer import TxnkvWriter
+from txnkv.spark.writing.targets import Written
 
 NAME = "txnkv_demo"
 

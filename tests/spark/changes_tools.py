@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from txnkv.spark import joining
+from txnkv.spark import worker_client
 from txnkv.spark.source import TxnkvDataSource
 from txnkv.tables.read.diff import COMMIT_TIMESTAMP, OP
 
@@ -115,5 +115,5 @@ def told(rows: list[Row], key: str) -> list[tuple[str, Any, int]]:
 
 def close_clients() -> None:
     """Close what readers in this process have opened."""
-    while joining._clients:
-        joining._clients.popitem()[1][1].close()
+    while worker_client._clients:
+        worker_client._clients.popitem()[1][1].close()

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 
 from txnkv import instance
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.stream_writer import StreamWriter
+from txnkv.spark.streams.stream_writer import StreamWriter
 
 FOLDER: Final = "TXNKV_TEST_STALL"
 _WAIT: Final = 120.0

@@ -23,7 +23,7 @@ import txnkv
 from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all, in_child
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.spark.reading import changes_planner
+from txnkv.spark.streams import changes_planner
 from txnkv.tables.tablets import row_set_format, row_set_writer
 from txnkv.tables.write import write_buffer
 

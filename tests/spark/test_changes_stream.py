@@ -18,8 +18,8 @@ import pytest
 
 import txnkv
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.spark.reading import changes_planner
-from txnkv.spark.reading.changes_stream import changes_schema
+from txnkv.spark.streams import changes_planner
+from txnkv.spark.streams.stream_readers import changes_schema
 
 from .changes_tools import Query, Row, close_clients, told
 

@@ -13,7 +13,7 @@ import pytest
 
 import txnkv
 from txnkv import TxnState
-from txnkv.spark import keeper, keeping, processes
+from txnkv.spark import java, keepalive
 
 from .conftest import KEEP_QUIET
 
@@ -92,14 +92,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def named(pid: int) -> list[Any]:
-    found = processes.find(pid)
+    found = java.find(pid)
     assert found is not None
     return [found.pid, found.started]
 
 
 def run_keeper(order: dict[str, Any]) -> subprocess.Popen[str]:
     popen = subprocess.Popen(
-        [sys.executable, "-m", "txnkv.spark.keeper"],
+        [sys.executable, "-m", "txnkv.spark.keepalive"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -179,9 +179,9 @@ def test_a_keeper_does_not_abort_what_is_committing(
     sleeper.kill()
     sleeper.wait()
     client.instance.coordinator.orchestrator.start_commit(txn.id.local)
-    keeper._abort(client, txn)
+    keepalive._abort(client, txn)
     assert txn.state is TxnState.COMMIT_IN_PROGRESS
-    keeper.keep(client, txn, (watch[0], watch[1]))
+    keepalive.keep(client, txn, (watch[0], watch[1]))
     txn.commit()
     assert table.count() == 1
 
@@ -203,7 +203,7 @@ def test_the_planner_hands_its_transaction_over(
     until: Until,
     reuse: bool,
 ) -> None:
-    monkeypatch.setattr(keeping, "PATIENCE", 0.0)
+    monkeypatch.setattr(keepalive, "PATIENCE", 0.0)
     monkeypatch.setitem(os.environ, "SPARK_REUSE_WORKER", "1" if reuse else "")
     client = connect(keepalive_time=5.0)
     client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
@@ -211,12 +211,12 @@ def test_the_planner_hands_its_transaction_over(
     txn.insert("t", {"id": 1})
     txn.flush()
 
-    keeping.hand_over(txn, client.path)
+    keepalive.hand_over(txn, client.path)
     until(lambda: txn._heart is None)  # this process has stopped its own heartbeats
     first = beats(client, txn)
     until(lambda: beats(client, txn) > first, 300)
     txn.rollback()
-    until(lambda: not keeping.at_work())
+    until(lambda: not keepalive.at_work())
 
 
 def test_a_short_job_needs_no_keeper(
@@ -225,26 +225,26 @@ def test_a_short_job_needs_no_keeper(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a keeper was started")
 
-    monkeypatch.setattr(keeping, "_start", refuse)
+    monkeypatch.setattr(keepalive, "_start", refuse)
     monkeypatch.setitem(os.environ, "SPARK_REUSE_WORKER", "1")
     txn = client.new_transaction()
     txn.serialize()
-    keeping.hand_over(txn, client.path)
-    assert keeping.at_work()
+    keepalive.hand_over(txn, client.path)
+    assert keepalive.at_work()
     txn.commit()
-    until(lambda: not keeping.at_work())
+    until(lambda: not keepalive.at_work())
 
 
 def test_processes_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
-    mine = processes.find(os.getpid())
+    mine = java.find(os.getpid())
     assert mine is not None
     assert mine.parent == os.getppid()
-    child = processes.find(sleeper.pid)
+    child = java.find(sleeper.pid)
     assert child is not None
     assert child.parent == os.getpid()
     assert child.name.startswith("python")
-    assert processes.find(sleeper.pid) == child
-    assert processes._from_ps(os.getpid()) is not None
+    assert java.find(sleeper.pid) == child
+    assert java._from_ps(os.getpid()) is not None
     sleeper.kill()
     sleeper.wait()
-    assert processes.find(sleeper.pid) is None
+    assert java.find(sleeper.pid) is None

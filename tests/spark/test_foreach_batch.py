@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.spark import foreach_batch, running
-from txnkv.spark.each_batch import ForeachBatch
+from txnkv.spark import foreach_batch, query_progress
+from txnkv.spark.foreach_batch import ForeachBatch
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
@@ -252,7 +252,7 @@ class Stream:
         self.path = path
         self.topic = client.create_topic("events", buffer=buffer)
         self.ends: list[dict[str, Any]] = []
-        monkeypatch.setattr(running, "end_offsets", lambda frame, batch_id: self.ends)
+        monkeypatch.setattr(query_progress, "end_offsets", lambda frame, batch_id: self.ends)
         self.sent = 0
         self.send(10)
 

@@ -22,7 +22,7 @@ SIZE = 5
 DRIVER = """
 from pathlib import Path
 from types import SimpleNamespace
-from txnkv.spark import foreach_batch, running
+from txnkv.spark import foreach_batch, query_progress
 
 path, note, size, upto = args[0], Path(args[1]), int(args[2]), int(args[3])
 
@@ -50,7 +50,7 @@ def fn(frame, batch_id, txn):
 
 with txnkv.connect(path, create=False) as client:
     topic = client.topic("in").info.id
-running.end_offsets = end_offsets
+query_progress.end_offsets = end_offsets
 do = foreach_batch(path, fn, "daily", "reader")
 while (batch_id := int(note.read_text())) < upto:
     do(Frame(), batch_id)

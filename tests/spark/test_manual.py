@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.spark.settings_options import OPTIONS, Kind
+from txnkv.spark.option_table import OPTIONS, Kind
 
 pytestmark = pytest.mark.spark
 
@@ -41,7 +41,7 @@ def test_the_manual(
 
 
 def test_the_manual_lists_every_option() -> None:
-    from txnkv.spark import settings_options as options
+    from txnkv.spark import option_table as options
 
     text = MANUAL.read_text()
     reads, writes = text[text.index("**Reads.**") :].split("**Writes.**")

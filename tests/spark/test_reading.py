@@ -63,7 +63,7 @@ def test_every_partition_reads_the_snapshot_of_planning(
 ) -> None:
     """Rows that come in between planning and the tasks are not read by any task."""
     from txnkv.spark.columns import arrow_schema, spark_schema
-    from txnkv.spark.reading.table_reader import TxnkvReader
+    from txnkv.spark.reading.readers import TxnkvReader
     from txnkv.spark.settings import Settings
 
     write(client, *range(100))

@@ -214,7 +214,7 @@ def test_failed_attempts_leave_one_copy(
 ) -> None:
     """Attempts fail when they have staged, the last but one excepted."""
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.spark.writing.stream_writer import StreamWriter
+    from txnkv.spark.streams.stream_writer import StreamWriter
 
     class FlakyWriter(StreamWriter):
         def write(self, iterator: Any) -> Any:
@@ -326,9 +326,9 @@ DRIVER = """
 import os, signal
 import txnkv.spark
 from pyspark.sql import SparkSession
-from txnkv.spark import processes
+from txnkv.spark import java
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.stream_writer import StreamWriter
+from txnkv.spark.streams.stream_writer import StreamWriter
 
 builder = SparkSession.builder.master("local[2]")
 for key, value in quiet:
@@ -338,10 +338,10 @@ spark = builder.getOrCreate()
 class DyingWriter(StreamWriter):
     def commit(self, messages, batchId):
         if batchId == 1 and not after:
-            os.kill(processes.jvm().pid, signal.SIGKILL)
+            os.kill(java.jvm().pid, signal.SIGKILL)
         super().commit(messages, batchId)
         if batchId == 1:
-            os.kill(processes.jvm().pid, signal.SIGKILL)
+            os.kill(java.jvm().pid, signal.SIGKILL)
 
 class Dying(TxnkvDataSource):
     @classmethod

@@ -17,8 +17,8 @@ import pytest
 
 import txnkv
 from txnkv import TxnState
-from txnkv.spark import joining, processes
-from txnkv.spark.writing import stream_writer
+from txnkv.spark import java, worker_client
+from txnkv.spark.streams import stream_writer
 
 from .conftest import batch
 
@@ -31,7 +31,7 @@ class Query:
     """A streaming query into a table or topic, whose batches are run by hand."""
 
     def __init__(self, options: dict[str, str], id: str, overwrite: bool = False) -> None:
-        from txnkv.spark.settings_sinks import StreamWrite
+        from txnkv.spark.settings import StreamWrite
 
         self.settings = StreamWrite.of_stream(options, overwrite=overwrite)
         self.id = id
@@ -40,14 +40,14 @@ class Query:
         """The writer of the next batch, as its tasks get it."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from txnkv.spark.writing.stream_writer import stream_writer_of
+        from txnkv.spark.streams.stream_writer import stream_writer_of
 
         return pickle.loads(
             pickle.dumps(stream_writer_of(self.settings, from_arrow_schema(like.schema)))
         )
 
     def committer(self) -> Any:
-        from txnkv.spark.writing.stream_writer import StreamWriter
+        from txnkv.spark.streams.stream_writer import StreamWriter
 
         return StreamWriter(self.settings)
 
@@ -73,8 +73,8 @@ def as_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is all of Spark's: no keepers; it gives up its clients at the end."""
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     yield
-    while joining._clients:
-        joining._clients.popitem()[1][1].close()
+    while worker_client._clients:
+        worker_client._clients.popitem()[1][1].close()
 
 
 @pytest.fixture
@@ -390,10 +390,10 @@ def test_a_driver_that_was_replaced_does_not_end_what_its_successor_began(
 ) -> None:
     old, new = query(), query()
     writer = old.plan(batch(1))
-    real = processes.jvm()
+    real = java.jvm()
     assert real is not None
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "jvm", lambda: replace(real, pid=real.pid + 1))
+        patch.setattr(java, "jvm", lambda: replace(real, pid=real.pid + 1))
         told = new.task(new.plan(batch(1)), 0, batch(1))
     with pytest.raises(txnkv.InvalidTxnStateError):
         old.task(writer, 0, batch(1))

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.spark.settings_sinks import StreamWrite, TopicWrite
-from txnkv.spark.settings_topics import (
+from txnkv.spark.settings import (
     CHANGES,
     TABLE,
     TOPIC,
     ChangesRead,
+    StreamWrite,
     TopicRead,
+    TopicWrite,
     what_is_read,
 )
 from txnkv.spark.source import TxnkvDataSource

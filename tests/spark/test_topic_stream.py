@@ -14,9 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 import txnkv
 from tools.topic_writing import Writer
+from txnkv.spark.query_progress import lag
 from txnkv.spark.reading import topic_planner
-from txnkv.spark.reading.topic_lag import lag
-from txnkv.spark.reading.topic_offsets import share
+from txnkv.spark.reading.topic_planner import share
 from txnkv.topics.maintenance import retention
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward

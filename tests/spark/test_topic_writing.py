@@ -11,7 +11,7 @@ import pytest
 import txnkv
 import txnkv.spark
 from txnkv import TxnState
-from txnkv.spark import joining
+from txnkv.spark import worker_client
 
 from .conftest import SCHEMA
 
@@ -39,8 +39,8 @@ def as_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is all of Spark's: no keepers; it gives up its clients at the end."""
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     yield
-    while joining._clients:
-        joining._clients.popitem()[1][1].close()
+    while worker_client._clients:
+        worker_client._clients.popitem()[1][1].close()
 
 
 def read(topic: txnkv.Topic) -> list[txnkv.Message]:
@@ -118,7 +118,7 @@ def writer(place: dict[str, str], like: pa.RecordBatch) -> Any:
     """A writer into topic e as Spark would make it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from txnkv.spark.settings_sinks import TopicWrite
+    from txnkv.spark.settings import TopicWrite
     from txnkv.spark.writing.job_writer import TopicWriter
 
     return TopicWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))

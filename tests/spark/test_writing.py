@@ -139,8 +139,8 @@ def test_a_null_in_a_column_that_admits_none(
 def flaky(spark: Any) -> str:
     """A format whose tasks stage their rows and fail, except in their last attempt but one."""
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.spark.writing.attempts import Written
     from txnkv.spark.writing.job_writer import TxnkvWriter
+    from txnkv.spark.writing.targets import Written
 
     # Local classes travel to the workers by value, who cannot import this file.
     class FlakyWriter(TxnkvWriter):

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from txnkv.spark import joining
+from txnkv.spark import worker_client
 from txnkv.spark.columns import arrow_schema
 from txnkv.spark.source import TxnkvDataSource
 
@@ -110,8 +110,8 @@ def flat(batch: Rows) -> list[dict[str, Any]]:
 
 def close_clients() -> None:
     """Close the clients of this process's readers; Spark's processes never close theirs."""
-    while joining._clients:
-        joining._clients.popitem()[1][1].close()
+    while worker_client._clients:
+        worker_client._clients.popitem()[1][1].close()
 
 
 def values(rows: list[dict[str, Any]]) -> list[bytes]:

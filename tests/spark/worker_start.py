@@ -19,7 +19,7 @@ AHEAD = (
     "pandas",
     "pyarrow.compute",
     "pyspark.worker",
-    "txnkv.spark.reading.table_reader",
+    "txnkv.spark.reading.readers",
     "txnkv.spark.source",
     "txnkv.spark.writing.job_writer",
 )

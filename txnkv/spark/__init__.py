@@ -8,8 +8,11 @@
                                                                            attempts count
     txn.commit()
 
-Each column is another process, and a task may run twice; see `writing`. A read is planned
-once: `reading` cuts one snapshot into scan tokens, and each task opens one of them.
+Each column is another process, and a task may run twice; see `writing`, and `keepalive` for who
+heartbeats meanwhile. A read is planned once: `reading` cuts one snapshot into scan tokens, and each
+task opens one of them. `streams` has what begins micro batches; `foreach_batch` and
+`query_progress` run in the driver. `source` is what Spark calls, with options as in `option_table`
+and `settings`.
 
 Imported before the session is made, this has Spark's workers run by the driver's Python, unless
 PYSPARK_PYTHON says otherwise.
@@ -31,9 +34,9 @@ if importlib.util.find_spec("pyspark") is None:
         "txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'", name="pyspark"
     )
 
-from txnkv.spark.each_batch import foreach_batch
+from txnkv.spark.foreach_batch import foreach_batch
 from txnkv.spark.java import require_java
-from txnkv.spark.reading import lag
+from txnkv.spark.query_progress import lag
 
 if sys.executable:
     # Spark would start the first python3 of PATH, which need not have txnkv: the virtual

@@ -1,9 +1,75 @@
-"""The check whether a micro batch is in the store, and whether those before it are."""
+"""The progress of a streaming query: which it is, what a batch has read, what is in the store.
+
+Spark hands a foreachBatch function a data frame and a number. Which query it is, is a local
+property of the JVM's thread; what the query has read is in the offset log of its checkpoint, which
+has a batch's end offsets before the batch begins. Both are found through the JVM, which a driver
+has and a Spark Connect client does not.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
 from txnkv.client import Client
 from txnkv.coordinator import Mark, applications
+from txnkv.errors import InvalidTxnStateError, NotSupportedError
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+
+
+def query_id(frame: Any) -> str | None:
+    """Return the id of the query that hands over this data frame; None where it cannot be told."""
+    try:
+        context = frame.sparkSession.sparkContext
+    except Exception:  # Spark Connect refuses in several ways, by version
+        return None
+    found = context.getLocalProperty(_QUERY_ID)
+    return None if found is None else str(found)
+
+
+def end_offsets(frame: Any, batch_id: int) -> list[dict[str, Any]]:
+    """Return the end of a batch in each source whose offsets are JSON objects.
+
+    Args:
+        frame: that the query handed over for this batch.
+        batch_id: the batch.
+
+    Raises:
+        NotSupportedError: there is no JVM to ask, as under Spark Connect.
+        InvalidTxnStateError: the query does not run any more.
+    """
+    id = query_id(frame)
+    if id is None:
+        raise NotSupportedError(
+            "what a batch has read cannot be told here: the function does not run in the driver "
+            "of its query (Spark Connect, or PYSPARK_PIN_THREAD=false). Leave out subscription=, "
+            "and acknowledge in fn"
+        )
+    session = frame.sparkSession
+    uuid = session._jvm.java.util.UUID.fromString(id)
+    running = session._jsparkSession.sharedState().activeStreamingQueries().get(uuid)
+    if running is None:
+        raise InvalidTxnStateError(f"query {id} was stopped; its batch {batch_id} is not committed")
+    logged = running.offsetLog().get(batch_id)
+    if not logged.isDefined():
+        raise InvalidTxnStateError(
+            f"the checkpoint of query {id} has no offsets of batch {batch_id}"
+        )
+    return list(_parsed(logged.get().offsets().iterator()))
+
+
+def _parsed(offsets: Any) -> Iterator[dict[str, Any]]:
+    while offsets.hasNext():
+        offset = offsets.next()
+        if offset.isDefined():
+            try:
+                found = json.loads(offset.get().json())
+            except ValueError:
+                continue  # of a source that has its own way
+            if isinstance(found, dict):
+                yield found
 
 
 def is_committed(client: Client, mark: Mark) -> bool:
@@ -26,3 +92,52 @@ def is_committed(client: Client, mark: Mark) -> bool:
             f"client.forget_applied({mark.app_id!r})"
         )
     return False
+
+
+def lag(progress_or_query: Any, topic: str | None = None) -> dict[int, int]:
+    """Offsets that a query has not read yet, by partition, as of its last progress.
+
+    Args:
+        progress_or_query: a `StreamingQuery`, or a `StreamingQueryProgress` of one.
+        topic: the topic's name; None where the query reads one topic.
+
+    Returns:
+        The lags, none of them when there was no progress yet.
+
+    Raises:
+        ValueError: the query does not read this topic; or several, and none is named.
+    """
+    progress = getattr(progress_or_query, "lastProgress", progress_or_query)
+    if progress is None:
+        return {}
+    found = [each for each in _sources(progress) if topic in (None, each[0]["topic"])]
+    if len({end["topic"] for end, _ in found}) != 1:
+        named = "a txnkv topic" if topic is None else f"topic {topic!r}"
+        several = ", ".join(sorted({end["topic"] for end, _ in found}))
+        raise ValueError(
+            f"the query reads the topics {several}: name one" if several else
+            f"the query does not read {named}"
+        )  # fmt: skip
+    lags: dict[int, int] = {}
+    for end, latest in found:
+        for number, offset in latest["offsets"].items():
+            behind = max(offset - end["offsets"].get(number, 0), 0)
+            lags[int(number)] = max(lags.get(int(number), 0), behind)
+    return lags
+
+
+def _sources(progress: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """End and latest offset of each source that is a topic."""
+    for source in progress["sources"]:
+        end, latest = (_offset(source[name]) for name in ("endOffset", "latestOffset"))
+        if end is not None and latest is not None:
+            yield end, latest
+
+
+def _offset(given: Any) -> dict[str, Any] | None:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return None
+    return given if isinstance(given, dict) and {"topic", "offsets"} <= given.keys() else None

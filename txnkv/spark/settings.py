@@ -1,7 +1,8 @@
-"""The settings of a read or write of a table in batches; topics and streams have their own.
+"""The settings of each kind of read and write, from its options. All are checked while Spark plans.
 
-All are checked while Spark plans. `settings_topics` has the reads of topics and of changes,
-`settings_sinks` the writes into topics and the sinks of streams.
+table      Settings.of_read      -                      Settings.of_write      StreamWrite
+changes    -                     ChangesRead            -                      -
+topic      TopicRead.of_batch    TopicRead.of_stream    TopicWrite             StreamWrite
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from txnkv.client import Client, connect
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
+from txnkv.errors import NotSupportedError
 from txnkv.options import Operation
-from txnkv.spark import settings_options as options_
+from txnkv.spark import option_table
+from txnkv.spark.option_table import EARLIEST, Position
 from txnkv.tables import DELETES, UPDATES, require_operation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StorePlace:
     """The place of the store, and how to connect to it.
 
     Attributes:
@@ -49,7 +53,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Place):
+class Settings(StorePlace):
     """Settings of a read or write of a table in batches.
 
     Attributes:
@@ -77,8 +81,8 @@ class Settings(Place):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory.
         """
-        given = options_.named(options, options_.READ_TABLE, "a read of a table")
-        path, table = options_.place(given, "table")
+        given = option_table.named(options, option_table.READ_TABLE, "a read of a table")
+        path, table = option_table.place(given, "table")
         if "token" in given and "snapshot" in given:
             raise ValueError(
                 "options token and snapshot exclude each other: a read with a token sees its "
@@ -89,9 +93,9 @@ class Settings(Place):
             path=path,
             table=table,
             token=given.get("token"),
-            columns=options_.columns(given),
-            snapshot=None if snapshot is None else options_.time("snapshot", snapshot),
-            push_filters=options_.flag(given, "pushFilters", False),
+            columns=option_table.columns(given),
+            snapshot=None if snapshot is None else option_table.time("snapshot", snapshot),
+            push_filters=option_table.flag(given, "pushFilters", False),
         )
 
     @classmethod
@@ -102,8 +106,8 @@ class Settings(Place):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory.
         """
-        given = options_.named(options, options_.WRITE_TABLE, "a write into a table")
-        path, table = options_.place(given, "table")
+        given = option_table.named(options, option_table.WRITE_TABLE, "a write into a table")
+        path, table = option_table.place(given, "table")
         operation = require_operation(given.get("operation", "insert"))
         require_rows_left(operation, overwrite)
         refuse_times_of_others(given)
@@ -113,8 +117,8 @@ class Settings(Place):
             token=given.get("token"),
             operation=operation,
             overwrite=overwrite,
-            timeout=options_.seconds(given, "timeout"),
-            keepalive_time=options_.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
+            timeout=option_table.seconds(given, "timeout"),
+            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
         )
 
 
@@ -141,4 +145,267 @@ def refuse_times_of_others(given: Mapping[str, str]) -> None:
         raise ValueError(
             "options timeout and keepaliveTime are for a write in a transaction of its own: "
             "with a token, give them to new_transaction and connect"
+        )
+
+
+TABLE: Final = "table"
+TOPIC: Final = "topic"
+CHANGES: Final = "changes"
+
+
+def names_topic(options: Mapping[str, str]) -> bool:
+    """Tell whether a topic is read or written, rather than a table.
+
+    Raises:
+        ValueError: options table and topic are both there, or neither.
+    """
+    found = option_table.given(options)
+    if "topic" in found and "table" in found:
+        raise ValueError("options table and topic exclude each other: give one of them")
+    if "topic" not in found and "table" not in found:
+        raise ValueError("option table or topic is missing: say .option('table', ...)")
+    return "topic" in found
+
+
+def what_is_read(options: Mapping[str, str]) -> str:
+    """TABLE, TOPIC or CHANGES.
+
+    Raises:
+        ValueError: options table and topic are both there, or neither; changes is no flag.
+    """
+    if names_topic(options):
+        return TOPIC
+    changes = option_table.flag(option_table.given(options), "changes", False)
+    return CHANGES if changes else TABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicRead(StorePlace):
+    """Settings of a read of a topic, batch or stream. The read sees committed messages.
+
+    Attributes:
+        columns: the projection; None for all.
+        order: "offset", or "commit": whole transactions, as they were committed.
+        starting: where a batch, or a new query, begins.
+        ending: where a batch ends.
+        max_offsets: at most about so many offsets a micro batch; None for all there are.
+        fail_on_data_loss: whether messages that are gone are an error.
+    """
+
+    topic: str
+    columns: tuple[str, ...] | None = None
+    order: str = "offset"
+    starting: Position = "earliest"
+    ending: Position = "latest"
+    max_offsets: int | None = None
+    fail_on_data_loss: bool = True
+
+    @classmethod
+    def of_schema(cls, options: Mapping[str, str]) -> TopicRead:
+        """The settings of a read of which it is not known whether it is a batch or a stream.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory, or there is a token.
+        """
+        known = dict.fromkeys(option_table.READ_TOPIC + option_table.STREAM_TOPIC)
+        return cls._of(options, tuple(known), "a read of a topic")
+
+    @classmethod
+    def of_batch(cls, options: Mapping[str, str]) -> TopicRead:
+        """The settings of a batch read.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory, or there is a token.
+        """
+        made = cls._of(options, option_table.READ_TOPIC, "a batch read of a topic")
+        if made.starting == "latest":
+            raise ValueError("a batch from startingOffsets 'latest' on reads nothing: leave it out")
+        return made
+
+    @classmethod
+    def of_stream(cls, options: Mapping[str, str]) -> TopicRead:
+        """The settings of a streaming read.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory, or there is a token.
+        """
+        return cls._of(options, option_table.STREAM_TOPIC, "a streaming read of a topic")
+
+    @classmethod
+    def _of(cls, options: Mapping[str, str], known: tuple[str, ...], what: str) -> TopicRead:
+        _refuse_token(options, what)
+        given = option_table.named(options, known, what)
+        path, topic = option_table.place(given, "topic")
+        order = given.get("order", "offset").lower()
+        if order not in ("offset", "commit"):
+            raise ValueError(f"order is 'offset' or 'commit', not {order!r}")
+        starting = option_table.position(given, "startingOffsets", "earliest")
+        ending = option_table.position(given, "endingOffsets", "latest")
+        if ending == "earliest" or (isinstance(ending, dict) and EARLIEST in ending.values()):
+            raise ValueError(
+                "endingOffsets is 'latest' or offsets by partition (-1 latest), not the earliest"
+            )
+        return cls(
+            path=path,
+            topic=topic,
+            columns=option_table.columns(given),
+            order=order,
+            starting=starting,
+            ending=ending,
+            max_offsets=option_table.positive(given, "maxOffsetsPerTrigger"),
+            fail_on_data_loss=option_table.flag(given, "failOnDataLoss", True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesRead(StorePlace):
+    """Settings of a stream of a table's changes.
+
+    Attributes:
+        columns: the projection of the table's columns and `_op`, `_commit_timestamp`; None for all.
+        starting: "earliest": all rows, then changes; "latest"; or changes after a time.
+    """
+
+    table: str
+    columns: tuple[str, ...] | None = None
+    starting: str | Timestamp | datetime = "earliest"
+
+    @classmethod
+    def of_stream(cls, options: Mapping[str, str]) -> ChangesRead:
+        """The settings of a streaming read.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense.
+            NotSupportedError: the path is no directory, or there is a token.
+        """
+        what = "a stream of changes"
+        _refuse_token(options, what)
+        given = option_table.named(options, option_table.STREAM_CHANGES, what)
+        path, table = option_table.place(given, "table")
+        return cls(
+            path=path,
+            table=table,
+            columns=option_table.columns(given),
+            starting=_starting(given.get("startingOffsets", "earliest")),
+            history=option_table.seconds(given, "history"),
+        )
+
+
+def _starting(text: str) -> str | Timestamp | datetime:
+    text = text.strip()
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    return option_table.time("startingOffsets of changes, if not 'earliest' or 'latest',", text)
+
+
+def _refuse_token(options: Mapping[str, str], what: str) -> None:
+    if "token" in option_table.given(options):
+        raise NotSupportedError(
+            f"{what} sees what is committed, and joins no transaction: leave out option token"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicWrite(StorePlace):
+    """Settings of a batch write into a topic.
+
+    Attributes:
+        timeout: seconds for a write in a transaction of its own, or None.
+    """
+
+    topic: str
+    token: str | None = None
+    timeout: float | None = None
+
+    @classmethod
+    def of_batch(cls, options: Mapping[str, str], *, overwrite: bool = False) -> TopicWrite:
+        """The settings of a write in mode append.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
+            NotSupportedError: the path is no directory.
+        """
+        given = option_table.named(options, option_table.WRITE_TOPIC, "a write into a topic")
+        path, topic = option_table.place(given, "topic")
+        _refuse_overwrite(topic, overwrite)
+        refuse_times_of_others(given)
+        return cls(
+            path=path,
+            topic=topic,
+            token=given.get("token"),
+            timeout=option_table.seconds(given, "timeout"),
+            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamWrite(StorePlace):
+    """Settings of the sink of a stream: a table or a topic. Each micro batch is one transaction.
+
+    Attributes:
+        table, topic: one of them is None.
+        operation: of a table: what is done with the rows.
+        operation_column: of a table: the column that says it for each row; or None.
+        app_id: the application that the batches count for; None for the query's id.
+        checkpoint: option checkpointLocation, where it was given as one; absolute.
+        overwrite: each batch replaces the rows (output mode complete).
+        timeout: seconds for the transaction of a micro batch, or None.
+    """
+
+    table: str | None = None
+    topic: str | None = None
+    operation: Operation = "insert"
+    operation_column: str | None = None
+    app_id: str | None = None
+    checkpoint: str | None = None
+    overwrite: bool = False
+    timeout: float | None = None
+
+    @classmethod
+    def of_stream(cls, options: Mapping[str, str], *, overwrite: bool = False) -> StreamWrite:
+        """The settings of a sink; `overwrite` in output mode complete.
+
+        Raises:
+            ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
+            NotSupportedError: the path is no directory.
+        """
+        if names_topic(options):
+            kind, known = "topic", option_table.SINK_TOPIC
+        else:
+            kind, known = "table", option_table.SINK_TABLE
+        found = option_table.given(options)
+        of_spark = {name: found.pop(name, None) for name in option_table.OF_SPARK}
+        given = option_table.named(found, known, f"a stream into a {kind}")
+        path, name = option_table.place(given, kind)
+        operation = require_operation(given.get("operation", "insert"))
+        if kind == "topic":
+            _refuse_overwrite(name, overwrite)
+        require_rows_left(operation, overwrite)
+        column = given.get("operationColumn")
+        if column is not None and "operation" in given:
+            raise ValueError("options operation and operationColumn exclude each other")
+        if "appId" in given and not given["appId"]:
+            raise ValueError("appId is empty: name the application, or leave it out")
+        return cls(
+            path=path,
+            table=name if kind == "table" else None,
+            topic=name if kind == "topic" else None,
+            operation=operation,
+            operation_column=column,
+            app_id=given.get("appId"),
+            checkpoint=option_table.location(of_spark["checkpointLocation"]),
+            overwrite=overwrite,
+            timeout=option_table.seconds(given, "timeout"),
+            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
+        )
+
+
+def _refuse_overwrite(topic: str, overwrite: bool) -> None:
+    if overwrite:
+        raise ValueError(
+            f"a topic is only ever added to, and cannot be overwritten: write into {topic!r} in "
+            "mode append; or, for the whole result of each batch, into a table"
         )

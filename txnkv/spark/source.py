@@ -1,9 +1,9 @@
 """The data source that Spark knows as format "txnkv".
 
     options            spark.read           readStream        df.write            writeStream
-    table              table_reader         -                 job_writer          stream_writer
-    table, changes     -                    changes_stream    -                   -
-    topic              topic_reader         topic_stream      job_writer          stream_writer
+    table              readers              -                 job_writer          stream_writer
+    table, changes     -                    stream_readers    -                   -
+    topic              readers              stream_readers    job_writer          stream_writer
 
 Each of them is imported by who needs it: a batch job does without what streams import, which
 takes a later version of Spark.
@@ -25,10 +25,19 @@ from pyspark.sql.types import StructType
 
 from txnkv.errors import NotSupportedError, SchemaError
 from txnkv.spark.columns import arrow_schema, spark_schema
-from txnkv.spark.joining import client_of
-from txnkv.spark.settings import Settings
-from txnkv.spark.settings_sinks import StreamWrite, TopicWrite, writes_topic
-from txnkv.spark.settings_topics import CHANGES, TABLE, TOPIC, ChangesRead, TopicRead, what_is_read
+from txnkv.spark.settings import (
+    CHANGES,
+    TABLE,
+    TOPIC,
+    ChangesRead,
+    Settings,
+    StreamWrite,
+    TopicRead,
+    TopicWrite,
+    names_topic,
+    what_is_read,
+)
+from txnkv.spark.worker_client import client_of
 
 _STREAMS_NEED: Final = "pyspark.sql.streaming.datasource"
 """The module of Spark that streams are built on; since Spark 4.2."""
@@ -96,7 +105,7 @@ class TxnkvDataSource(DataSource):
             ValueError: an option is missing, unknown, or makes no sense.
             SchemaError: the data does not fit.
         """
-        if writes_topic(self.options):
+        if names_topic(self.options):
             from txnkv.spark.writing import TopicWriter
 
             return TopicWriter.start(TopicWrite.of_batch(self.options, overwrite=overwrite), schema)
@@ -120,13 +129,13 @@ class TxnkvDataSource(DataSource):
                 ".option('changes', 'true'), or the table itself with spark.read"
             )
         if kind == CHANGES:
-            from txnkv.spark.reading import ChangesStreamReader
+            from txnkv.spark.streams import ChangesStreamReader
 
             changes = ChangesRead.of_stream(self.options)
             own = _changes_schema(changes, schema)
             _require_same(schema, own, f"changes of table {changes.table!r}")
             return ChangesStreamReader(changes, arrow_schema(schema))
-        from txnkv.spark.reading import TopicStreamReader
+        from txnkv.spark.streams import TopicStreamReader
 
         settings = TopicRead.of_stream(self.options)
         _require_same(schema, _topic_schema(settings, schema), f"topic {settings.topic!r}")
@@ -143,7 +152,7 @@ class TxnkvDataSource(DataSource):
             NotSupportedError: Spark is too old.
         """
         _require_streams()
-        from txnkv.spark.writing import stream_writer_of
+        from txnkv.spark.streams import stream_writer_of
 
         return stream_writer_of(StreamWrite.of_stream(self.options, overwrite=overwrite), schema)
 
@@ -156,7 +165,7 @@ def _topic_schema(settings: TopicRead, asked: StructType | None) -> StructType:
 
 
 def _changes_schema(settings: ChangesRead, asked: StructType | None) -> StructType:
-    from txnkv.spark.reading import changes_schema
+    from txnkv.spark.streams import changes_schema
 
     table = client_of(settings).table(settings.table)
     return changes_schema(table.schema, settings.columns if asked is None else asked.names)

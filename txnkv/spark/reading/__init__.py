@@ -1,21 +1,22 @@
-"""Readers for Spark: of tables at a snapshot, of topics, of changes of tables."""
+"""Reading by Spark's batches, and the plans of topics that streams share.
+
+readers          of a table at a snapshot, and of a topic; `pushdown` has filters of Spark
+topic_planner    where reads of a topic begin and end, and their tasks, which `topic_rows` read
+"""
 
 from txnkv.spark.reading import pushdown
-from txnkv.spark.reading.changes_stream import ChangesStreamReader, changes_schema
-from txnkv.spark.reading.table_reader import PushingReader, TxnkvReader
-from txnkv.spark.reading.topic_columns import topic_schema
-from txnkv.spark.reading.topic_lag import lag
-from txnkv.spark.reading.topic_reader import TopicReader
-from txnkv.spark.reading.topic_stream import TopicStreamReader
+from txnkv.spark.reading.readers import PushingReader, TopicReader, TxnkvReader, cut
+from txnkv.spark.reading.topic_planner import TopicOffset, TopicPlanner
+from txnkv.spark.reading.topic_rows import read_task, topic_schema
 
 __all__ = [
-    "ChangesStreamReader",
     "PushingReader",
+    "TopicOffset",
+    "TopicPlanner",
     "TopicReader",
-    "TopicStreamReader",
     "TxnkvReader",
-    "changes_schema",
-    "lag",
+    "cut",
     "pushdown",
+    "read_task",
     "topic_schema",
 ]

@@ -18,7 +18,6 @@ pushed down where the caller says, by option pushFilters, that the data frame is
 from __future__ import annotations
 
 import math
-import sys
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -27,6 +26,7 @@ import pyarrow as pa
 from pyspark.sql import datasource
 
 from txnkv.errors import SchemaError
+from txnkv.spark.worker_client import runs
 from txnkv.tables import Schema, parse
 
 _COMPARE: Final[dict[type, str]] = {
@@ -50,10 +50,7 @@ def asked_for() -> bool:
     Spark refuses a reader that implements `pushFilters` while its setting is off, and tells
     the reader nothing of the setting; but with it on, another worker program plans the read.
     """
-    if _WORKER in sys.modules:
-        return True
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name == _WORKER
+    return runs(_WORKER)
 
 
 def predicate(asked: datasource.Filter, table: Schema) -> tuple[Any, ...] | None:

@@ -1,6 +1,27 @@
-"""Writers for Spark: of tables and topics, in batches and streams."""
+"""Writing by Spark: jobs whose accepted attempts count (`job_writer`), into `targets`."""
 
-from txnkv.spark.writing.job_writer import TopicWriter, TxnkvWriter
-from txnkv.spark.writing.stream_writer import stream_writer_of
+from txnkv.spark.writing.job_writer import TopicWriter, TxnkvWriter, begin_own
+from txnkv.spark.writing.targets import (
+    ChangesTarget,
+    TableTarget,
+    Target,
+    TopicTarget,
+    Written,
+    attempt_of_task,
+    one_each,
+    stage,
+)
 
-__all__ = ["TopicWriter", "TxnkvWriter", "stream_writer_of"]
+__all__ = [
+    "ChangesTarget",
+    "TableTarget",
+    "Target",
+    "TopicTarget",
+    "TopicWriter",
+    "TxnkvWriter",
+    "Written",
+    "attempt_of_task",
+    "begin_own",
+    "one_each",
+    "stage",
+]

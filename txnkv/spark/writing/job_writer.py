@@ -10,7 +10,7 @@ it speculates. What an attempt stages carries a name of its own and counts for n
 
 Nobody's Python lives as long as a job that is its own transaction: the planner that begins it
 may be stopped after an idle minute. So a keeper, a small process, heartbeats for it as long
-as Spark's JVM lives: see `keeper`.
+as Spark's JVM lives: see `keepalive`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from txnkv.client import Client
+from txnkv.coordinator import named
 from txnkv.errors import TxnNotFoundError
-from txnkv.spark import keeping
+from txnkv.spark import keepalive
 from txnkv.spark.columns import arrow_schema
-from txnkv.spark.joining import client_of, join_open
-from txnkv.spark.settings import Place, Settings
-from txnkv.spark.settings_sinks import TopicWrite
-from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
-from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
+from txnkv.spark.settings import Settings, StorePlace, TopicWrite
+from txnkv.spark.worker_client import client_of, join_open
+from txnkv.spark.writing.targets import (
+    TableTarget,
+    Target,
+    TopicTarget,
+    Written,
+    attempt_of_task,
+    one_each,
+    stage,
+)
 from txnkv.transaction import Job, Transaction
 
 
@@ -46,7 +53,7 @@ class JobWriter(DataSourceArrowWriter):
         own: whether the transaction is the job's own.
     """
 
-    def __init__(self, place: Place, target: Target, token: str, job: str, own: bool) -> None:
+    def __init__(self, place: StorePlace, target: Target, token: str, job: str, own: bool) -> None:
         self._place = place
         self._target = target
         self._token = token
@@ -56,7 +63,7 @@ class JobWriter(DataSourceArrowWriter):
     @classmethod
     def begin(
         cls,
-        place: Place,
+        place: StorePlace,
         target: Target,
         schema: StructType,
         *,
@@ -95,7 +102,7 @@ class JobWriter(DataSourceArrowWriter):
         done = Written(*attempt_of_task())
         client = client_of(self._place)
         job = Job.join(Transaction.deserialize(client, self._token), self._job)
-        self._target.stage(client, job, done, iterator)
+        stage(self._target, client, job, done, iterator)
         return done
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -121,8 +128,13 @@ class JobWriter(DataSourceArrowWriter):
                 Job.join(txn, self._job).abort()
 
 
-def begin_own(client: Client, target: Target, path: str, timeout: float | None) -> tuple[str, str]:
+def begin_own(
+    client: Client, target: Target, path: str, timeout: float | None, names: Sequence[str] = ()
+) -> tuple[str, str]:
     """A transaction and its one job, both to outlive this process.
+
+    Args:
+        names: for others to find the transaction by.
 
     Returns:
         The transaction's token, and the job's id.
@@ -130,9 +142,13 @@ def begin_own(client: Client, target: Target, path: str, timeout: float | None) 
     txn = client.new_transaction(timeout=timeout)
     try:
         job = Job.start(txn)
+        if names:
+            with client.instance.store.status.write() as cur:
+                for name in names:
+                    named.replace(cur, name, txn.context.row.txn_id, job.id)
         target.make_room(txn, job)
         token = str(txn.serialize())
-        keeping.hand_over(txn, path)
+        keepalive.hand_over(txn, path)
     except BaseException:
         txn.rollback()
         raise

@@ -1,19 +1,94 @@
-"""Targets of a job of Spark: what is checked while it is planned, and how a task stages."""
+"""Targets of a job of Spark: what is checked in its plan, how a task stages, what it answers.
+
+A target is a table, a topic, or a table that changes are applied to. Rows of changes say what is
+done with each of them, as a stream of changes has them:
+
+    _op      id   total                      of each key the last row counts
+    insert   1    10
+    update   1    12         ->  put         1  12
+    insert   2    20             delete      2
+    delete   2    20
+
+What comes is the state after each change, so a row of insert, update or upsert is put there
+whatever was there, and a delete of what is not there is none. That makes it harmless to begin
+with changes that the table has already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from itertools import chain
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
 
 from txnkv.client import Client
+from txnkv.core import compute as pc
+from txnkv.errors import InvalidTxnStateError, SchemaError
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
-from txnkv.spark.writing.attempts import Written, again
+from txnkv.tables import Schema
 from txnkv.topics import TopicInfo, message_batches, topic_catalog
-from txnkv.transaction import Job, Transaction
+from txnkv.transaction import Job, Transaction, WriteResult
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The message from a task attempt to the committer.
+
+    Attributes:
+        partition: the task's partition; None outside of a task.
+        attempt: the attempt's name in its job.
+        inserted, updated, deleted, ignored: rows.
+        sent: messages.
+    """
+
+    partition: int | None
+    attempt: str
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    sent: int = 0
+
+    def count(self, result: WriteResult) -> None:
+        """Add the numbers of what was staged."""
+        self.inserted += result.inserted
+        self.updated += result.updated
+        self.deleted += result.deleted
+        self.ignored += result.ignored
+        self.sent += result.sent
+
+
+def attempt_of_task() -> tuple[int | None, str]:
+    """The partition of the task that runs here, and a name that no other attempt ever has."""
+    task = TaskContext.get()
+    number = "0" if task is None else f"{task.partitionId()}.{task.attemptNumber()}"
+    return None if task is None else task.partitionId(), f"{number}.{uuid.uuid4().hex[:12]}"
+
+
+def one_each(messages: Sequence[WriterCommitMessage | None]) -> list[str]:
+    """The attempts that count, one for each partition, in the order of the messages.
+
+    Raises:
+        InvalidTxnStateError: a task has no message, so what it wrote is missing.
+    """
+    chosen: dict[int | str, str] = {}
+    for message in messages:
+        if not isinstance(message, Written):
+            raise InvalidTxnStateError(
+                f"cannot commit the write: a task answered {message!r} in place of what it wrote"
+            )
+        key = message.attempt if message.partition is None else message.partition
+        chosen.setdefault(key, message.attempt)
+    return list(chosen.values())
+
+
+Batches: TypeAlias = Iterator[pa.RecordBatch]
 
 _OVERWRITE: Final = "overwrite"
 """The attempt that deletes what is there."""
@@ -33,9 +108,16 @@ class Target(Protocol):
         """Stage what counts below all that tasks write."""
 
     def stage(
-        self, client: Client, job: Job, done: Written, batches: Iterator[pa.RecordBatch]
+        self, client: Client, job: Job, done: Written, given: pa.Schema, batches: Batches
     ) -> None:
         """Stage one task's data in the name of its attempt, and note how much that was."""
+
+
+def stage(target: Target, client: Client, job: Job, done: Written, batches: Batches) -> None:
+    """Stage what a task has, if anything: without a batch it has no schema either."""
+    first = next(batches, None)
+    if first is not None:
+        target.stage(client, job, done, first.schema, chain([first], batches))
 
 
 @dataclass(frozen=True)
@@ -72,7 +154,7 @@ class TableTarget:
                 session.write(self.table, keys, "delete")
 
     def stage(
-        self, client: Client, job: Job, done: Written, batches: Iterator[pa.RecordBatch]
+        self, client: Client, job: Job, done: Written, given: pa.Schema, batches: Batches
     ) -> None:
         """Stage rows.
 
@@ -81,11 +163,8 @@ class TableTarget:
             SchemaError: a value does not fit its column.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
         """
-        first = next(batches, None)
-        if first is None:
-            return
         table = client.table(self.table)
-        rows = FromSpark(table.schema, first.schema, self.operation).reader(again(first, batches))
+        rows = FromSpark(table.schema, given, self.operation).reader(batches)
         with job.session(done.attempt, alone=self.overwrite) as session:
             done.count(session.write(table, rows, self.operation))
 
@@ -112,7 +191,7 @@ class TopicTarget:
         """A topic is only ever added to."""
 
     def stage(
-        self, client: Client, job: Job, done: Written, batches: Iterator[pa.RecordBatch]
+        self, client: Client, job: Job, done: Written, given: pa.Schema, batches: Batches
     ) -> None:
         """Stage messages.
 
@@ -120,11 +199,8 @@ class TopicTarget:
             SchemaError, ValueError: a value does not fit; there is no such partition.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
         """
-        first = next(batches, None)
-        if first is None:
-            return
         info = client.topic_info(self.topic)
-        reader = _retyped(info, first.schema).reader(again(first, batches))
+        reader = _retyped(info, given).reader(batches)
         with job.session(done.attempt) as session:
             done.count(session.send_batch(self.topic, reader))
 
@@ -133,3 +209,118 @@ def _retyped(info: TopicInfo, given: pa.Schema) -> Retyped:
     declared = info.options.value_schema
     types = {} if declared is None else dict(zip(declared.names, declared.types, strict=True))
     return Retyped(types, given)
+
+
+# -- changes ---------------------------------------------------------------------------
+
+_PUTS: Final = pa.array(["insert", "update", "upsert"])
+_DELETES: Final = pa.array(["delete"])
+_SPLIT_ROWS: Final = 1 << 19
+"""So many rows are looked at together."""
+
+
+@dataclass(frozen=True)
+class ChangesTarget:
+    """Changes applied to a table.
+
+    Attributes:
+        column: says for each row what is done: insert, update, upsert or delete.
+    """
+
+    table: str
+    column: str
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        return ()
+
+    def require(self, client: Client, given: pa.Schema) -> None:
+        """Refuse data that does not fit.
+
+        Raises:
+            TableNotFoundError, SchemaError: there is no such table, or the data does not fit.
+        """
+        _Split(client.table(self.table).schema, given, self.column)
+
+    def make_room(self, txn: Transaction, job: Job) -> None:
+        """Changes are of single rows."""
+
+    def stage(
+        self, client: Client, job: Job, done: Written, given: pa.Schema, batches: Batches
+    ) -> None:
+        """Stage what the changes come to.
+
+        Raises:
+            SchemaError: a value does not fit its column, or is no operation.
+            InvalidTxnStateError: the transaction is not open, or the job has ended.
+        """
+        table = client.table(self.table)
+        split = _Split(table.schema, given, self.column)
+        with job.session(done.attempt) as session:
+            for some in _gathered(batches):
+                for operation, rows in split.operations(some):
+                    done.count(session.write(table, rows, operation))
+
+
+class _Split:
+    def __init__(self, table: Schema, given: pa.Schema, column: str) -> None:
+        if column not in given.names:
+            raise SchemaError(
+                f"option operationColumn names {column!r}, and the data has no such column; it "
+                f"has {', '.join(given.names)}"
+            )
+        if not pa.types.is_string(given.field(column).type):
+            raise SchemaError(
+                f"column {column!r} (option operationColumn) is a string, not "
+                f"{given.field(column).type}"
+            )
+        self._column = column
+        self._keys = list(table.primary_key)
+        rows = given.remove(given.get_field_index(column))
+        self._put = FromSpark(table, rows, "upsert")
+        key_fields = [given.field(name) for name in self._keys]
+        self._delete = FromSpark(table, pa.schema(key_fields), "delete_ignore")
+
+    def operations(self, rows: pa.Table) -> Iterator[tuple[Operation, pa.RecordBatchReader]]:
+        """Yield operations with their rows, in an order of no matter: no key is in two of them."""
+        last = self._last_of_each_key(rows)
+        said = last[self._column]
+        puts, deletes = (pc.is_in(said, value_set=names) for names in (_PUTS, _DELETES))
+        if not pc.all(pc.or_(puts, deletes)).as_py():
+            wrong = last.filter(pc.invert(pc.or_(puts, deletes)))[self._column][0].as_py()
+            raise SchemaError(
+                f"column {self._column!r} says insert, update, upsert or delete, not {wrong!r}"
+            )
+        kept = last.filter(puts).drop_columns([self._column])
+        gone = last.filter(deletes).select(self._keys)
+        parts: list[tuple[FromSpark, Operation, pa.Table]] = [
+            (self._put, "upsert", kept),
+            (self._delete, "delete_ignore", gone),
+        ]
+        for convert, operation, some in parts:
+            if some.num_rows:
+                yield operation, convert.reader(iter(some.to_batches()))
+
+    def _last_of_each_key(self, rows: pa.Table) -> pa.Table:
+        place = "#"
+        while place in rows.column_names:
+            place += "#"
+        counted = pc.subtract(pc.cumulative_sum(pa.repeat(1, rows.num_rows)), 1)
+        keys = rows.select(self._keys).append_column(place, counted)
+        last = keys.group_by(self._keys).aggregate([(place, "max")])[f"{place}_max"]
+        if len(last) == rows.num_rows:
+            return rows
+        return rows.take(last)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _SPLIT_ROWS:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)

@@ -1,9 +1,9 @@
-"""The names and values of options, as strings; what they say together is up to the settings.
+"""The options of reads and writes: one table of them, and their values, which Spark has as strings.
 
 Spark hands options in small letters, and does not tell a data source what it is for: a read
 looks the same to `schema()` whether it is a batch or a stream. So names are checked twice, when
 the schema is asked for (is there such an option at all, for what is read?) and when the reader is
-made (is it for this kind of read?).
+made (is it for this kind of read?). What options say together is up to `settings`.
 """
 
 from __future__ import annotations
@@ -191,12 +191,21 @@ def place(found: Mapping[str, str], kind: str) -> tuple[str, str]:
     for name in ("path", kind):
         if not found.get(name):
             raise ValueError(f"option {name} is missing: say .option({name!r}, ...)")
-    path = found["path"]
-    if "://" in path:
+    return directory(found["path"]), found[kind]
+
+
+def directory(path: str | os.PathLike[str]) -> str:
+    """A store's directory, absolute.
+
+    Raises:
+        NotSupportedError: the path is no directory.
+    """
+    text = os.fspath(path)
+    if "://" in text:
         raise NotSupportedError(
-            f"path {path!r}: this version opens stores on this machine alone; give a directory"
+            f"path {text!r}: this version opens stores on this machine alone; give a directory"
         )
-    return os.path.abspath(path), found[kind]
+    return os.path.abspath(text)
 
 
 def location(checkpoint: str | None) -> str | None:

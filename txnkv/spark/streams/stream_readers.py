@@ -1,4 +1,9 @@
-"""The changes of a table as the source of a stream.
+"""Topics, and the changes of tables, as sources of streams.
+
+Spark asks for the end of the next batch, writes it into its checkpoint, has the batch planned,
+and runs it: again, from the checkpoint, if it did not see it end. One long-lived process plans;
+tasks get what it pinned. See `topic_planner` and `changes_planner` for what makes a batch the same
+each time.
 
     id    total   _op      _commit_timestamp
     1     9.5     insert   890663553417482240     there when the query began: the first load
@@ -6,10 +11,10 @@
     1     11.0    update   890663553731055616     then what changed: rows as they are now,
     2     4.0     delete   890663553731055616     deleted ones as they were
 
-A batch has the net change of each key between two commit timestamps: see `tables.diff`, which
-tells it by stamps, wherever flush and compaction put them. Rows of the first load carry the
+A batch of changes has the net change of each key between two commit timestamps: see `tables.diff`,
+which tells it by stamps, wherever flush and compaction put them. Rows of the first load carry the
 timestamp of the snapshot that they were read at; when each was committed may be forgotten, and a
-batch that runs again must give the same. See `changes_planner` for what makes it so.
+batch that runs again must give the same.
 """
 
 from __future__ import annotations
@@ -19,16 +24,21 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from txnkv.client import DiffToken
-from txnkv.errors import SchemaError
+from txnkv.errors import NotSupportedError, SchemaError
 from txnkv.spark.columns import ToSpark, spark_schema
-from txnkv.spark.joining import client_of
-from txnkv.spark.reading.changes_offset import ChangesOffset
-from txnkv.spark.reading.changes_planner import ChangesPlanner
-from txnkv.spark.settings_topics import ChangesRead
+from txnkv.spark.reading import TopicOffset, TopicPlanner, read_task
+from txnkv.spark.settings import ChangesRead, TopicRead
+from txnkv.spark.streams.changes_planner import ChangesOffset, ChangesPlanner
+from txnkv.spark.worker_client import client_of
 from txnkv.tables import BATCH_ROWS, COMMIT_TIMESTAMP, OP, Schema
 from txnkv.transaction import ScanToken
 
@@ -170,3 +180,76 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parsed(self, given: dict[str, Any]) -> ChangesOffset:
         return ChangesOffset.parse(given, self._settings.table)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a topic as a stream.
+
+    Args:
+        settings: of the read.
+        expected: the Arrow schema that Spark expects.
+    """
+
+    def __init__(self, settings: TopicRead, expected: pa.Schema) -> None:
+        self._settings = settings
+        self._expected = expected
+        self._target: TopicOffset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the point where a new query begins.
+
+        Raises:
+            OffsetOutOfRangeError: option startingOffsets names an offset that is not there.
+        """
+        return TopicPlanner(self._settings).initial().json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Option maxOffsetsPerTrigger."""
+        most = self._settings.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the batch that begins at `start`; `start` when there is nothing.
+
+        Raises:
+            OffsetOutOfRangeError: what comes next is gone, or the log ends before the start.
+            TopicNotFoundError: the topic was dropped.
+        """
+        if not isinstance(limit, ReadAllAvailable | ReadMaxRows):
+            raise NotSupportedError(f"a topic is read by offsets, not by {type(limit).__name__}")
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        begun = self._parsed(start)
+        end = TopicPlanner(self._settings).latest(begun, most, self._target)
+        # Spark compares texts: the same place must be the same text.
+        return start if end is begun else end.json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Up to where there is something to read, for the query's progress."""
+        return TopicPlanner(self._settings).ends().json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on nothing new is read."""
+        self._target = TopicPlanner(self._settings).ends()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks that read what lies between two points, pinned.
+
+        Raises:
+            OffsetOutOfRangeError: some of it is gone, or never was in this store.
+            TopicNotFoundError: the topic was dropped.
+        """
+        planner = TopicPlanner(self._settings)
+        return list(planner.tasks(self._parsed(start), self._parsed(end)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one part, as Arrow batches."""
+        return read_task(self._settings, self._expected, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to be done: topics are kept by retention, not by readers."""
+
+    def stop(self) -> None:
+        """Nothing is held: the process keeps its client, and ends with the query."""
+
+    def _parsed(self, given: dict[str, Any]) -> TopicOffset:
+        return TopicOffset.parse(given, self._settings.topic, self._settings.order)

@@ -1,11 +1,18 @@
-"""Handing a transaction over to a keeper; what the planner does.
+"""The keepalive of a Spark job's own transaction: heartbeats that outlive its planner.
 
     0 s          the planner's own heartbeats
-    PATIENCE     still open: a keeper is started, and says when it beats
+    PATIENCE     still open: a keeper is started, a process of this module, and says when it beats
     after that   the keeper's heartbeats; the planner may be stopped
 
-Most writes are over before that, and need no keeper: Spark keeps an idle planner for a
-minute. Where it is told not to (spark.python.worker.reuse), the keeper is started at once.
+Most writes are over before that, and need no keeper: Spark keeps an idle planner for a minute.
+Where it is told not to (spark.python.worker.reuse), the keeper is started at once.
+
+The keeper, `python -m txnkv.spark.keepalive`, reads its order from standard input (the store, a
+token, the JVM to watch), says "beating" when its heartbeats have begun, and ends by itself:
+
+    the transaction is no longer open       the job's commit or abort came: nothing to do
+    the JVM is gone                         nobody will ever commit: abort it if it is open
+    this process is killed                  it dies of missing heartbeats, as any other does
 """
 
 from __future__ import annotations
@@ -17,15 +24,23 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final
 
+from txnkv.client import Client, connect
 from txnkv.coordinator import TxnState
-from txnkv.errors import TxnkvError
-from txnkv.spark import processes
+from txnkv.errors import (
+    InvalidTxnStateError,
+    TransactionTimedOutError,
+    TxnkvError,
+    TxnNotFoundError,
+)
+from txnkv.spark import java
 from txnkv.transaction import Transaction
 
 PATIENCE: Final = 10.0
-_POLL: Final = 0.2
+_HAND_OVER_PAUSE: Final = 0.2
+_WATCH_PAUSE: Final = 0.5
 _THREAD: Final = "txnkv-hand-over"
 _log = logging.getLogger("txnkv")
 _held: Final[list[Transaction]] = []
@@ -52,7 +67,7 @@ def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -
         while time.monotonic() < until:
             if not _is_open(txn):
                 return
-            time.sleep(_POLL)
+            time.sleep(_HAND_OVER_PAUSE)
         try:
             keeper = _start(txn, path)
         except TxnkvError as error:  # it ended, or its store was closed, since it was last asked
@@ -70,7 +85,7 @@ def _is_open(txn: Transaction) -> bool:
 
 
 def _start(txn: Transaction, path: str) -> subprocess.Popen[Any]:
-    jvm = processes.jvm()
+    jvm = java.jvm()
     order = {
         "path": path,
         "token": str(txn.serialize(keepalive=True)),
@@ -79,7 +94,7 @@ def _start(txn: Transaction, path: str) -> subprocess.Popen[Any]:
     # In a session of its own: neither Ctrl-C in a shell nor the end of Spark's worker daemon,
     # which hangs up its process group, may end it before it has seen to the transaction.
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "txnkv.spark.keeper"],
+        [sys.executable, "-m", "txnkv.spark.keepalive"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -108,3 +123,58 @@ def _await_beats(keeper: subprocess.Popen[Any], txn: Transaction) -> None:
             answer or f"exit status {keeper.wait()}",
         )
         _held.append(txn)
+
+
+# -- the keeper ------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Do as ordered. Returns the exit status."""
+    order = json.load(sys.stdin)
+    try:
+        client = connect(order["path"], create=False)
+        txn = Transaction.deserialize(client, order["token"])
+        print("beating", flush=True)
+        sys.stdout.close()
+        keep(client, txn, order["watch"])
+        client.close()
+    except Exception as error:  # whatever it is, it is the planner that has a log for it
+        with suppress(ValueError):  # standard output is closed when it was beating
+            print(f"{type(error).__name__}: {error}", flush=True)
+        return 1
+    return 0
+
+
+def keep(client: Client, txn: Transaction, watch: tuple[int, str] | None) -> None:
+    """Return when the transaction is no longer open."""
+    while _state(txn) is TxnState.OPEN:
+        if watch is None or not _lives(*watch):
+            _abort(client, txn)
+            return
+        time.sleep(min(_WATCH_PAUSE, txn.context.row.keepalive / 4e6))
+
+
+def _state(txn: Transaction) -> TxnState | None:
+    try:
+        return txn.state
+    except TxnNotFoundError:
+        return None
+
+
+def _lives(pid: int, started: str) -> bool:
+    found = java.find(pid)
+    return found is not None and found.started == started
+
+
+def _abort(client: Client, txn: Transaction) -> None:
+    """Abort, unless the committer, which may outlive the JVM, has begun to commit."""
+    orchestrator = client.instance.coordinator.orchestrator
+    with suppress(InvalidTxnStateError, TxnNotFoundError):
+        orchestrator.start_abort(
+            txn.context.row.txn_id, "its Spark ended", TransactionTimedOutError, only_open=True
+        )
+        orchestrator.finish(txn.context.row.txn_id)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

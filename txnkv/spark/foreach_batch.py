@@ -22,9 +22,8 @@ from typing import Any, Final
 from txnkv.client import Client, Subscription
 from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
-from txnkv.spark import running
-from txnkv.spark.query_progress import is_committed
-from txnkv.spark.settings import Place
+from txnkv.spark import option_table, query_progress
+from txnkv.spark.settings import StorePlace
 from txnkv.topics import EXCLUSIVE, Cursor, MessageId, SubscriptionInfo, TopicInfo, cursors
 from txnkv.transaction import Local, Transaction
 
@@ -37,7 +36,7 @@ ATTEMPTS: Final = 3
 class ForeachBatch:
     """The function that `foreach_batch` makes, and Spark calls for each micro batch."""
 
-    place: Place
+    place: StorePlace
     fn: BatchFunction
     app_id: str
     subscription: str | SubscriptionInfo | None
@@ -45,7 +44,7 @@ class ForeachBatch:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Do one batch, unless it is committed; called by Spark."""
-        mark = Mark(self.app_id, batch_id, running.query_id(frame))
+        mark = Mark(self.app_id, batch_id, query_progress.query_id(frame))
         with self.place.connect() as client:  # of this batch alone: the store is free afterwards
             done = self._do(client, frame, mark)
         if not done:
@@ -57,12 +56,12 @@ class ForeachBatch:
         """Do a batch in a transaction; False when it was committed before."""
         batch_id = mark.version
         name = f"foreach_batch of {mark.source} as {mark.app_id!r}"
-        if is_committed(client, mark):
+        if query_progress.is_committed(client, mark):
             return False
         # A driver that was killed may have left one that is open, and holds what was read; or one
         # in the midst of its commit, and then the batch is there.
         client.instance.coordinator.end_named(name)
-        if is_committed(client, mark):
+        if query_progress.is_committed(client, mark):
             return False
         with self._subscribed(client, frame, batch_id) as read:
 
@@ -82,20 +81,22 @@ class ForeachBatch:
         return True
 
     @contextmanager
-    def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[Read | None]:
+    def _subscribed(self, client: Client, frame: Any, batch_id: int) -> Iterator[BatchRead | None]:
         """Yield what the batch has read for the subscription, while nobody else consumes it."""
         if self.subscription is None:
             yield None
             return
-        ends = [end for end in running.end_offsets(frame, batch_id) if _is_topic(end, client)]
+        ends = [
+            end for end in query_progress.end_offsets(frame, batch_id) if _is_topic(end, client)
+        ]
         if isinstance(self.subscription, SubscriptionInfo):
             info = self.subscription
-            yield Read(info, _ends_of(ends, info.topic, f"of {info}"))
+            yield BatchRead(info, _ends_of(ends, info.topic, f"of {info}"))
             return
         topic = _only_topic(ends, client, self.subscription)
         found = _ends_of(ends, topic.info, f"of subscription {self.subscription!r}")
         with topic.subscribe(self.subscription) as subscription:
-            yield Read(subscription.info, found)
+            yield BatchRead(subscription.info, found)
 
 
 def foreach_batch(
@@ -146,21 +147,12 @@ def foreach_batch(
         raise TypeError(f"fn is called with a data frame, a batch and a transaction; {fn!r} cannot")
     if attempts < 1:
         raise ValueError(f"attempts is at least 1, not {attempts}")
-    place = Place(path=_directory(path))
+    place = StorePlace(path=option_table.directory(path))
     named = _named(subscription)
     Mark(app_id, 0)  # refuses what is no application id
     if not _is_remote():
         place.connect().close()
     return ForeachBatch(place, fn, app_id, named, attempts)
-
-
-def _directory(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    if "://" in text:
-        raise NotSupportedError(
-            f"path {text!r}: this version opens stores on this machine alone; give a directory"
-        )
-    return os.path.abspath(text)
 
 
 def _named(subscription: str | Subscription | None) -> str | SubscriptionInfo | None:
@@ -189,7 +181,7 @@ def _is_remote() -> bool:
 
 
 @dataclass(frozen=True)
-class Read:
+class BatchRead:
     """Up to where a batch has read the topic of a subscription; offsets by partition number."""
 
     info: SubscriptionInfo

@@ -10,32 +10,94 @@
 While a table does not change its stream stands still, and the history goes on. So the planner
 remembers up to when it saw nothing (`since` of the next end), and when the checkpoint gets old
 it ends a batch without rows: a query that was stopped has half of the history to come back.
+
+A stream's position is in Spark's checkpoint:
+
+    {"store": "4f...", "table": "orders", "id": 3, "timestamp": 890663553417482240, "since": 0}
+
+All that committed up to `timestamp` is read. `since` is where the batch begins that ends here:
+Spark writes no start of a query's first batch, and asks for another when it runs that batch
+again. It may also lie above the end of the batch before, where nothing changed in between. The
+batch that begins at 0 is the first load: all rows there are.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from txnkv.client import Client, DiffToken, Snapshot
 from txnkv.coordinator import Timestamp, one
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
-from txnkv.spark.joining import client_of
-from txnkv.spark.reading.changes_offset import BEGINNING, ChangesOffset
-from txnkv.spark.settings_topics import ChangesRead
+from txnkv.spark.reading import cut
+from txnkv.spark.settings import ChangesRead
+from txnkv.spark.worker_client import client_of
 from txnkv.tables import TableInfo, changed, history
 from txnkv.transaction import ScanToken
 
-TASK_ROWS: Final = 1 << 20
-"""At most about so many rows a task,"""
+BEGINNING: Final = Timestamp(0)
+"""Before all rows."""
+
+
+@dataclass(frozen=True)
+class ChangesOffset:
+    """A point in the life of a table.
+
+    Attributes:
+        store: the store's id.
+        table, id: its name, and the id that tells it from others that had its name.
+        timestamp: what committed up to then is read.
+        since: in the end of a batch: where that batch begins.
+    """
+
+    store: str
+    table: str
+    id: int
+    timestamp: Timestamp
+    since: Timestamp | None = None
+
+    def json(self) -> dict[str, Any]:
+        """Return this point as Spark keeps it."""
+        made: dict[str, Any] = {"store": self.store, "table": self.table, "id": self.id}
+        made["timestamp"] = int(self.timestamp)
+        if self.since is not None:
+            made["since"] = int(self.since)
+        return made
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], table: str) -> ChangesOffset:
+        """Return the point that `json` gave, for a query that reads the changes of this table.
+
+        Raises:
+            ValueError: `given` is of another table, or no such point at all.
+        """
+        try:
+            since = given.get("since")
+            made = cls(
+                given["store"],
+                given["table"],
+                int(given["id"]),
+                Timestamp(given["timestamp"]),
+                None if since is None else Timestamp(since),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError(
+                f"the checkpoint has {given!r}, which is no place in the changes of a table: it "
+                "is of another source. Take a checkpoint of this query's own"
+            ) from None
+        if made.table != table:
+            raise ValueError(
+                f"the checkpoint is of the changes of table {made.table!r}, the query reads those "
+                f"of {table!r}: take that table, or a new checkpoint"
+            )
+        return made
+
+
 LEAST_ROWS: Final = 1 << 14
-"""and no more tasks where each would have fewer."""
-_TASKS_A_CORE: Final = 2
+"""No more tasks where each would have fewer."""
 _LEAST_PAUSE: Final = 60.0
 """Seconds between two batches without rows, however short the history."""
-
-T = TypeVar("T", ScanToken, DiffToken)
 
 
 class ChangesPlanner:
@@ -139,9 +201,11 @@ class ChangesPlanner:
         if since == BEGINNING:
             self._keep(client, upto, "the first load is at")
             scan = table.scan(self._columns, snapshot=upto)
-            return upto, _cut(scan.tokens)
+            return upto, cut(scan.tokens, LEAST_ROWS)
         self._keep(client, since, "the batch that is to be read begins at")
-        return upto, _cut(lambda rows: table.diff_tokens(since, upto, self._columns, rows))
+        return upto, cut(
+            lambda rows: table.diff_tokens(since, upto, self._columns, rows), LEAST_ROWS
+        )
 
     # -- what is kept ------------------------------------------------------------------
 
@@ -243,12 +307,3 @@ class ChangesPlanner:
                     "again with a new checkpoint, and a target of the same time"
                 )
         return table
-
-
-def _cut(tokens: Callable[[int], list[T]]) -> list[T]:
-    """Enough tokens for the cores of this machine, if there is enough for them to do."""
-    found = tokens(TASK_ROWS)
-    wanted = _TASKS_A_CORE * (os.cpu_count() or 1)
-    rows = sum(token.rows for token in found)
-    each = max(LEAST_ROWS, -(-rows // wanted))
-    return tokens(each) if len(found) < wanted and rows > each else found

@@ -1,28 +1,45 @@
-"""A batch read: one snapshot, cut into scan tokens, a task each.
+"""Batch reads: of a table at one snapshot, of a topic from one point of it to another.
 
 `reader()`, `pushFilters()` and `partitions()` run once, in a planner process; `read()` runs
-in tasks, which get the reader as it was then, pickled. All they share is the tokens, which
-name the snapshot and ranges of keys.
+in tasks, which get the reader as it was then, pickled. All they share is what was planned: scan
+tokens, which name the snapshot and ranges of keys, or pinned ranges of a topic's partitions.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from txnkv.client import DiffToken
 from txnkv.spark.columns import ToSpark
-from txnkv.spark.joining import client_of, join_open
 from txnkv.spark.reading import pushdown
-from txnkv.spark.settings import Settings
+from txnkv.spark.reading.topic_planner import TASKS_A_CORE, TopicPlanner
+from txnkv.spark.reading.topic_rows import read_task
+from txnkv.spark.settings import Settings, TopicRead
+from txnkv.spark.worker_client import client_of, join_open
 from txnkv.transaction import Scan, ScanToken
 
 TASK_ROWS: Final = 1 << 20
 """At most about so many rows a task."""
-_TASKS_A_CORE: Final = 2
+T = TypeVar("T", ScanToken, DiffToken)
+
+
+def cut(tokens: Callable[[int], list[T]], least: int = 1) -> list[T]:
+    """Enough tokens for the cores of this machine, if there is enough for them to do.
+
+    Args:
+        tokens: cuts them, of about so many rows each.
+        least: no more tokens where each would have fewer rows.
+    """
+    found = tokens(TASK_ROWS)
+    wanted = TASKS_A_CORE * (os.cpu_count() or 1)
+    rows = sum(token.rows for token in found)
+    each = max(least, -(-rows // wanted))
+    return tokens(each) if len(found) < wanted and rows > each else found
 
 
 class ScanPartition(InputPartition):
@@ -48,13 +65,7 @@ class TxnkvReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The scan at one snapshot, in at least enough parts for the cores of this machine."""
-        scan = self._scan()
-        tokens = scan.tokens(TASK_ROWS)
-        wanted = _TASKS_A_CORE * (os.cpu_count() or 1)
-        if len(tokens) < wanted:
-            rows = sum(token.rows for token in tokens)
-            tokens = scan.tokens(max(1, -(-rows // wanted)))
-        return [ScanPartition(token) for token in tokens]
+        return [ScanPartition(token) for token in cut(self._scan().tokens)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part, as Arrow batches."""
@@ -86,3 +97,31 @@ class PushingReader(TxnkvReader):
                 yield asked
             else:
                 self._where.append(found)
+
+
+class TopicReader(DataSourceReader):
+    """Reads a topic.
+
+    Args:
+        settings: of the read.
+        expected: the Arrow schema that Spark expects.
+    """
+
+    def __init__(self, settings: TopicRead, expected: pa.Schema) -> None:
+        self._settings = settings
+        self._expected = expected
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the tasks that read what lies between options startingOffsets and endingOffsets.
+
+        Raises:
+            OffsetOutOfRangeError: one of them names an offset that is not there.
+            ValueError: one of them makes no sense for this topic.
+        """
+        planner = TopicPlanner(self._settings)
+        start = planner.initial()
+        return list(planner.tasks(start, planner.final(start)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one part, as Arrow batches."""
+        return read_task(self._settings, self._expected, partition)

@@ -27,7 +27,6 @@ planner left it. The next batch finds it too, so that what a killed driver left 
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -40,16 +39,24 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from txnkv.client import Client
-from txnkv.coordinator import Mark, named
+from txnkv.coordinator import Mark
 from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
-from txnkv.spark import keeping, processes
+from txnkv.spark import java
 from txnkv.spark.columns import arrow_schema
-from txnkv.spark.joining import client_of
 from txnkv.spark.query_progress import is_committed
-from txnkv.spark.settings_sinks import StreamWrite
-from txnkv.spark.writing.attempts import Written, attempt_of_task, one_each
-from txnkv.spark.writing.changes import ChangesTarget
-from txnkv.spark.writing.targets import TableTarget, Target, TopicTarget
+from txnkv.spark.settings import StreamWrite
+from txnkv.spark.worker_client import client_of, runs
+from txnkv.spark.writing import (
+    ChangesTarget,
+    TableTarget,
+    Target,
+    TopicTarget,
+    Written,
+    attempt_of_task,
+    begin_own,
+    one_each,
+    stage,
+)
 from txnkv.transaction import Job, Transaction
 
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -87,15 +94,9 @@ def stream_writer_of(settings: StreamWrite, schema: StructType) -> StreamWriter:
             the data does not fit.
     """
     writer = StreamWriter(settings)
-    if not _commits_here():
+    if not runs(_COMMITTER):  # which gets its writer without its state
         writer.begin(schema)
     return writer
-
-
-def _commits_here() -> bool:
-    """Tell whether this process is Spark's committer, which gets its writer without its state."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _COMMITTER in sys.modules or (spec is not None and spec.name == _COMMITTER)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -116,16 +117,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         names = _names_of(settings)
         for stream in names[:1]:
             client.instance.coordinator.end_named(stream)
-        txn = client.new_transaction(timeout=settings.timeout)
-        try:
-            job = Job.start(txn)
-            _leave_under(names, txn, job)
-            self._target.make_room(txn, job)
-            self._begun = Begun(str(txn.serialize()), job.id)
-            keeping.hand_over(txn, settings.path)
-        except BaseException:
-            txn.rollback()
-            raise
+        own = begin_own(client, self._target, settings.path, settings.timeout, names)
+        self._begun = Begun(*own)
 
     # -- tasks -------------------------------------------------------------------------
 
@@ -150,7 +143,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             done.was_there = True
             return done
         job = Job.join(Transaction.deserialize(client, begun.token), begun.job)
-        self._target.stage(client, job, done, iterator)
+        stage(self._target, client, job, done, iterator)
         return done
 
     # -- committer ---------------------------------------------------------------------
@@ -249,14 +242,8 @@ def _names_of(settings: StreamWrite) -> list[str]:
     else:
         return []
     stream += f", {settings.table or settings.topic}"
-    jvm = processes.jvm()
+    jvm = java.jvm()
     return [stream] if jvm is None else [stream, f"{stream}, {jvm.pid} {jvm.started}"]
-
-
-def _leave_under(names: Sequence[str], txn: Transaction, job: Job) -> None:
-    with txn.context.instance.store.status.write() as cur:
-        for name in names:
-            named.replace(cur, name, txn.context.row.txn_id, job.id)
 
 
 def _roll_back(client: Client, token: str) -> None:

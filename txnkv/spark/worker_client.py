@@ -1,4 +1,4 @@
-"""The way of Spark's Python processes to a store and into a transaction.
+"""The client that one of Spark's Python processes has, and its way into a transaction.
 
 Spark forks its workers from a daemon that never opened a store, uses each for many tasks,
 and kills it when it has been idle: so a process opens a store once, at its first task, and
@@ -9,12 +9,13 @@ A worker may also outlive a store that was removed and made anew at its path.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Final
 
 from txnkv.client import Client
 from txnkv.coordinator import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.spark.settings import Place
+from txnkv.spark.settings import StorePlace
 from txnkv.storage import new_lock
 from txnkv.transaction import Transaction
 
@@ -23,7 +24,7 @@ _lock: Final = new_lock()
 _clients: Final[dict[tuple[str, float, float | None], tuple[Identity, Client]]] = {}
 
 
-def client_of(settings: Place) -> Client:
+def client_of(settings: StorePlace) -> Client:
     """This process's client of the store.
 
     Raises:
@@ -54,6 +55,12 @@ def _close_others(path: str, identity: Identity) -> None:
             del _clients[key]
             if known[0] == os.getpid():
                 client.close()
+
+
+def runs(program: str) -> bool:
+    """Tell whether this process runs a worker program of Spark's, named by its module."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return program in sys.modules or (spec is not None and spec.name == program)
 
 
 def join_open(client: Client, token: str, what: str) -> Transaction:
