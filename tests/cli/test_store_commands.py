@@ -7,7 +7,7 @@ import pytest
 
 import txnkv
 from txnkv import UnavailableError
-from txnkv.coordinator.clock import MAX_JUMP
+from txnkv.coordinator.ids import MAX_JUMP
 from txnkv.storage.clocks import clock
 from txnkv.storage.directory import FORMAT_NAME
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator import named
+from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.transaction.job import Job
 
 ENDINGS: dict[str, dict[str, Any]] = {
@@ -233,7 +233,7 @@ def test_one_that_is_named_is_ended_by_the_next(client: txnkv.Client, table: txn
         txn.insert(table, (n, "x"))
     txns[0].commit()  # small: nobody finds it
     with client.instance.store.status.read() as cur:
-        assert named.find(cur, "stream") is None
+        assert find_named(cur, "stream") is None
     txns[1].serialize()
     coordinator.end_named("stream")
     assert txns[1].state is txnkv.TxnState.ABORTED
@@ -255,11 +255,11 @@ def test_a_name_moves_on_and_tells_of_the_one_before(connect: Callable[..., txnk
     first, second = client.new_transaction(timeout=None), client.new_transaction(timeout=None)
     jobs = [Job.start(txn).id for txn in (first, second)]
     with status.write() as cur:
-        assert named.find(cur, "stream") is None
-        assert named.replace(cur, "stream", first.id.local, jobs[0]) is None
-        assert named.replace(cur, "other", first.id.local, jobs[0]) is None
+        assert find_named(cur, "stream") is None
+        assert name_transaction(cur, "stream", first.id.local, jobs[0]) is None
+        assert name_transaction(cur, "other", first.id.local, jobs[0]) is None
     with status.write() as cur:
-        before = named.replace(cur, "stream", second.id.local, jobs[1])
+        before = name_transaction(cur, "stream", second.id.local, jobs[1])
     assert before is not None
     assert (before.row.txn_id, before.row.state, before.job_id) == (
         first.id.local,
@@ -268,13 +268,13 @@ def test_a_name_moves_on_and_tells_of_the_one_before(connect: Callable[..., txnk
     )
     second.rollback()
     with status.read() as cur:
-        found = named.find(cur, "stream")
+        found = find_named(cur, "stream")
         assert found is not None
         assert (found.row.state, found.job_id) == (txnkv.TxnState.ABORTED, jobs[1])
-        other = named.find(cur, "other")
+        other = find_named(cur, "other")
         assert other is not None
         assert other.row.state is txnkv.TxnState.OPEN
     first.rollback()
     assert client.instance.coordinator.maintenance.round(resume_all=True)
     with status.read() as cur:
-        assert named.find(cur, "stream") is named.find(cur, "other") is None
+        assert find_named(cur, "stream") is find_named(cur, "other") is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator import id_ranges
+from txnkv.coordinator import ids
 from txnkv.storage.fork import GATE
 from txnkv.storage.threads import WhenDropped
 
@@ -154,7 +154,7 @@ def test_ids_and_the_status_database_are_locked_in_one_order(
     """A thread that reserved a range held the lock of the ids and wanted to write; one that stored
     its first row wrote and wanted the lock of the ids.
     """
-    monkeypatch.setattr(id_ranges, "RANGE", 2)
+    monkeypatch.setattr(ids, "RANGE", 2)
     failed: list[BaseException] = []
 
     def work(first: int) -> None:

@@ -11,14 +11,12 @@ import pytest
 
 from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator import status_table
-from txnkv.coordinator.clock import latest_snapshot
 from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.ids import Timestamp, latest_snapshot
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.participant import Participants
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.orchestration import Participants
 from txnkv.coordinator.status_schema import SCHEMA
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.storage.faults import disarm
 from txnkv.storage.store import Store
 

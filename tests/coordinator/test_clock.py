@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator.clock import MAX_JUMP, latest_snapshot, next_timestamp
-from txnkv.coordinator.ids import EPOCH, Timestamp
+from txnkv.coordinator.ids import EPOCH, MAX_JUMP, Timestamp, latest_snapshot, next_timestamp
 from txnkv.storage.clocks import clock
 
 

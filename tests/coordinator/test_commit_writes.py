@@ -12,7 +12,7 @@ from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
-from txnkv.coordinator.query import one
+from txnkv.coordinator.status_schema import one
 from txnkv.errors import TransactionConflictError, TxnkvError
 from txnkv.storage import arm
 

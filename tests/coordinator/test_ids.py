@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txnkv
-from txnkv.coordinator.id_ranges import RANGE
-from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, Timestamp, TxnId
+from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, RANGE, Timestamp, TxnId
 
 TIMES = st.datetimes(
     min_value=datetime(2020, 1, 1), max_value=datetime(2091, 1, 1), timezones=st.just(UTC)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from txnkv.coordinator.lease import LEASE_TIME, Lease, LeaseLostError
+from txnkv.coordinator.liveness import LEASE_TIME, Lease, LeaseLostError
 
 CODE = """
 lease = client.instance.coordinator.maintenance.lease

@@ -12,7 +12,7 @@ import pytest
 import txnkv
 from txnkv.coordinator import liveness
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnState
 from txnkv.storage.clocks import clock
 from txnkv.storage.runtime import Runtime
 

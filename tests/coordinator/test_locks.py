@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import txnkv
-from txnkv.coordinator import locks
-from txnkv.coordinator.locks import Verdict
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator import partition_locks
+from txnkv.coordinator.partition_locks import Verdict
+from txnkv.coordinator.status_table import TxnState
 
 GRANTED, WAIT, DIE = Verdict.GRANTED, Verdict.WAIT, Verdict.DIE
 
@@ -40,16 +40,16 @@ def test_wait_die(world: Any, who: str, holder: str | None, how: str, verdict: V
     rows["nobody"] = None
     with world.store.status.write() as cur:
         if holder is not None:
-            assert locks.request(cur, rows[holder], "page", [1, 2]).verdict is GRANTED
-        ask = locks.request if how == "lock" else locks.meet
+            assert partition_locks.request(cur, rows[holder], "page", [1, 2]).verdict is GRANTED
+        ask = partition_locks.request if how == "lock" else partition_locks.meet
         answer = ask(cur, rows[who], "page", [0, 2])
         assert answer.verdict is verdict
         assert answer.holder == (None if verdict is GRANTED else rows[holder].txn_id)
         if verdict is not GRANTED:  # all or none
-            assert locks.holder_of(cur, "page", 0) is None
+            assert partition_locks.holder_of(cur, "page", 0) is None
         elif how == "lock":
-            assert locks.holder_of(cur, "page", 0) == rows[who].txn_id
-            assert locks.granted_at(cur, rows[who].txn_id, "page", 2) is not None
+            assert partition_locks.holder_of(cur, "page", 0) == rows[who].txn_id
+            assert partition_locks.granted_at(cur, rows[who].txn_id, "page", 2) is not None
 
 
 def test_age_is_the_time_of_begin_not_the_id(world: Any) -> None:
@@ -58,29 +58,29 @@ def test_age_is_the_time_of_begin_not_the_id(world: Any) -> None:
     retry = world.coordinator.write_open(world.row(locking="partition", age_ts=first.begin_ts))
     assert retry.txn_id > holder.txn_id
     with world.store.status.write() as cur:
-        locks.request(cur, holder, "page", [1])
-        assert locks.request(cur, retry, "page", [1]).verdict is WAIT
+        partition_locks.request(cur, holder, "page", [1])
+        assert partition_locks.request(cur, retry, "page", [1]).verdict is WAIT
 
 
 def test_equal_begin_times_are_told_apart_by_id(world: Any) -> None:
     first = _locker(world)
     second = world.coordinator.write_open(world.row(locking="partition", age_ts=first.begin_ts))
     with world.store.status.write() as cur:
-        locks.request(cur, first, "page", [1])
-        assert locks.request(cur, second, "page", [1]).verdict is DIE
-        locks.request(cur, second, "page", [2])
-        assert locks.request(cur, first, "page", [2]).verdict is WAIT
+        partition_locks.request(cur, first, "page", [1])
+        assert partition_locks.request(cur, second, "page", [1]).verdict is DIE
+        partition_locks.request(cur, second, "page", [2])
+        assert partition_locks.request(cur, first, "page", [2]).verdict is WAIT
 
 
 def test_taken_again_it_keeps_its_time(world: Any) -> None:
     row = _locker(world)
     with world.store.status.write() as cur:
-        locks.request(cur, row, "page", [1])
-        first = locks.granted_at(cur, row.txn_id, "page", 1)
-        locks.request(cur, row, "page", [1, 2])
-        assert locks.granted_at(cur, row.txn_id, "page", 1) == first
-        assert locks.granted_at(cur, row.txn_id, "page", 2) > first
-        assert locks.granted_at(cur, row.txn_id, "page", 3) is None
+        partition_locks.request(cur, row, "page", [1])
+        first = partition_locks.granted_at(cur, row.txn_id, "page", 1)
+        partition_locks.request(cur, row, "page", [1, 2])
+        assert partition_locks.granted_at(cur, row.txn_id, "page", 1) == first
+        assert partition_locks.granted_at(cur, row.txn_id, "page", 2) > first
+        assert partition_locks.granted_at(cur, row.txn_id, "page", 3) is None
 
 
 def test_locks_survive_a_restart(world: Any) -> None:
@@ -88,7 +88,7 @@ def test_locks_survive_a_restart(world: Any) -> None:
     world.coordinator.admit(row, "page", [1], transactional=True)
     world.restart()
     with world.store.status.read() as cur:
-        assert locks.holder_of(cur, "page", 1) == row.txn_id
+        assert partition_locks.holder_of(cur, "page", 1) == row.txn_id
     with pytest.raises(txnkv.TransactionLockedError, match="does not wait"):
         world.coordinator.admit(world.row(), "page", [1], transactional=False)
 
@@ -121,7 +121,7 @@ def test_only_open_transactions_take_locks(world: Any, state: TxnState) -> None:
     with pytest.raises(txnkv.InvalidTxnStateError, match=f"not open: {state.name}"):
         world.coordinator.admit(row, "page", [5], transactional=True)
     with world.store.status.read() as cur:
-        assert locks.holder_of(cur, "page", 5) is None
+        assert partition_locks.holder_of(cur, "page", 5) is None
 
 
 def test_the_younger_dies(world: Any) -> None:
@@ -147,7 +147,7 @@ def test_the_older_waits_until_the_younger_ends(world: Any, until: Any) -> None:
     world.coordinator.abort(younger.txn_id, "test")
     waiter.join(10)
     with world.store.status.read() as cur:
-        assert locks.holder_of(cur, "page", 1) == older.txn_id
+        assert partition_locks.holder_of(cur, "page", 1) == older.txn_id
 
 
 def test_the_older_gives_up_and_stays_open(world: Any) -> None:
@@ -176,7 +176,7 @@ def test_optimistic_writers_meet_locks_but_take_none(world: Any) -> None:
     world.coordinator.admit(optimist, "page", [1], transactional=True)
     world.coordinator.admit(locker, "page", [1], transactional=True)
     with world.store.status.read() as cur:
-        assert locks.holder_of(cur, "page", 1) == locker.txn_id
+        assert partition_locks.holder_of(cur, "page", 1) == locker.txn_id
     late = world.coordinator.write_open(world.row())
     with pytest.raises(txnkv.TransactionLockedError, match="wait-die"):
         world.coordinator.admit(late, "page", [1], transactional=True)
@@ -195,7 +195,7 @@ def test_no_ring_of_waits(world: Any) -> None:
         world.coordinator.admit(younger, "page", [1], transactional=True)
     waiter.join(10)
     with world.store.status.read() as cur:
-        assert {locks.holder_of(cur, "page", n) for n in (1, 2)} == {older.txn_id}
+        assert {partition_locks.holder_of(cur, "page", n) for n in (1, 2)} == {older.txn_id}
 
 
 def _locker(world: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import txnkv
-from txnkv.coordinator.id_ranges import RANGE
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.ids import RANGE
+from txnkv.coordinator.status_table import TxnState
 
 
 def test_no_open_transaction_goes_below_it(world: Any) -> None:

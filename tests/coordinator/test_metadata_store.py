@@ -18,7 +18,7 @@ from txnkv.coordinator.metadata_store import (
     SUBSCRIPTION,
     TransactionMetadataStore,
 )
-from txnkv.coordinator.states import MOVES, TxnState
+from txnkv.coordinator.status_table import MOVES, TxnState
 from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
 from txnkv.storage.clocks import clock
 

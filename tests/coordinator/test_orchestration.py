@@ -13,7 +13,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import jobs, status_table
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnState
 from txnkv.storage.faults import InjectedFault, arm, disarm
 
 COMMITTED, ABORTED = TxnState.COMMITTED, TxnState.ABORTED

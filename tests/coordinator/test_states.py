@@ -20,11 +20,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from txnkv.coordinator import coordinator as coordination
 from txnkv.coordinator import status_table
-from txnkv.coordinator.clock import next_timestamp
 from txnkv.coordinator.coordinator import Coordinator
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.states import MOVES, TxnState
+from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import SCHEMA
+from txnkv.coordinator.status_table import MOVES, TxnState
 from txnkv.storage.store import Store
 
 OPEN, ABORTED = TxnState.OPEN, TxnState.ABORTED

@@ -10,7 +10,7 @@ import pytest
 
 import txnkv
 from txnkv.coordinator import status_table
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnState
 
 OPEN, ABORTED = TxnState.OPEN, TxnState.ABORTED
 COMMITTING, COMMITTED = TxnState.COMMIT_IN_PROGRESS, TxnState.COMMITTED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import txnkv
 from tools.children import Children
-from txnkv.coordinator.states import TxnState
+from txnkv.coordinator.status_table import TxnState
 
 Connect = Callable[..., txnkv.Client]
 

@@ -26,7 +26,7 @@ from txnkv.coordinator import (
     TxnId,
     TxnState,
     applications,
-    clock,
+    repair_clock,
 )
 from txnkv.errors import (
     CommitOutcomeUnknownError,
@@ -555,7 +555,7 @@ class Client(Connection, Closing):
         """
         self.require_writable()
         with self.instance.store.status.write() as cur:
-            return clock.repair(cur)
+            return repair_clock(cur)
 
     def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
         """Merge row sets now, leave out what no snapshot sees, and give back space.

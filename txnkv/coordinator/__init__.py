@@ -1,51 +1,57 @@
 """Transactions: their states, the status table, and how they are driven to their end.
 
-    ids, states, clock        names and time
-    status_table, locks, jobs rows of status.db and the moves on them
-    participant               what is asked of those who hold the data
-    orchestration             the protocol, over all of these
-    lease, id_ranges, liveness, maintenance   who does the work that nobody waits for
-    coordinator               all of it, for the layers above
+    ids                        transaction ids, hybrid time
+    status_schema, status_table, partition_locks, jobs    rows of status.db and the moves on them
+    metadata_store             the few steps that drive a transaction
+    orchestration              the participant interface, and the protocol over all of these
+    commit_log, commit_queue, payload    one-phase commits of small transactions
+    catalog                    tables and topics as a process remembers them, and what was dropped
+    applications               versions of applications, which commit with a transaction
+    damage, held               parts that fail, and what is held for them
+    liveness, maintenance      lease and heartbeats; the work that nobody waits for
+    coordinator                all of it, for the layers above
 
 It knows no tables: they register as participants.
 """
 
 from txnkv.coordinator import (
     applications,
-    clock,
     commit_log,
     coordinator,
     held,
-    id_ranges,
     jobs,
-    locks,
-    named,
+    partition_locks,
     payload,
-    purge,
     status_schema,
     status_table,
 )
 from txnkv.coordinator.applications import Applied, Mark, Marks
-from txnkv.coordinator.catalog import Catalog
-from txnkv.coordinator.clock import latest_snapshot, next_timestamp, raise_clock
+from txnkv.coordinator.catalog import Catalog, forget_extents, least_snapshot, remove_strays
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator
-from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds, raise_first
+from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds, Loss, LostRows, raise_first
 from txnkv.coordinator.held import Key
-from txnkv.coordinator.id_ranges import Held
-from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, Timestamp, TxnId
-from txnkv.coordinator.lease import Lease
-from txnkv.coordinator.liveness import MIN_KEEPALIVE
-from txnkv.coordinator.locks import LOCK_TIMEOUT, Verdict
-from txnkv.coordinator.loss import Loss, LostRows
+from txnkv.coordinator.ids import (
+    EPOCH,
+    MAX_TIMESTAMP,
+    IdPin,
+    Timestamp,
+    TxnId,
+    latest_snapshot,
+    low_water_mark,
+    next_timestamp,
+    raise_clock,
+    repair_clock,
+)
+from txnkv.coordinator.jobs import name_transaction
+from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease
 from txnkv.coordinator.metadata_store import PARTITION, late_by, past_timeout
-from txnkv.coordinator.orchestration import ending_error
-from txnkv.coordinator.participant import Participants
+from txnkv.coordinator.orchestration import Participants, ending_error
+from txnkv.coordinator.partition_locks import LOCK_TIMEOUT, Verdict
 from txnkv.coordinator.payload import Section
-from txnkv.coordinator.query import one
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_table import TxnRow, TxnState
 
 __all__ = [
     "Applied",
@@ -55,7 +61,7 @@ __all__ = [
     "DAMAGE",
     "EPOCH",
     "EVERY",
-    "Held",
+    "IdPin",
     "KEEPALIVE_TIME",
     "Key",
     "Kinds",
@@ -77,24 +83,26 @@ __all__ = [
     "TxnState",
     "Verdict",
     "applications",
-    "clock",
     "commit_log",
     "coordinator",
     "ending_error",
+    "forget_extents",
     "held",
-    "id_ranges",
     "jobs",
     "late_by",
     "latest_snapshot",
-    "locks",
-    "named",
+    "least_snapshot",
+    "low_water_mark",
+    "name_transaction",
     "next_timestamp",
     "one",
+    "partition_locks",
     "past_timeout",
     "payload",
-    "purge",
     "raise_clock",
     "raise_first",
+    "remove_strays",
+    "repair_clock",
     "status_schema",
     "status_table",
 ]

@@ -33,7 +33,7 @@ from txnkv.coordinator import status_table
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
 from txnkv.coordinator.ids import MAX_TIMESTAMP, Timestamp, TxnId
-from txnkv.coordinator.participant import Participants
+from txnkv.coordinator.orchestration import Participants
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import AlreadyAppliedError

@@ -2,19 +2,24 @@
 
 status.db has the truth, and a version that goes up with each change. What is remembered is of one
 version; `CommitLog.latest`, which every operation asks, tells which one counts.
+
+What was dropped is removed: its files go when no snapshot reads them, its rows after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import apsw
 
 from txnkv.coordinator import held
 from txnkv.coordinator.commit_log import CommitLog
+from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_table import TxnState
 from txnkv.errors import TxnkvError
-from txnkv.storage import Store, shielded
+from txnkv.storage import Store, extents, shielded
 
 
 class Entry(Protocol):
@@ -28,7 +33,7 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class Rows(Protocol[E]):
+class CatalogRows(Protocol[E]):
     """The rows of a catalog in status.db: a module of functions."""
 
     KIND: int
@@ -77,7 +82,7 @@ class Catalog(Generic[E]):
         rows: what status.db has.
     """
 
-    def __init__(self, store: Store, log: CommitLog, rows: Rows[E]) -> None:
+    def __init__(self, store: Store, log: CommitLog, rows: CatalogRows[E]) -> None:
         self.store = store
         self.log = log
         self._rows = rows
@@ -159,3 +164,52 @@ class Catalog(Generic[E]):
             )
         self._seen = seen
         return seen
+
+
+def least_snapshot(store: Store, cur: apsw.Cursor) -> int | None:
+    """Return the oldest snapshot that may be read at, of a pin or an open transaction; or None."""
+    pin = store.runtime.least_pin()
+    (floor,) = one(
+        cur,
+        "SELECT min(snapshot_ts) FROM transactions WHERE state = ?",
+        (int(TxnState.OPEN),),
+    )
+    return min((ts for ts in (pin, floor) if ts is not None), default=None)
+
+
+def forget_extents(store: Store, folder: str, ids: Collection[int]) -> None:
+    """Forget how far parts were written, before their files go.
+
+    Args:
+        store: the store.
+        folder: "tablets" or "logs".
+        ids: of the parts.
+    """
+    # Not synced, for what comes back is of nothing that is there.
+    if ids:
+        with store.status.write(sync=False) as cur:
+            extents.forget(cur, [f"{folder}/{id}" for id in ids])
+
+
+def remove_strays(
+    store: Store,
+    folder: Path,
+    known: Callable[[apsw.Cursor], set[int]],
+    remove: Callable[[int], None],
+) -> None:
+    """Remove the folders of parts that are not in the catalog: a writer that was stopped while its
+    table or topic was dropped and purged makes one anew.
+
+    Args:
+        store: the store.
+        folder: that has a folder for each part.
+        known: ids of the parts in the catalog.
+        remove: removes the files of one part.
+    """
+    there = {int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()}
+    with store.status.read() as cur:
+        ids = known(cur)
+        strays = extents.strays(cur, folder.name, ids)
+    forget_extents(store, folder.name, strays | (there - ids))
+    for id in there - ids:
+        remove(id)

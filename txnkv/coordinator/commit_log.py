@@ -35,12 +35,11 @@ import apsw
 
 from txnkv.coordinator import held
 from txnkv.coordinator import payload as payloads
-from txnkv.coordinator.clock import following
-from txnkv.coordinator.commit_queue import CommitQueue, SmallCommit, Waiting
+from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
 from txnkv.coordinator.held import Key
-from txnkv.coordinator.ids import Timestamp
+from txnkv.coordinator.ids import Timestamp, following
 from txnkv.coordinator.payload import PayloadError, Section
-from txnkv.coordinator.query import one
+from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     CorruptionError,
@@ -328,7 +327,7 @@ class CommitLog:
         """Commit as `commit` does, on the library's thread: any number may be under way at once."""
         return self._queue.submit(commit)
 
-    def _commit_group(self, group: list[Waiting], wait: bool) -> None:
+    def _commit_group(self, group: list[CommitRequest], wait: bool) -> None:
         number, last = self._commit_unsynced(group, wait)
         if last is None:
             return
@@ -350,7 +349,7 @@ class CommitLog:
         self._on_commit()
 
     def _commit_unsynced(
-        self, group: list[Waiting], wait: bool
+        self, group: list[CommitRequest], wait: bool
     ) -> tuple[int | None, Timestamp | None]:
         """Commit all who wait. Answers the change number before, and the last stamp given."""
         touched: dict[int, set[int]] = {}
@@ -397,7 +396,7 @@ class CommitLog:
         return number, last
 
     def _write_group(
-        self, cur: apsw.Cursor, group: Sequence[Waiting], touched: dict[int, set[int]]
+        self, cur: apsw.Cursor, group: Sequence[CommitRequest], touched: dict[int, set[int]]
     ) -> Timestamp | None:
         """Validate, stamp and write the members. Answers the last stamp given."""
         stamp = following(self._last_given)

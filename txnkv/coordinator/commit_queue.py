@@ -58,7 +58,7 @@ class SmallCommit:
     size: int = 0
 
 
-class Waiting:
+class CommitRequest:
     """A commit in the queue, and how its thread hears of the end."""
 
     __slots__ = ("commit", "error", "future", "leads", "size", "stamp", "wake")
@@ -98,9 +98,9 @@ class CommitQueue:
             for BusyError, when it is told not to wait for the lock.
     """
 
-    def __init__(self, commit_group: Callable[[list[Waiting], bool], None]) -> None:
+    def __init__(self, commit_group: Callable[[list[CommitRequest], bool], None]) -> None:
         self._commit_group = commit_group
-        self._queue: deque[Waiting] = deque()
+        self._queue: deque[CommitRequest] = deque()
         self._mutex = new_lock()
         self._leading = False
         self._committer: ThreadPoolExecutor | None = None
@@ -111,7 +111,7 @@ class CommitQueue:
         Raises:
             TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
         """
-        waiting = Waiting(commit, None)
+        waiting = CommitRequest(commit, None)
         leads = self._join(waiting) or self._wait(waiting, deadline)
         while leads and not self._lead(wait=deadline is None):
             leads = self._wait(waiting, deadline)
@@ -124,11 +124,11 @@ class CommitQueue:
         """Commit as `run` does, without waiting. The future cannot be cancelled."""
         future: Future[Timestamp] = Future()
         future.set_running_or_notify_cancel()
-        if self._join(Waiting(commit, future)):
+        if self._join(CommitRequest(commit, future)):
             self._hand_over()
         return future
 
-    def take(self, group: list[Waiting]) -> None:
+    def take(self, group: list[CommitRequest]) -> None:
         """Add those who wait to a group, as many as one may have."""
         size = 0
         with self._mutex:
@@ -144,14 +144,14 @@ class CommitQueue:
         if self._committer is not None:
             self._committer.shutdown(wait=True)
 
-    def _join(self, waiting: Waiting) -> bool:
+    def _join(self, waiting: CommitRequest) -> bool:
         """Queue up; True when the caller is to lead."""
         with self._mutex:
             self._queue.append(waiting)
             waiting.leads, self._leading = not self._leading, True
             return waiting.leads
 
-    def _wait(self, waiting: Waiting, deadline: int | None) -> bool:
+    def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
         if deadline is not None:
@@ -162,7 +162,7 @@ class CommitQueue:
         waiting.wake.acquire()
         return not waiting.ended
 
-    def _withdraw(self, waiting: Waiting) -> None:
+    def _withdraw(self, waiting: CommitRequest) -> None:
         with self._mutex:
             if waiting.leads or waiting not in self._queue:
                 return  # it is being written, or its turn has come
@@ -185,7 +185,7 @@ class CommitQueue:
         Returns:
             False when it was not to wait, and handed the lead over to the library's thread.
         """
-        group: list[Waiting] = []
+        group: list[CommitRequest] = []
         busy = False
         try:
             self._commit_group(group, wait)
@@ -224,7 +224,7 @@ class CommitQueue:
             self._hand_over()
 
 
-def _own(error: BaseException, waiting: Waiting) -> BaseException:
+def _own(error: BaseException, waiting: CommitRequest) -> BaseException:
     """An error of its own for each member: threads raise them at the same time."""
     if isinstance(error, CommitOutcomeUnknownError):
         return CommitOutcomeUnknownError(str(error), waiting.commit.txn_id)

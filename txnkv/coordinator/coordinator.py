@@ -11,20 +11,27 @@ from typing import Final
 
 import apsw
 
-from txnkv.coordinator import commit_log, id_ranges, jobs, liveness, locks, named, status_table
+from txnkv.coordinator import commit_log, jobs, liveness, partition_locks, status_table
 from txnkv.coordinator.applications import ApplicationParticipants
-from txnkv.coordinator.clock import raise_clock, refuse_jump
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
-from txnkv.coordinator.id_ranges import Held, IdRanges
-from txnkv.coordinator.ids import LOGICAL_BITS, Timestamp, TxnId
-from txnkv.coordinator.locks import LockAnswer, Verdict
+from txnkv.coordinator.ids import (
+    LOGICAL_BITS,
+    IdPin,
+    IdRanges,
+    Timestamp,
+    TxnId,
+    low_water_mark,
+    raise_clock,
+    refuse_jump,
+)
+from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.metadata_store import TransactionMetadataStore, past_timeout
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
-from txnkv.coordinator.query import one
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.partition_locks import LockAnswer, Verdict
+from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionLockedError,
@@ -115,7 +122,7 @@ class Coordinator:
         keepalive: float,
         age_ts: Timestamp | None = None,
         snapshot: Timestamp | None = None,
-        held: Held | None = None,
+        held: IdPin | None = None,
     ) -> TxnRow:
         """A new transaction. No I/O beyond a range of ids now and then.
 
@@ -184,9 +191,9 @@ class Coordinator:
             self.store.runtime.heartbeat_register(slot, row.txn_id, now)
             self.metadata.within(cur).new_transaction(row)
             if fixed:
-                locks.fix_snapshot(cur, row)
+                partition_locks.fix_snapshot(cur, row)
             if name is not None:
-                named.replace(cur, name, row.txn_id)
+                name_transaction(cur, name, row.txn_id)
             self.ids.record(cur)
         self.ids.ended(row.txn_id)  # from now on the row keeps the low water mark down
         self.maintenance.set_pace(row.keepalive / 4e6)
@@ -223,7 +230,7 @@ class Coordinator:
 
     def low_water_mark(self) -> int:
         with self.store.status.read() as cur:
-            return id_ranges.low_water_mark(cur)
+            return low_water_mark(cur)
 
     def keep_alive(self, txn_id: int) -> None:
         """Beat once for an OPEN transaction.
@@ -255,7 +262,7 @@ class Coordinator:
         ids: Iterable[int],
         *,
         transactional: bool,
-        lock_timeout: float = locks.LOCK_TIMEOUT,
+        lock_timeout: float = partition_locks.LOCK_TIMEOUT,
     ) -> None:
         """Before a write to participants: take their locks, or meet those of others.
 
@@ -304,24 +311,24 @@ class Coordinator:
             InvalidTxnStateError: the transaction is not OPEN.
         """
         with self.store.status.write() as cur:
-            return locks.fix_snapshot(cur, status_table.get_open(cur, txn_id, "read"))
+            return partition_locks.fix_snapshot(cur, status_table.get_open(cur, txn_id, "read"))
 
     @shielded
     def snapshot_of(self, row: TxnRow) -> Timestamp:
         """Return the snapshot that a transaction whose row is stored would read now."""
         with self.store.status.read() as cur:
-            return locks.snapshot_of(cur, row)
+            return partition_locks.snapshot_of(cur, row)
 
     def _ask(self, row: TxnRow, kind: str, ids: list[int], transactional: bool) -> LockAnswer:
         if row.locking != "partition":
             with self.store.status.read() as cur:
-                return locks.meet(cur, row if transactional else None, kind, ids)
+                return partition_locks.meet(cur, row if transactional else None, kind, ids)
         with self.store.status.read() as cur:
-            if all(locks.holder_of(cur, kind, id) == row.txn_id for id in ids):
+            if all(partition_locks.holder_of(cur, kind, id) == row.txn_id for id in ids):
                 return LockAnswer(Verdict.GRANTED)
         with self.store.status.write() as cur:
             status_table.get_open(cur, row.txn_id, "lock a partition")
-            return locks.request(cur, row, kind, ids)
+            return partition_locks.request(cur, row, kind, ids)
 
     # -- end ---------------------------------------------------------------------------
 
@@ -340,7 +347,7 @@ class Coordinator:
         aborted, one that is being committed is committed.
         """
         with self.store.status.read() as cur:
-            found = named.find(cur, name)
+            found = find_named(cur, name)
         if found is not None and not found.row.state.ended:
             with suppress(InvalidTxnStateError):
                 self.orchestrator.start_abort(

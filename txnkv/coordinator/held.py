@@ -22,7 +22,7 @@ import apsw
 from txnkv.coordinator import payload
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
-from txnkv.coordinator.query import one
+from txnkv.coordinator.status_schema import one
 from txnkv.errors import CorruptionError
 from txnkv.storage import extents
 
@@ -31,35 +31,8 @@ Key: TypeAlias = tuple[int, int]
 
 _FOLDERS: Final = {payload.TABLET: "tablets", payload.TOPIC: "logs"}
 
-_UNTIL_6: Final = """
-CREATE TABLE held_parts (               -- damaged: no flush can write to them
-    kind        INTEGER NOT NULL,       -- as in payloads
-    id          INTEGER NOT NULL,
-    flushed_ts  INTEGER NOT NULL,       -- small commits at or below are in its files
-    error       TEXT    NOT NULL,
-    PRIMARY KEY (kind, id)
-) WITHOUT ROWID;
-CREATE TABLE held_sections (            -- of small commits that are flushed elsewhere
-    commit_ts   INTEGER NOT NULL,
-    kind        INTEGER NOT NULL,
-    id          INTEGER NOT NULL,
-    data        BLOB    NOT NULL,
-    PRIMARY KEY (commit_ts, kind, id)
-);
-"""
 
-_AS_IN_PAYLOADS: Final = """
-ALTER TABLE held_sections ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE held_sections ADD COLUMN offsets INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE held_sections ADD COLUMN crc INTEGER;  -- NULL: from before version 7
-"""
-
-UPGRADE_4_TO_5: Final = _UNTIL_6
-UPGRADE_6_TO_7: Final = _AS_IN_PAYLOADS
-SCHEMA: Final = _UNTIL_6 + _AS_IN_PAYLOADS
-
-
-class Held(NamedTuple):
+class HeldPart(NamedTuple):
     """A part that is held.
 
     Attributes:
@@ -71,10 +44,10 @@ class Held(NamedTuple):
     error: str
 
 
-def parts(cur: apsw.Cursor) -> dict[Key, Held]:
+def parts(cur: apsw.Cursor) -> dict[Key, HeldPart]:
     """All that are held."""
     return {
-        (kind, id): Held(Timestamp(flushed), error)
+        (kind, id): HeldPart(Timestamp(flushed), error)
         for kind, id, flushed, error in cur.execute(
             "SELECT kind, id, flushed_ts, error FROM held_parts"
         )

@@ -1,4 +1,4 @@
-"""Transaction ids and hybrid timestamps.
+"""Transaction ids and hybrid timestamps: their form, and how new ones are given.
 
 A timestamp is 63 bits: 51 of microseconds since 2020-01-01 UTC, then 12 of logical time
 (Kulkarni et al., "Logical Physical Clocks", 2014, as used by Kudu). The top bit of a stamp
@@ -7,13 +7,39 @@ is free to say "undecided, this is a transaction id".
     bit 63        62 ............ 12  11 ...... 0
        0          microseconds        logical
 
-A transaction id is 128 bits: the top 16 name the store's coordinator (TCID), the rest
-counts up from 1; inside a store 63 bits of it are used.
+Commit timestamps are taken inside the SQLite transaction that writes the commit point, so
+they grow in commit order, and a reader that sees `last_commit` = T in status.db sees every
+commit at or below T there too. A snapshot above `last_commit` first raises the stored clock
+past itself: no later commit can then appear inside it.
+
+Timestamps go on from the last one, however far ahead of the wall clock it is: a clock that went
+ahead and came back costs nothing but the names of snapshots by time, and versions that are kept
+until the wall clock has passed them. A wall clock more than `MAX_JUMP` ahead of the last timestamp
+is refused before it leaves any: then the clock is wrong, or the store was not used for long, and
+`repair` says that it is so. The stored clock never goes back: a snapshot that was given out, in a
+token too, would change.
+
+A transaction id is 128 bits: the top 16 name the store's coordinator (TCID), the rest counts up
+from 1; inside a store 63 bits of it are used. A process takes ids a range at a time, so that begin
+costs no I/O. Each range has a row with its least live id; the low water mark is the least over
+those and over the transactions that have not ended. Whatever is staged under a lower id is garbage.
+
+    range 1..1024 of process A, least live 7     transactions not ended: 9, 1030
+    range 1025..2048 of process B, least live 1030
+    low water mark = 7
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import apsw
+
+from txnkv.coordinator.status_schema import one
+from txnkv.errors import UnavailableError
+from txnkv.storage import Pin, Store, clock, new_lock, shielded
 
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 LOGICAL_BITS = 12
@@ -95,3 +121,183 @@ class TxnId(int):
 
     def __repr__(self) -> str:
         return f"TxnId({self.tcid}:{self.local})"
+
+
+MAX_JUMP: Final = 3_653 * 86_400 * 1_000_000
+"""Ten years: what a clock shows that was never set, or runs over; few stores sleep for longer."""
+
+
+def following(last: int) -> Timestamp:
+    """The timestamp to give after `last`: the wall clock's, or one more.
+
+    Raises:
+        UnavailableError: the wall clock is more than ten years ahead of the store's.
+    """
+    now = max(clock.now_micros(), 0)
+    refuse_jump(last, now)
+    return Timestamp(max(last + 1, Timestamp.from_micros(now)))
+
+
+def refuse_jump(last: int, micros: int) -> None:
+    """Refuse a time too far ahead of the last timestamp of a store.
+
+    Raises:
+        UnavailableError: it is more than ten years ahead.
+    """
+    ahead = micros - Timestamp(last).micros
+    if last and ahead > MAX_JUMP:
+        raise UnavailableError(
+            f"this machine's clock is {ahead / 86_400e6:.0f} days ahead of the store's last "
+            f"timestamp ({Timestamp(last).datetime.isoformat()}): set it right; if it is right, "
+            "and the store was not used for so long, run `txnkv repair STORE --clock` once"
+        )
+
+
+def repair_clock(cur: apsw.Cursor) -> Timestamp:
+    """Set the stored clock to the wall clock, where that is ahead. Inside a write transaction.
+
+    Returns:
+        The last timestamp as it is stored then.
+    """
+    raise_clock(cur, Timestamp.from_micros(max(clock.now_micros(), 0)))
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
+    return Timestamp(last)
+
+
+def next_timestamp(cur: apsw.Cursor) -> Timestamp:
+    """A timestamp above every one given before. Inside a write transaction.
+
+    Raises:
+        UnavailableError: the wall clock is more than ten years ahead of the store's.
+    """
+    (last,) = one(cur, "SELECT last_timestamp FROM clock")
+    stamp = following(last)
+    cur.execute("UPDATE clock SET last_timestamp = ?", (stamp,))
+    return stamp
+
+
+def latest_snapshot(cur: apsw.Cursor) -> Timestamp:
+    (last,) = one(cur, "SELECT last_commit FROM clock")
+    return Timestamp(last)
+
+
+def raise_clock(cur: apsw.Cursor, past: Timestamp) -> None:
+    """No timestamp at or below `past` is given from now on. Inside a write transaction."""
+    cur.execute("UPDATE clock SET last_timestamp = max(last_timestamp, ?)", (past,))
+
+
+RANGE: Final = 1024
+
+
+class IdPin(Pin):
+    """The id of a transaction that is not stored, and the pin of its snapshot.
+
+    Attributes:
+        txn_id: live until it is given back; None for none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.txn_id: int | None = None
+
+
+class IdRanges:
+    """The ids that this process gives out."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Order: _reserving, the write lock of status.db, _lock. `record` comes with the second.
+        self._reserving = new_lock()
+        self._lock = new_lock()
+        self._next = 0
+        self._end = 0
+        self._live: set[int] = set()
+        self._firsts: dict[int, int] = {}
+
+    def begin(self, held: IdPin | None = None) -> int:
+        """An id never given before, live until `ended`; `held` is told before it lives."""
+        while True:
+            with self._lock:
+                if self._next < self._end:
+                    txn_id = self._next
+                    self._next = txn_id + 1
+                    if held is not None:
+                        held.txn_id = txn_id
+                    self._live.add(txn_id)
+                    return txn_id
+            self._reserve()
+
+    def ended(self, txn_id: int) -> None:
+        with self._lock:
+            self._live.discard(txn_id)
+
+    def record(self, cur: apsw.Cursor) -> None:
+        """Bring the least live ids of this process's ranges up to date, in a write that is
+        done anyway, and drop the ranges that are used up.
+        """
+        with self._lock:
+            for first, last in list(self._firsts.items()):
+                least = min((id for id in self._live if first <= id <= last), default=None)
+                if least is None and self._end == last + 1 and self._next < self._end:
+                    least = self._next
+                if least is None:
+                    cur.execute("DELETE FROM id_ranges WHERE first = ?", (first,))
+                    del self._firsts[first]
+                else:
+                    cur.execute(
+                        "UPDATE id_ranges SET least_live = ? WHERE first = ? AND least_live < ?",
+                        (least, first, least),
+                    )
+
+    def close(self) -> None:
+        """Give back this process's ranges."""
+        with self._lock:
+            firsts, self._firsts = self._firsts, {}
+            self._live.clear()
+            self._next = self._end = 0
+        if firsts:
+            with self._store.status.write() as cur:
+                drop_ranges(cur, firsts)
+
+    @shielded
+    def _reserve(self) -> None:
+        with self._reserving:
+            if self._next == self._end:
+                self._take_range()
+
+    def _take_range(self) -> None:
+        runtime = self._store.runtime
+        with self._store.status.write() as cur:
+            self.record(cur)
+            (first,) = one(cur, "SELECT next_txn_id FROM clock")
+            cur.execute("UPDATE clock SET next_txn_id = ?", (first + RANGE,))
+            cur.execute(
+                "INSERT INTO id_ranges (first, last, least_live, owner_slot, owner_start) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (first, first + RANGE - 1, first, runtime.slot, runtime.slot_start),
+            )
+        with self._lock:
+            self._next, self._end = first, first + RANGE
+            self._firsts[first] = first + RANGE - 1
+
+
+def low_water_mark(cur: apsw.Cursor) -> int:
+    """The least id that may still stage anything."""
+    (mark,) = one(
+        cur,
+        "SELECT min(least) FROM (SELECT min(txn_id) AS least FROM transactions "
+        "WHERE state NOT IN (2, 4) UNION ALL SELECT min(least_live) FROM id_ranges "
+        "UNION ALL SELECT next_txn_id FROM clock)",
+    )
+    return int(mark)
+
+
+def dead_ranges(cur: apsw.Cursor, store: Store) -> list[int]:
+    """The ranges of processes that are gone, by their first ids."""
+    rows: list[Any] = cur.execute("SELECT first, owner_slot, owner_start FROM id_ranges").fetchall()
+    return [first for first, slot, start in rows if not store.runtime.slot_alive(slot, start)]
+
+
+def drop_ranges(cur: apsw.Cursor, firsts: Iterable[int]) -> None:
+    """Forget these ranges."""
+    cur.executemany("DELETE FROM id_ranges WHERE first = ?", [(first,) for first in firsts])

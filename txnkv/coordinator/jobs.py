@@ -11,13 +11,27 @@ its transaction does not commit; once it has ended, nothing more is staged for i
 
 Who appends them may die in ENDING. Then some are in the logs and nobody goes on, so the
 transaction can only be aborted, with all that is in them.
+
+What is done again and again, one transaction after the other, finds by its name the one that it
+began last, and its job, also after all of its processes died.
+
+    driver    begins 17 with a job, and names it:  "stream s" -> 17
+              commits 17, begins 18, names it:     "stream s" -> 18
+              dies
+    driver'   begins 19 and names it:              "stream s" -> 19, and is told of 18: nobody
+                                                   else goes on with that one, so it aborts it
+
+A name stands until it is given anew, or its transaction is forgotten (`history` after its end).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import apsw
 
 from txnkv.coordinator import status_table
+from txnkv.coordinator.status_table import TxnRow
 from txnkv.errors import InvalidTxnStateError
 
 RUNNING, ENDING, COMMITTED, ABORTED = "running", "ending", "committed", "aborted"
@@ -127,3 +141,28 @@ def refuse_running(cur: apsw.Cursor, txn_id: int) -> None:
             f"commit broke off: {', '.join(found)}. Wait for it to end; if nobody is at it, roll "
             "back"
         )
+
+
+class NamedRow(NamedTuple):
+    """The transaction under a name, open or ended, and its job; "" where it has none."""
+
+    row: TxnRow
+    job_id: str
+
+
+def find_named(cur: apsw.Cursor, name: str) -> NamedRow | None:
+    """Return the transaction and job under a name; None when there is none."""
+    found = cur.execute(
+        "SELECT txn_id, job_id FROM named_transactions WHERE name = ?", (name,)
+    ).fetchone()
+    return None if found is None else NamedRow(status_table.get(cur, found[0]), found[1])
+
+
+def name_transaction(cur: apsw.Cursor, name: str, txn_id: int, job_id: str = "") -> NamedRow | None:
+    """Give a stored transaction and its job a name. Answers what was under it."""
+    before = find_named(cur, name)
+    cur.execute(
+        "INSERT OR REPLACE INTO named_transactions (name, txn_id, job_id) VALUES (?, ?, ?)",
+        (name, txn_id, job_id),
+    )
+    return before

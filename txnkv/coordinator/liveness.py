@@ -1,7 +1,14 @@
-"""Heartbeats, and the abort of transactions that nobody keeps alive.
+"""Liveness: the leader's lease, heartbeats, and the abort of transactions that nobody keeps alive.
 
-A heartbeat is a store into the runtime file, no I/O. An OPEN transaction is aborted when
-it had none for its keepalive time, or is past its own timeout; no other transaction is.
+Any process may lead the background work. The lease goes to whoever finds its holder dead (its
+slot of the runtime file is no longer locked) or silent for `LEASE_TIME`; each change of hands
+raises the term. The holder is heard in the runtime file, by a heartbeat under its term: to go on
+leading costs no write. Every background write calls `confirm` in its own SQLite transaction,
+so a leader that was stopped and goes on later is refused. LMDB environments do not know the term:
+`tables.fence` says why what comes late changes nothing there.
+
+A transaction's heartbeat is a store into the runtime file, no I/O. An OPEN transaction is aborted
+when it had none for its keepalive time, or is past its own timeout; no other transaction is.
 Silence counts only while somebody listens: after a restart of the machine, or when nobody had
 the store open, each OPEN transaction gets a fresh heartbeat from who leads next.
 """
@@ -16,12 +23,10 @@ from typing import Final, Protocol
 import apsw
 
 from txnkv.coordinator import status_table
-from txnkv.coordinator.lease import Lease
 from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.orchestration import Orchestrator
-from txnkv.coordinator.query import one
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_schema import one
+from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionTimedOutError,
@@ -29,6 +34,97 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import Store, clock, new_condition, new_lock
+
+LEASE_TIME: Final = 10 * 1_000_000
+
+
+class LeaseLostError(Exception):
+    """Another process leads now."""
+
+
+class Lease:
+    """This process's view of the lease of one store.
+
+    Attributes:
+        term: under which this process leads, if it does.
+        unwatched: microseconds for which nobody led before it took the lease; to be set to 0 by
+            whoever has taken that into account.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.term: int | None = None
+        self.unwatched = 0
+
+    def beat(self) -> bool:
+        """Say that this process leads still; False when it does not, or nobody would hear."""
+        runtime = self._store.runtime
+        return self.term is not None and runtime.heartbeat(runtime.LEADER, self.term)
+
+    def acquire(self) -> bool:
+        """Take the lease, or renew it when it is ours already.
+
+        Returns:
+            True when this process leads.
+        """
+        runtime = self._store.runtime
+        now = clock.monotonic_micros()
+        with self._store.status.read() as cur:
+            held = self._held(cur)
+        if held is not None:
+            term, slot, start, taken = held
+            heard_of, heard = runtime.heartbeat_read(runtime.LEADER)
+            renewed = max(taken, heard) if heard_of == term else taken
+            if term == self.term:
+                if self.beat():
+                    return True
+            elif self._free(slot, start, renewed, now):
+                self.unwatched = max(now - renewed, 0)
+            else:
+                self.term = None
+                return False
+        with self._store.status.write() as cur:
+            if self._held(cur) != held:
+                self.term = None
+                return False
+            term = 1 if held is None else held[0] + (held[0] != self.term)
+            cur.execute(
+                "INSERT OR REPLACE INTO lease (id, term, owner_slot, owner_start, renewed) "
+                "VALUES (1, ?, ?, ?, ?)",
+                (term, runtime.slot, runtime.slot_start, now),
+            )
+            runtime.heartbeat_register(runtime.LEADER, term, now)
+        self.term = term
+        return True
+
+    def confirm(self, cur: apsw.Cursor) -> int:
+        """The term, when this process still leads. Inside the write that relies on it.
+
+        Raises:
+            LeaseLostError: it does not.
+        """
+        held = self._held(cur)
+        if self.term is None or held is None or held[0] != self.term:
+            self.term = None
+            raise LeaseLostError
+        return self.term
+
+    def release(self) -> None:
+        if self.term is None:
+            return
+        with self._store.status.write() as cur:
+            cur.execute("UPDATE lease SET owner_slot = NULL WHERE term = ?", (self.term,))
+        self.term = None
+
+    def _free(self, slot: int | None, start: int, renewed: int, now: int) -> bool:
+        alive = slot is not None and self._store.runtime.slot_alive(slot, start)
+        return not alive or now - renewed > LEASE_TIME
+
+    @staticmethod
+    def _held(cur: apsw.Cursor) -> tuple[int, int | None, int, int] | None:
+        found = cur.execute("SELECT term, owner_slot, owner_start, renewed FROM lease").fetchone()
+        return None if found is None else found
+
 
 _log = logging.getLogger("txnkv")
 
@@ -129,7 +225,7 @@ def abort_expired(store: Store, orchestrator: Orchestrator, lease: Lease) -> lis
     return begun
 
 
-class Beating(Protocol):
+class HeartbeatEntry(Protocol):
     """A transaction that the heartbeater keeps alive."""
 
     txn_id: int
@@ -144,11 +240,11 @@ class Heartbeater:
         self._store = store
         self._lock = new_lock()
         self._wake = new_condition(self._lock)
-        self._beating: weakref.WeakSet[Beating] = weakref.WeakSet()
+        self._beating: weakref.WeakSet[HeartbeatEntry] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, handle: Beating) -> None:
+    def add(self, handle: HeartbeatEntry) -> None:
         with self._lock:
             self._beating.add(handle)
             if self._thread is None or not self._thread.is_alive():
@@ -158,7 +254,7 @@ class Heartbeater:
                 self._thread.start()
             self._wake.notify()
 
-    def remove(self, handle: Beating) -> None:
+    def remove(self, handle: HeartbeatEntry) -> None:
         with self._lock:
             self._beating.discard(handle)
 
@@ -187,7 +283,7 @@ class Heartbeater:
                 if not self._closed:
                     self._wake.wait(timeout=pause)
 
-    def _beat(self, handles: list[Beating]) -> float:
+    def _beat(self, handles: list[HeartbeatEntry]) -> float:
         """Beat for these; how many seconds until the next time."""
         now = clock.monotonic_micros()
         for handle in handles:

@@ -21,12 +21,11 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from txnkv.coordinator import id_ranges, liveness, status_table
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.lease import Lease, LeaseLostError
+from txnkv.coordinator import liveness, status_table
+from txnkv.coordinator.ids import Timestamp, dead_ranges, drop_ranges
+from txnkv.coordinator.liveness import Lease, LeaseLostError
 from txnkv.coordinator.orchestration import Orchestrator
-from txnkv.coordinator.states import TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
 from txnkv.storage import Store, clock, new_event, new_lock, not_waiting, shielded
 
@@ -325,7 +324,7 @@ class Maintenance:
                 "SELECT 1 FROM transactions WHERE state IN (2, 4) AND last_update_ts < ? LIMIT 1",
                 (before,),
             ).fetchone()
-            dead = id_ranges.dead(cur, self._store)
+            dead = dead_ranges(cur, self._store)
         if found is None and not dead:
             return
         with self._store.status.write() as cur:
@@ -333,4 +332,4 @@ class Maintenance:
             cur.execute(
                 "DELETE FROM transactions WHERE state IN (2, 4) AND last_update_ts < ?", (before,)
             )
-            id_ranges.drop(cur, dead)
+            drop_ranges(cur, dead)

@@ -23,8 +23,7 @@ import apsw
 
 from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.states import MOVES, TxnState
-from txnkv.coordinator.status_table import TxnRow
+from txnkv.coordinator.status_table import MOVES, TxnRow, TxnState
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import StatusDatabase, boot_id, clock
 

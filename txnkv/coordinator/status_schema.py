@@ -1,7 +1,36 @@
-"""The tables of status.db that belong to the coordinator."""
+"""The tables of status.db that belong to the coordinator, and queries that have exactly one row."""
 
-from txnkv.coordinator import held
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+
+from txnkv.errors import CorruptionError
 from txnkv.storage import extents
+
+_HELD_UNTIL_6 = """
+CREATE TABLE held_parts (               -- damaged: no flush can write to them
+    kind        INTEGER NOT NULL,       -- as in payloads
+    id          INTEGER NOT NULL,
+    flushed_ts  INTEGER NOT NULL,       -- small commits at or below are in its files
+    error       TEXT    NOT NULL,
+    PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+CREATE TABLE held_sections (            -- of small commits that are flushed elsewhere
+    commit_ts   INTEGER NOT NULL,
+    kind        INTEGER NOT NULL,
+    id          INTEGER NOT NULL,
+    data        BLOB    NOT NULL,
+    PRIMARY KEY (commit_ts, kind, id)
+);
+"""
+
+_HELD_FROM_7 = """
+ALTER TABLE held_sections ADD COLUMN first INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE held_sections ADD COLUMN offsets INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE held_sections ADD COLUMN crc INTEGER;  -- NULL: from before version 7
+"""
 
 _APPLICATIONS = """
 CREATE TABLE applications (             -- their last version that is committed
@@ -109,15 +138,16 @@ CREATE TABLE lease (
 );
 """
     + _APPLICATIONS
-    + held.SCHEMA
+    + _HELD_UNTIL_6
+    + _HELD_FROM_7
     + extents.SCHEMA
 )
 
-UPGRADE_6_TO_7 = held.UPGRADE_6_TO_7
+UPGRADE_6_TO_7 = _HELD_FROM_7
 
 UPGRADE_5_TO_6 = extents.SCHEMA
 
-UPGRADE_4_TO_5 = held.UPGRADE_4_TO_5
+UPGRADE_4_TO_5 = _HELD_UNTIL_6
 
 UPGRADE_3_TO_4 = _APPLICATIONS
 
@@ -132,3 +162,15 @@ CREATE TABLE commit_log (
     payload    BLOB    NOT NULL
 );
 """
+
+
+def one(cur: apsw.Cursor, sql: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """The first row of a query that always has one.
+
+    Raises:
+        CorruptionError: it has none: a row of the status database is gone.
+    """
+    found = cur.execute(sql, values).fetchone()
+    if found is None:
+        raise CorruptionError(f"status.db: no row for {sql!r}. Restore the store from a backup")
+    return tuple(found)

@@ -1,4 +1,12 @@
-"""The transaction status table: rows, and the compare-and-set moves between states.
+"""The transaction status table: rows, states, and the compare-and-set moves between these.
+
+    OPEN -> COMMIT_IN_PROGRESS -> FINALIZE_IN_PROGRESS -> COMMITTED
+      |             |             (the commit point)
+      |             v
+      +-----> ABORT_IN_PROGRESS -> ABORTED
+
+A transaction without participants goes from OPEN to COMMITTED at once. The numbers of the states
+are part of the on-disk format; they are Kudu's.
 
 Every function takes the cursor of a status.db transaction that its caller opened, so that
 a step of the protocol is one SQLite transaction whatever it is made of.
@@ -8,15 +16,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import apsw
 
-from txnkv.coordinator.clock import next_timestamp
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.query import one
-from txnkv.coordinator.states import MOVES, TxnState
+from txnkv.coordinator.ids import Timestamp, next_timestamp
+from txnkv.coordinator.status_schema import one
 from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
+
+
+class TxnState(IntEnum):
+    """The state of a transaction, by its number in status.db."""
+
+    OPEN = 1
+    ABORTED = 2
+    COMMIT_IN_PROGRESS = 3
+    COMMITTED = 4
+    ABORT_IN_PROGRESS = 5
+    FINALIZE_IN_PROGRESS = 6
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more happens to it."""
+        return self in (TxnState.COMMITTED, TxnState.ABORTED)
+
+    @property
+    def outcome(self) -> TxnState:
+        """The state in which a transaction ends that is decided; else the state itself."""
+        ends = {
+            TxnState.FINALIZE_IN_PROGRESS: TxnState.COMMITTED,
+            TxnState.ABORT_IN_PROGRESS: TxnState.ABORTED,
+        }
+        return ends.get(self, self)
+
+    @property
+    def committing(self) -> bool:
+        return self in (
+            TxnState.COMMIT_IN_PROGRESS,
+            TxnState.FINALIZE_IN_PROGRESS,
+            TxnState.COMMITTED,
+        )
+
+    @property
+    def decided(self) -> bool:
+        """Its outcome can no longer change."""
+        return self not in (TxnState.OPEN, TxnState.COMMIT_IN_PROGRESS)
+
+
+MOVES: dict[TxnState, frozenset[TxnState]] = {
+    TxnState.OPEN: frozenset(
+        {TxnState.COMMIT_IN_PROGRESS, TxnState.ABORT_IN_PROGRESS, TxnState.COMMITTED}
+    ),
+    TxnState.COMMIT_IN_PROGRESS: frozenset(
+        {TxnState.FINALIZE_IN_PROGRESS, TxnState.ABORT_IN_PROGRESS}
+    ),
+    TxnState.FINALIZE_IN_PROGRESS: frozenset({TxnState.COMMITTED}),
+    TxnState.ABORT_IN_PROGRESS: frozenset({TxnState.ABORTED}),
+    TxnState.COMMITTED: frozenset(),
+    TxnState.ABORTED: frozenset(),
+}
+
 
 _COLUMNS = (
     "txn_id, state, begin_ts, snapshot_ts, last_update_ts, commit_ts, timeout, deadline, boot, "

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from txnkv.coordinator import Coordinator, Lease, Timestamp, one, payload, purge, status_table
+from txnkv.coordinator import (
+    Coordinator,
+    Lease,
+    Timestamp,
+    forget_extents,
+    least_snapshot,
+    one,
+    payload,
+    remove_strays,
+    status_table,
+)
 from txnkv.storage import clock, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
@@ -85,7 +95,7 @@ class TableEngine(Tables):
         with guard("tables", "the first round of a leader"):
             if lease.term is not None and lease.term != self._swept_term:
                 folder = self.store.directory.tablet_dir(0).parent
-                purge.remove_strays(self.store, folder, table_catalog.tablet_ids, self._remove)
+                remove_strays(self.store, folder, table_catalog.tablet_ids, self._remove)
                 self._swept_term = lease.term
         with guard("tables", "removal of what was dropped"):
             self.purge()
@@ -140,9 +150,9 @@ class TableEngine(Tables):
         settle_dropped()
         self._let_go()
         with self.store.status.read() as cur:
-            gone = table_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+            gone = table_catalog.dropped_before(cur, least_snapshot(self.store, cur))
         ids = [id for table in gone for id in table.tablets]
-        purge.forget_extents(self.store, "tablets", ids)
+        forget_extents(self.store, "tablets", ids)
         for table in gone:
             for id in table.tablets:
                 self._remove(id)

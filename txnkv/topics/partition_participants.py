@@ -21,7 +21,14 @@ import apsw
 import lmdb
 
 from txnkv.coordinator import PARTITION as KIND
-from txnkv.coordinator import Participants, Timestamp, TxnRow, id_ranges, raise_first, status_table
+from txnkv.coordinator import (
+    Participants,
+    Timestamp,
+    TxnRow,
+    low_water_mark,
+    raise_first,
+    status_table,
+)
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
 from txnkv.storage import clock, declare_fault_point, fault_point
@@ -182,7 +189,7 @@ def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMark
 
 def _give_offset(cur: apsw.Cursor, id: int, end: EndMarker, commit_ts: Timestamp) -> None:
     # In a log with a side log nothing is ever open, and nothing comes late.
-    mark = id_ranges.low_water_mark(cur) if end.type == ControlType.COMMIT else 0
+    mark = low_water_mark(cur) if end.type == ControlType.COMMIT else 0
     first = topic_catalog.take_offsets(cur, id, end.count)
     marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
     end_markers.add(cur, id, marker)
@@ -200,7 +207,7 @@ def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
         with topics.store.status.write() as cur:
             waiting = roll_forward.look(topics, cur, partition, end)
             offset = topic_catalog.take_offsets(cur, partition.id, 1)
-            mark = id_ranges.low_water_mark(cur)
+            mark = low_water_mark(cur)
         fault_point("marker.aborting")
         now = Timestamp.from_micros(clock.now_micros())
         marker = EndMarker(offset, 1, txn_id, int(ControlType.ABORT), now, mark, first)

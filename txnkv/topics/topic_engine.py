@@ -20,7 +20,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from txnkv.coordinator import Coordinator, Lease, payload, purge, status_table
+from txnkv.coordinator import (
+    Coordinator,
+    Lease,
+    forget_extents,
+    least_snapshot,
+    payload,
+    remove_strays,
+    status_table,
+)
 from txnkv.storage import clock, settle_dropped
 from txnkv.topics import topic_catalog
 from txnkv.topics.delivery import Subscriptions
@@ -93,7 +101,7 @@ class TopicEngine(Topics):
         with guard("topics", "removal of what was dropped"):
             if lease.term is not None and lease.term != self._swept_term:
                 folder = self.store.directory.log_dir(0).parent
-                purge.remove_strays(self.store, folder, topic_catalog.partition_ids, self._remove)
+                remove_strays(self.store, folder, topic_catalog.partition_ids, self._remove)
                 self._swept_term = lease.term
             self.purge()
         with guard("topics", "side logs"):
@@ -130,9 +138,9 @@ class TopicEngine(Topics):
         """Remove the files of dropped topics that nobody reads any more."""
         settle_dropped()
         with self.store.status.read() as cur:
-            gone = topic_catalog.dropped_before(cur, purge.least_snapshot(self.store, cur))
+            gone = topic_catalog.dropped_before(cur, least_snapshot(self.store, cur))
         ids = [id for topic in gone for id in topic.partitions]
-        purge.forget_extents(self.store, "logs", ids)
+        forget_extents(self.store, "logs", ids)
         for id in ids:
             self.forget(id)
             self._remove(id)

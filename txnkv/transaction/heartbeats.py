@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Protocol
 
-from txnkv.coordinator import Held, TxnRow
+from txnkv.coordinator import IdPin, TxnRow
 from txnkv.errors import ClosedError
 from txnkv.instance import Instance
 from txnkv.storage import WhenDropped
@@ -45,11 +45,11 @@ class Holding:
     """
 
     def __init__(self, instance: Instance) -> None:
-        self.held = Held()
+        self.held = IdPin()
         self.end = WhenDropped(self, _give_back, instance, self.held)
 
 
-def _give_back(instance: Instance, held: Held) -> None:
+def _give_back(instance: Instance, held: IdPin) -> None:
     if held.txn_id is not None:
         instance.coordinator.ids.ended(held.txn_id)
     if held.snapshot is not None:

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from txnkv.client import Client
-from txnkv.coordinator import named
+from txnkv.coordinator import name_transaction
 from txnkv.errors import TxnNotFoundError
 from txnkv.spark import keepalive
 from txnkv.spark.columns import arrow_schema
@@ -145,7 +145,7 @@ def begin_own(
         if names:
             with client.instance.store.status.write() as cur:
                 for name in names:
-                    named.replace(cur, name, txn.context.row.txn_id, job.id)
+                    name_transaction(cur, name, txn.context.row.txn_id, job.id)
         target.make_room(txn, job)
         token = str(txn.serialize())
         keepalive.hand_over(txn, path)

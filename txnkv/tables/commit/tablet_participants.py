@@ -28,8 +28,8 @@ from txnkv.coordinator import (
     Timestamp,
     TxnRow,
     held,
-    id_ranges,
-    locks,
+    low_water_mark,
+    partition_locks,
     payload,
     raise_first,
 )
@@ -138,7 +138,7 @@ class TabletParticipants(Participants):
         written = self._written(row, ids)
         self._flush_older(written)
         with self._store.status.read() as cur:
-            since = locks.snapshot_of(cur, row)
+            since = partition_locks.snapshot_of(cur, row)
         while True:
             upto = self._tables.log.latest()
             rows = self._changed_rows(written, since, upto)
@@ -157,7 +157,7 @@ class TabletParticipants(Participants):
         point's transaction. Return False when too much came in to be compared there.
         """
         for id in ids:
-            holder = locks.holder_of(cur, KIND, id)
+            holder = partition_locks.holder_of(cur, KIND, id)
             if holder is not None and holder != row.txn_id:
                 raise TransactionLockedError(
                     f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
@@ -186,7 +186,7 @@ class TabletParticipants(Participants):
             tablet = self._tables.tablet(id)
             infos = manifest.staged(cur, row.txn_id, id)
             if tablet is not None and infos:
-                granted = locks.granted_at(cur, row.txn_id, KIND, id)
+                granted = partition_locks.granted_at(cur, row.txn_id, KIND, id)
                 after = max(row.snapshot_ts, granted or row.snapshot_ts)
                 found.append(_Written(tablet, after, infos))
         return found
@@ -264,7 +264,7 @@ class TabletParticipants(Participants):
     def _sweep(self, txn_id: int, *, everything: bool) -> dict[int, Exception]:
         with self._store.status.read() as cur:
             found = manifest.leftovers(cur, txn_id, everything=everything)
-            mark = id_ranges.low_water_mark(cur)
+            mark = low_water_mark(cur)
         failed = self._tables.each(
             found,
             "removal of row sets that do not count",

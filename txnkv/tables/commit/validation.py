@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import apsw
 
 from txnkv import core
-from txnkv.coordinator import Timestamp, TxnRow, Verdict, held, locks, past_timeout, payload
+from txnkv.coordinator import (
+    Timestamp,
+    TxnRow,
+    Verdict,
+    held,
+    partition_locks,
+    past_timeout,
+    payload,
+)
 from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
@@ -115,7 +123,7 @@ def _conflict(tablet: Tablet, key: bytes) -> TransactionConflictError:
 
 
 def _refuse_locked(cur: apsw.Cursor, row: TxnRow | None, ids: Sequence[int]) -> None:
-    answer = locks.meet(cur, row, KIND, ids)
+    answer = partition_locks.meet(cur, row, KIND, ids)
     if answer.verdict is Verdict.GRANTED:
         return
     holder = f"{KIND} {list(ids)} is locked by transaction {answer.holder}"

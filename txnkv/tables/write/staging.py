@@ -33,7 +33,7 @@ import lmdb
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import TxnRow, locks, status_table
+from txnkv.coordinator import TxnRow, partition_locks, status_table
 from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.tables import table_catalog
@@ -89,7 +89,7 @@ class WriteContext:
     scope: Scope
     transactional: bool = True
     reads: ReadSet | None = None
-    lock_timeout: float = locks.LOCK_TIMEOUT
+    lock_timeout: float = partition_locks.LOCK_TIMEOUT
 
 
 @dataclass
@@ -262,7 +262,7 @@ def _look_around(
             for part in prepared
         }
         granted = {
-            part.tablet.id: locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
+            part.tablet.id: partition_locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
             for part in prepared
         }
     if scope.alone:

@@ -35,9 +35,8 @@ from typing import Final
 import apsw
 
 from txnkv.coordinator import status_table
-from txnkv.coordinator.clock import next_timestamp
-from txnkv.coordinator.ids import Timestamp
-from txnkv.coordinator.query import one
+from txnkv.coordinator.ids import Timestamp, next_timestamp
+from txnkv.coordinator.status_schema import one
 from txnkv.coordinator.status_table import TxnRow
 
 LOCK_TIMEOUT: Final = 5.0
