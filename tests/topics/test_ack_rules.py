@@ -21,8 +21,8 @@ import pytest
 
 import txnkv
 from txnkv.storage import settle_dropped
-from txnkv.topics.acks import pending_ack_rows
-from txnkv.topics.delivery import holders
+from txnkv.topics.acks import ack_rows
+from txnkv.topics.delivery import leases
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -598,7 +598,7 @@ def test_an_ack_that_a_full_disk_refused_gives_nothing_back(
     acks: Acks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = acks.begin("A")
-    register = pending_ack_rows.register
+    register = ack_rows.register
     full = threading.Event()
     full.set()
 
@@ -607,7 +607,7 @@ def test_an_ack_that_a_full_disk_refused_gives_nothing_back(
             raise txnkv.StorageFullError("no room")
         return register(*args)
 
-    monkeypatch.setattr(pending_ack_rows, "register", refuse)
+    monkeypatch.setattr(ack_rows, "register", refuse)
     in_memory = False
     try:
         acks.ack(1, a)
@@ -712,7 +712,7 @@ def test_a_consumer_closes_on_a_full_disk(
         raise txnkv.StorageFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pending_ack_rows, "register", refuse)
+        patched.setattr(ack_rows, "register", refuse)
         acks.sub.close()
     with pytest.raises(txnkv.AckConflictError, match="no room"):
         txn.ack(acks.sub.info, acks.messages[2])
@@ -811,7 +811,7 @@ def test_who_holds_which_message(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(1, a)
     acks.sub.nack(acks.messages[4])
-    found = holders.look(acks.client.instance.topics, acks.sub.info)
+    found = leases.held_messages(acks.client.instance.topics, acks.sub.info)
     states = {each.first: (each.state, each.pid) for each in found.held}
     pending = ("pending", None if "A" in acks._stored else os.getpid())
     if acks.client.instance.topics.local.exclusive(acks.sub.info.id) is None:  # counted, or shared

@@ -10,7 +10,7 @@ import pytest
 import txnkv
 import txnkv.aio
 from tests.topics.test_subscriptions import received, send, take
-from txnkv.topics.acks.subscription_info import SubscriptionInfo
+from txnkv.topics.acks.subscription_rows import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 
 

@@ -190,7 +190,8 @@ class AsyncClient(Wrapper):
         **options: Any,
     ) -> T:
         """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
-        hold = Hold(self.blocking.instance.topics)
+        topics = self.blocking.instance.topics
+        hold = Hold(topics.store, topics.local)
         try:
             retries = Retries(self.blocking.instance, attempts, deadline)
             return await self._run(fn, retries, DEFAULTS | options, hold)

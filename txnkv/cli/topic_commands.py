@@ -32,7 +32,7 @@ from txnkv.topics import (
     PartitionOverview,
     SubscriptionInfo,
     TopicOverview,
-    holders,
+    held_messages,
     overview,
     subscription_stats,
 )
@@ -286,7 +286,7 @@ def show(store: str, topic: str, name: str, as_json: bool) -> None:
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
         info = _find(client, topic, name)
-        found = holders.look(engine, info)
+        found = held_messages(engine, info)
         lag = engine.subscriptions.lag(info)
         committed = engine.subscriptions.committed(info)
     if as_json:

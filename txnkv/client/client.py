@@ -364,7 +364,8 @@ class Client(Connection, Closing):
         Raises:
             TxnkvError: the last attempt's, or one that is not retriable.
         """
-        hold = Hold(self.instance.topics)
+        topics = self.instance.topics
+        hold = Hold(topics.store, topics.local)
         try:
             retries = Retries(self.instance, attempts, deadline)
             return self._run(fn, retries, DEFAULTS | options, hold)

@@ -24,7 +24,7 @@ from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 from txnkv.spark import option_table, query_progress
 from txnkv.spark.settings import StorePlace
-from txnkv.topics import EXCLUSIVE, Cursor, MessageId, SubscriptionInfo, TopicInfo, cursors
+from txnkv.topics import EXCLUSIVE, Cursor, MessageId, SubscriptionInfo, TopicInfo, ack_rows
 from txnkv.transaction import Local, Transaction
 
 BatchFunction = Callable[[Any, int, Transaction], object]
@@ -194,7 +194,7 @@ class BatchRead:
             AckConflictError: another transaction has acknowledged a part of it.
         """
         with txn.connection.instance.store.status.read() as cur:
-            found = cursors.load(cur, self.info.id)
+            found = ack_rows.load_cursors(cur, self.info.id)
         for number, end in self.ends.items():
             cursor = found.get(self.info.topic.partitions[number])
             last = None if cursor is None else _last_pending(cursor, end)

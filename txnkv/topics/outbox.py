@@ -27,8 +27,8 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import SubscriptionInfo
-from txnkv.topics.delivery import Hold, PendingAcks
+from txnkv.topics.acks import Hold, SubscriptionInfo
+from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
@@ -102,7 +102,7 @@ class Outbox:
         self._row = row
         self._transactional = transactional
         self._partitions: dict[int, _Partition] = {}
-        self._acks: PendingAcks | None = None
+        self._acks: TransactionAcks | None = None
         self._bytes = 0
         self._catalog: int | None = None
 
@@ -155,7 +155,7 @@ class Outbox:
         """
         if self._acks is None:
             # Kept from its making: what is refused later is given back with the transaction.
-            self._acks = PendingAcks(
+            self._acks = TransactionAcks(
                 self._topics, self._row, transactional=self._transactional, hold=self._hold
             )
         self._acks.add(info, ids, cumulative=cumulative, again=again)

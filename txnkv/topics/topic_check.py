@@ -11,7 +11,7 @@ from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.topics import end_markers, topic_catalog
 from txnkv.topics.acks import SubscriptionInfo
-from txnkv.topics.delivery import holders
+from txnkv.topics.delivery import held_messages
 from txnkv.topics.log import log_check
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import open_in
@@ -55,7 +55,7 @@ def subscription_stats(
     """Numbers about a subscription: what is left to do, and how much of it somebody has; without
     some partitions.
     """
-    found = holders.look(engine, info)
+    found = held_messages(engine, info)
     counts = Counter({"leased": 0, "free": 0, "pending": 0, "kept": 0})
     for each in found.held:
         counts[each.state] += each.last - each.first

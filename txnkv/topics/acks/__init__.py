@@ -1,17 +1,23 @@
-"""Acknowledgements as they are kept: cursors, subscriptions, what is pending."""
+"""Acknowledgements as they are kept. Rows of status.db are the truth; memory is a cache of them.
 
-from txnkv.topics.acks import cursors, pending_ack_rows, subscription_rows
-from txnkv.topics.acks.cursors import Cursor
-from txnkv.topics.acks.exclusive import Exclusive, Held, LocalSubscriptions
-from txnkv.topics.acks.pending_ack_rows import Holder, conflict
-from txnkv.topics.acks.subscription_info import (
+subscription_rows   what a subscription is: name, kind, options, and who consumes it alone
+ack_rows            what is deleted (cursors), and what transactions hold (pending acks)
+exclusive           both, in the memory of the process that has the one consumer of a subscription
+"""
+
+from txnkv.topics.acks import ack_rows, subscription_rows
+from txnkv.topics.acks.ack_rows import Cursor, Holder, conflict
+from txnkv.topics.acks.exclusive import Exclusive, Held, Hold, LocalSubscriptions, with_positions
+from txnkv.topics.acks.subscription_rows import (
     EXCLUSIVE,
     FAILOVER,
+    OPTIONS,
     SHARED,
+    Place,
     SubscriptionInfo,
     SubscriptionOptions,
+    dropped,
 )
-from txnkv.topics.acks.subscription_rows import OPTIONS, Place, dropped
 
 __all__ = [
     "Cursor",
@@ -19,6 +25,7 @@ __all__ = [
     "Exclusive",
     "FAILOVER",
     "Held",
+    "Hold",
     "Holder",
     "LocalSubscriptions",
     "OPTIONS",
@@ -26,9 +33,9 @@ __all__ = [
     "SHARED",
     "SubscriptionInfo",
     "SubscriptionOptions",
+    "ack_rows",
     "conflict",
-    "cursors",
     "dropped",
-    "pending_ack_rows",
     "subscription_rows",
+    "with_positions",
 ]

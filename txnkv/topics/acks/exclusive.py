@@ -19,18 +19,20 @@ Lock order: the write lock of status.db, then `lock`, under which nothing is rea
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
 import apsw
 
 from txnkv.coordinator import one
-from txnkv.storage import Store, clock, new_lock, new_rlock
-from txnkv.topics.acks import cursors, pending_ack_rows
-from txnkv.topics.acks.cursors import Cursor
-from txnkv.topics.acks.pending_ack_rows import Blocked, conflict
-from txnkv.topics.acks.subscription_info import SubscriptionInfo
+from txnkv.errors import ClosedError
+from txnkv.storage import Store, WhenDropped, clock, new_lock, new_rlock, shielded
+from txnkv.topics.acks import ack_rows
+from txnkv.topics.acks.ack_rows import Blocked, Cursor, conflict
+from txnkv.topics.acks.subscription_rows import SubscriptionInfo
 from txnkv.topics.ranges import Ranges
 
 Held = dict[int, Ranges]
@@ -137,8 +139,8 @@ class Exclusive:
             (self.info.id, self._returned),
         ).fetchall()
         return _Found(
-            cursors.load(cur, self.info.id),
-            pending_ack_rows.blocked(cur, self._store, self.info.id),
+            ack_rows.load_cursors(cur, self.info.id),
+            ack_rows.blocked(cur, self._store, self.info.id),
             returned,
         )
 
@@ -229,6 +231,10 @@ class Exclusive:
         """Put back what is left of a range that `next_back` gave."""
         with self.lock:
             self._back[partition_id].add(first, last)
+
+    def mark(self, partition_id: int) -> int:
+        """Return the offset below which all is deleted."""
+        return self.cursors[partition_id].mark
 
     # -- acknowledging in a transaction ------------------------------------------------
 
@@ -377,11 +383,11 @@ class Exclusive:
         for partition_id, ranges in deleted.items():
             for first, last in ranges:
                 if partition_id in self._unbroken:
-                    if cursors.advance(cur, self.info.id, partition_id, first, last):
+                    if ack_rows.advance(cur, self.info.id, partition_id, first, last):
                         continue
                     self._unbroken.discard(partition_id)
-                cursors.delete(cur, self.info.id, partition_id, first, last)
-            if partition_id not in self._unbroken and cursors.is_unbroken(
+                ack_rows.delete(cur, self.info.id, partition_id, first, last)
+            if partition_id not in self._unbroken and ack_rows.is_unbroken(
                 cur, self.info.id, partition_id
             ):
                 self._unbroken.add(partition_id)
@@ -421,7 +427,7 @@ class Exclusive:
         """An attempt of a run had these; they are not delivered while the run goes on."""
         with self.lock:
             kept = self._holds.setdefault(id, {})
-            for partition_id, ranges in _with_positions(self, held, positions).items():
+            for partition_id, ranges in with_positions(held, positions, self.mark).items():
                 kept.setdefault(partition_id, Ranges()).update(ranges)
 
     def end_hold(self, id: int) -> None:
@@ -434,16 +440,16 @@ class Exclusive:
     def return_all(self, held: Held, positions: dict[int, int]) -> None:
         """A transaction is aborted: what it had is delivered again."""
         with self.lock:
-            for partition_id, ranges in _with_positions(self, held, positions).items():
+            for partition_id, ranges in with_positions(held, positions, self.mark).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
 
 
-def _with_positions(state: Exclusive, held: Held, positions: dict[int, int]) -> Held:
+def with_positions(held: Held, positions: dict[int, int], mark: Callable[[int], int]) -> Held:
+    """All that is acknowledged: a position as the range below it, from the cursor's mark on."""
     found = {partition_id: Ranges(ranges) for partition_id, ranges in held.items()}
     for partition_id, position in positions.items():
-        mark = state.cursors[partition_id].mark
-        found.setdefault(partition_id, Ranges()).add(mark, position)
+        found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
     return found
 
 
@@ -519,3 +525,36 @@ class LocalSubscriptions:
             states = list(self._states.values())
         for state in states:
             state.end_hold(id)
+
+
+class Hold:
+    """The messages that attempts of one `client.run` have acknowledged, and failed with.
+
+        attempt 1   ack(m) ... conflict: aborted      m is not delivered: attempt 2 works on it
+        attempt 2   ack(m) ... committed              m is deleted
+        run is over                                   what no attempt deleted is delivered again
+
+    `release` ends the run; so it ends when this is dropped.
+
+    Attributes:
+        id: of the run.
+        where: the places where acks of it are kept.
+    """
+
+    def __init__(self, store: Store, local: LocalSubscriptions) -> None:
+        self.id = int.from_bytes(os.urandom(7), "big") + 1
+        self.where: set[Literal["memory", "status"]] = set()
+        self._over = WhenDropped(self, _end, store, local, self.id, self.where)
+
+    @shielded
+    def release(self) -> None:
+        """The run is over. Twice is fine."""
+        self._over()
+
+
+def _end(store: Store, local: LocalSubscriptions, id: int, where: set[str]) -> None:
+    if "memory" in where:
+        local.end_hold(id)
+    if "status" in where:
+        with suppress(ClosedError), store.status.write(sync=False) as cur:
+            ack_rows.end_hold(cur, id)

@@ -1,10 +1,10 @@
-"""Subscriptions in status.db: making, finding and dropping them, and who has one to itself."""
+"""Subscriptions: name, kind and options; their rows in status.db; who has one to itself."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypedDict
 
 import apsw
 
@@ -12,15 +12,83 @@ from txnkv.coordinator import one
 from txnkv.errors import TopicNotFoundError, UnavailableError
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import cursors
-from txnkv.topics.acks.subscription_info import (
-    EXCLUSIVE,
-    FAILOVER,
-    SHARED,
-    SubscriptionInfo,
-    SubscriptionOptions,
-)
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+FAILOVER: Final = "failover"
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """Options that a call names; those that it does not name stay as they are."""
+
+    lease_seconds: float
+    max_deliveries: int | None
+    dead_letter: str | None
+    redelivery_delay: float
+    ack_timeout: float | None
+
+
+@dataclass(frozen=True)
+class SubscriptionInfo:
+    """A subscription as status.db has it. Picklable: processes that join a transaction by its
+    token acknowledge by it.
+
+    Attributes:
+        id: in status.db.
+        topic: of which topic.
+        name: unique in the topic.
+        type: "exclusive", "shared", or "failover": exclusive, and consumers wait for the place.
+        lease_seconds: for how long a message of a shared one is one consumer's.
+        max_deliveries: after so many a message goes to the dead letter topic; None: never.
+        dead_letter: name of that topic.
+        redelivery_delay: seconds from a negative ack to the next delivery.
+        ack_timeout: seconds after which a message of an exclusive one is delivered again unless
+            an ack of it was made; None: never.
+    """
+
+    id: int
+    topic: TopicInfo
+    name: str
+    type: str
+    lease_seconds: float = 30.0
+    max_deliveries: int | None = None
+    dead_letter: str | None = None
+    redelivery_delay: float = 0.0
+    ack_timeout: float | None = None
+
+    @property
+    def leased(self) -> bool:
+        """Tell whether deliveries are rows in status.db: where several processes share them, or
+        where they are counted, also over the death of the consumer, or end.
+        """
+        return self.type == SHARED or (self.max_deliveries, self.ack_timeout) != (None, None)
+
+    def changed(self, options: SubscriptionOptions) -> SubscriptionInfo:
+        """With these options, the dead letter topic following from `max_deliveries`.
+
+        Raises:
+            TypeError: there is no such option.
+        """
+        unknown = options.keys() - SubscriptionOptions.__annotations__.keys()
+        if unknown:
+            names = ", ".join(SubscriptionOptions.__annotations__)
+            raise TypeError(f"a subscription has options {names}, not {', '.join(sorted(unknown))}")
+        info = replace(self, **options)
+        if info.max_deliveries is None and "dead_letter" not in options:
+            return replace(info, dead_letter=None)
+        if info.max_deliveries is not None and info.dead_letter is None:
+            return replace(info, dead_letter=f"{info.topic.name}.{info.name}.dead")
+        return info
+
+    @property
+    def lease_time(self) -> float | None:
+        """Seconds for which a delivered message is its consumer's; None: until that ends."""
+        return self.lease_seconds if self.type == SHARED else self.ack_timeout
+
+    def __str__(self) -> str:
+        return f"subscription {self.name!r} of topic {self.topic.name!r}"
+
 
 OPTIONS: Final = tuple(SubscriptionOptions.__annotations__)
 
@@ -84,7 +152,7 @@ def of_topic(cur: apsw.Cursor, topic: TopicInfo) -> list[SubscriptionInfo]:
 
 
 def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> SubscriptionInfo:
-    """Add a subscription; its options are to be set.
+    """Add a subscription with its cursors; its options are to be set.
 
     Args:
         wanted: its id does not count.
@@ -96,8 +164,11 @@ def make(cur: apsw.Cursor, wanted: SubscriptionInfo, starts: dict[int, int]) -> 
         (wanted.topic.id, wanted.name, wanted.type, wanted.leased),
     )
     id = cur.connection.last_insert_rowid()
-    for partition_id, offset in starts.items():
-        cursors.create(cur, id, partition_id, offset)
+    cur.executemany(
+        "INSERT INTO cursors (subscription_id, partition_id, mark_delete, dispatched) "
+        "VALUES (?1, ?2, ?3, ?3)",
+        [(id, partition_id, offset) for partition_id, offset in starts.items()],
+    )
     return replace(wanted, id=id)
 
 

@@ -1,32 +1,25 @@
-"""Subscriptions: leases, redelivery, acknowledgements of a transaction, failover."""
+"""Subscriptions at work: messages to consumers, and their acknowledgements.
 
-from txnkv.topics.delivery import holders
-from txnkv.topics.delivery.holders import HeldMessages, Holders
-from txnkv.topics.delivery.leases import LeaseReader
-from txnkv.topics.delivery.redelivery import Delivery, ExclusiveReader
-from txnkv.topics.delivery.retry_hold import Hold
-from txnkv.topics.delivery.standby import Standby
-from txnkv.topics.delivery.subscriptions import (
-    Place,
-    SubscriptionInfo,
-    SubscriptionOptions,
-    Subscriptions,
-)
-from txnkv.topics.delivery.transaction_acks import PendingAcks, refuse
+subscriptions       begin, seek, close, drop; sweeps; the part in the commit of stored transactions
+redelivery          the messages of an exclusive consumer, those that come back first; failover
+leases              those of a shared one, or where deliveries are counted: a row each
+transaction_acks    the acks of one transaction, in memory or in rows, from the call to the end
+"""
+
+from txnkv.topics.delivery.leases import HeldMessages, Holders, LeaseReader, held_messages
+from txnkv.topics.delivery.redelivery import Delivery, ExclusiveReader, Standby
+from txnkv.topics.delivery.subscriptions import Subscriptions
+from txnkv.topics.delivery.transaction_acks import TransactionAcks, refuse
 
 __all__ = [
     "Delivery",
     "ExclusiveReader",
     "HeldMessages",
-    "Hold",
     "Holders",
     "LeaseReader",
-    "PendingAcks",
-    "Place",
+    "TransactionAcks",
     "Standby",
-    "SubscriptionInfo",
-    "SubscriptionOptions",
     "Subscriptions",
-    "holders",
+    "held_messages",
     "refuse",
 ]

@@ -14,6 +14,16 @@ they are counted.
 A process reads ahead of `dispatched` by itself, so that what it has read is claimed in one short
 write. A claim is not synced: after a power loss all consumers are dead, and what they had is
 delivered again anyway.
+
+For people who wait for a message, `look` tells who has it:
+
+    leased     delivered to a consumer that has not acknowledged it
+    free       delivered before, and nobody's now: given back, or its lease ran out
+    pending    acknowledged by an open transaction
+    kept       acknowledged by a failed attempt of a `client.run` that goes on
+
+An exclusive subscription without counted deliveries has no leases: what its one consumer has is in
+the memory of that process, with the acks of small transactions.
 """
 
 from __future__ import annotations
@@ -21,13 +31,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import apsw
 
-from txnkv.coordinator import one
+from txnkv.coordinator import TxnId, one
 from txnkv.storage import Store, clock, declare_fault_point, fault_point
-from txnkv.topics.acks import Place, SubscriptionInfo, cursors, dropped, pending_ack_rows
+from txnkv.topics.acks import Place, SubscriptionInfo, ack_rows, dropped
 from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
     Delivery,
@@ -174,7 +185,7 @@ class LeaseReader(DeliveryReader):
         """Lease what there is; whether there may be more."""
         with self._store.status.write(sync=False) as cur:
             if dead:
-                pending_ack_rows.free_dead(cur, self._store, self._info.id)
+                ack_rows.free_dead(cur, self._store, self._info.id)
                 free_dead(cur, self._store, self._info.id)
             freed = self._claim_freed(cur, most)
             fresh, upto = self._claim_new(cur, most - len(freed))
@@ -230,7 +241,7 @@ class LeaseReader(DeliveryReader):
 
     def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
         blocked: dict[int, Ranges] = {}
-        for id, first, last, _ in pending_ack_rows.blocked(cur, self._store, self._info.id):
+        for id, first, last, _ in ack_rows.blocked(cur, self._store, self._info.id):
             blocked.setdefault(id, Ranges()).add(first, last)
         return blocked
 
@@ -255,8 +266,8 @@ class LeaseReader(DeliveryReader):
                 if blocked is None:
                     blocked = self._blocked_in(cur)
                 moved[id] = offset + 1
-                if offset in cursors.deleted_in(cur, self._info.id, id, offset, offset + 1):
-                    cursors.delete(cur, self._info.id, id, read.begin, offset + 1)
+                if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
+                    ack_rows.delete(cur, self._info.id, id, read.begin, offset + 1)
                     continue
                 free = offset not in blocked.get(id, ())
                 place, until = (self._place, self._until) if free else (None, None)
@@ -310,7 +321,7 @@ class LeaseReader(DeliveryReader):
         for message in read_range(self._topics, partition, at, at + 1):
             return [Delivery(message, claim.before, claim.until)]
         with self._store.status.write(sync=False) as cur:
-            pending_ack_rows.delete(cur, self._info.id, claim.partition_id, at, at + 1)
+            ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
         return []
 
     # -- giving back -------------------------------------------------------------------
@@ -473,3 +484,105 @@ def free_dead(cur: apsw.Cursor, store: Store, subscription_id: int) -> None:
                 "AND slot = ? AND start = ? AND until IS NOT NULL",
                 (subscription_id, slot, start),
             )
+
+
+@dataclass(frozen=True)
+class HeldMessages:
+    """Messages of a partition that somebody has.
+
+    Attributes:
+        partition: its number.
+        first: offset of the first.
+        last: behind the last.
+        state: "leased", "free", "pending" or "kept".
+        pid: of the process; None: nobody's, or a transaction's that others may join.
+        txn_id: of the transaction, where an ack is pending.
+        deliveries: how often it was delivered; None where nobody counts.
+        seconds_left: until the lease runs out; None: it does not.
+    """
+
+    partition: int
+    first: int
+    last: int
+    state: str
+    pid: int | None
+    txn_id: TxnId | None = None
+    deliveries: int | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class Holders:
+    """The holders of a subscription's messages.
+
+    Attributes:
+        consumer_pid: the process of its one consumer; None: there is none, or it is shared.
+        held: by partition and offset.
+    """
+
+    consumer_pid: int | None
+    held: tuple[HeldMessages, ...]
+
+
+def held_messages(topics: Topics, info: SubscriptionInfo) -> Holders:
+    """The holders now, as status.db has them."""
+    with topics.store.status.read() as cur:
+        slot, start = one(
+            cur,
+            "SELECT max(slot), max(start) FROM subscriptions WHERE id = ?",
+            (info.id,),
+        )
+        held = [*_leased(topics, cur, info), *_pending(topics, cur, info)]
+    held.sort(key=lambda each: (each.partition, each.first))
+    return Holders(_pid(topics, slot, start), tuple(held))
+
+
+def _pid(topics: Topics, slot: int | None, start: int | None) -> int | None:
+    runtime = topics.store.runtime
+    if slot is None or start is None or not runtime.slot_alive(slot, start):
+        return None
+    return runtime.slot_owner(slot)
+
+
+def _leased(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
+    now = clock.monotonic_micros()
+    found: list[Any] = cur.execute(
+        "SELECT partition_id, message, slot, start, until, deliveries FROM leases "
+        "WHERE subscription_id = ? AND until IS NOT NULL",
+        (info.id,),
+    ).fetchall()
+    held = []
+    for partition_id, offset, slot, start, until, deliveries in found:
+        pid = _pid(topics, slot, start) if until > now else None
+        ends = pid is not None and info.lease_time is not None
+        held.append(
+            HeldMessages(
+                info.topic.partitions.index(partition_id),
+                offset,
+                offset + 1,
+                "free" if pid is None else "leased",
+                pid,
+                deliveries=deliveries,
+                seconds_left=(until - now) / 1e6 if ends else None,
+            )
+        )
+    return held
+
+
+def _pending(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[HeldMessages]:
+    found: list[Any] = cur.execute(
+        "SELECT partition_id, max(first, 0), last, txn_id, stored, slot, start FROM pending_acks "
+        "WHERE subscription_id = ?",
+        (info.id,),
+    ).fetchall()
+    return [
+        HeldMessages(
+            info.topic.partitions.index(partition_id),
+            first,
+            last,
+            "pending" if txn_id > 0 else "kept",
+            None if stored else _pid(topics, slot, start),
+            topics.coordinator.txn_id(abs(txn_id)),
+        )
+        for partition_id, first, last, txn_id, stored, slot, start in found
+    ]

@@ -8,6 +8,14 @@ ack beside them. The pieces of a large message are no gaps: they go with that me
 cursor could come to stand in the middle of it.
 
 What a reader has taken for its consumer stays with it until it is given, whatever fails meanwhile.
+
+**Failover.** Consumers wait for the place of the one that has it:
+
+    active      reads and acknowledges, as the consumer of an exclusive subscription
+    standby     is given nothing, and looks whether the place is free: when something is written in
+                the store (one that closes writes), and now and then (one that is killed does not)
+
+Who looks first has the place then. It begins at the cursors, as any new consumer does.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txnkv.errors import OffsetOutOfRangeError
-from txnkv.storage import new_rlock
+from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive, dropped
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.partition import Partition
@@ -356,3 +364,31 @@ def read_range(topics: Topics, partition: Partition, first: int, last: int) -> I
             if message.offset >= last:
                 return
             yield message
+
+
+_LOOK: Final = 200_000
+"""Microseconds between two looks for a consumer that died."""
+
+
+class Standby:
+    """The reader of a consumer without the place: there is nothing to be read."""
+
+    pending = False
+
+    def __init__(self) -> None:
+        self._next_look = 0
+
+    def stirred(self) -> bool:
+        """The consumer that has the place may have died."""
+        return clock.monotonic_micros() >= self._next_look
+
+    def take(self, most: int) -> list[Delivery]:
+        """Nothing; the place was looked at just now."""
+        self._next_look = clock.monotonic_micros() + _LOOK
+        return []
+
+    def seek(self, number: int, offset: int) -> None:
+        """Nothing was read."""
+
+    def put_back(self, given: list[Delivery]) -> None:
+        """Nothing was given."""

@@ -1,24 +1,23 @@
 """Subscriptions of a store in this process.
 
-rows in status.db          what is deleted, pending, leased        (subscription_rows, cursors,
-                                                                    pending_acks, leases)
-memory of the consumer     of an exclusive one whose consumer is here            (exclusive)
-acks of a transaction      in either                                             (transaction_acks)
+rows in status.db         what is deleted, pending, leased     (subscription_rows, ack_rows, leases)
+memory of the consumer    of an exclusive one whose consumer is here                    (exclusive)
+acks of a transaction     in either                                              (transaction_acks)
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
 
-from txnkv.coordinator import Lease, status_table
+from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
+from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import topic_catalog
 from txnkv.topics.acks import (
-    EXCLUSIVE,
     FAILOVER,
     SHARED,
     Cursor,
@@ -26,26 +25,18 @@ from txnkv.topics.acks import (
     Place,
     SubscriptionInfo,
     SubscriptionOptions,
-    cursors,
-    pending_ack_rows,
+    ack_rows,
     subscription_rows,
 )
-from txnkv.topics.delivery.transaction_acks import KIND, SubscriptionParticipants
+from txnkv.topics.delivery.transaction_acks import KIND
 from txnkv.topics.maintenance import retention, unacknowledged
 from txnkv.topics.partition import Partition
 from txnkv.topics.read import bounds
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
 
-__all__ = [
-    "EXCLUSIVE",
-    "FAILOVER",
-    "SHARED",
-    "Place",
-    "SubscriptionInfo",
-    "SubscriptionOptions",
-    "Subscriptions",
-]
+declare_fault_point("acks.applied", "acks are applied inside the commit point")
+declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
 
 _consumers: Final = itertools.count(1)
 
@@ -185,7 +176,7 @@ class Subscriptions:
     def committed(self, info: SubscriptionInfo) -> dict[int, int]:
         """Return the offset below which all is deleted, by partition number."""
         with self._store.status.read() as cur:
-            found = cursors.load(cur, info.id)
+            found = ack_rows.load_cursors(cur, info.id)
         numbers = enumerate(info.topic.partitions)
         return {number: found[id].mark for number, id in numbers if id in found}
 
@@ -214,15 +205,15 @@ class Subscriptions:
         try:
             with self._store.status.write() as cur:
                 subscription_rows.require(cur, info)
-                pending_ack_rows.free_dead(cur, self._store, info.id)
+                ack_rows.free_dead(cur, self._store, info.id)
                 # From here on no ack is made in memory until that has the new cursor, too.
                 free = state is None or state.take_partition(owner, partition.id)
-                if not free or pending_ack_rows.blocked(cur, self._store, info.id, partition.id):
+                if not free or ack_rows.blocked(cur, self._store, info.id, partition.id):
                     raise InvalidTxnStateError(
                         f"{info}: acknowledgements in partition {number} are pending in "
                         "transactions that are open. End these, then seek"
                     )
-                cursors.seek(cur, info.id, partition.id, offset)
+                ack_rows.seek(cur, info.id, partition.id, offset)
             retention.await_cuts([partition])
             if state is not None:
                 state.look()
@@ -250,7 +241,7 @@ class Subscriptions:
         among them on: 0 when all messages are deleted. Partitions may be left out.
         """
         with self._store.status.read() as cur:
-            found = cursors.load(cur, info.id)
+            found = ack_rows.load_cursors(cur, info.id)
         lag = {}
         for partition in self._topics.partitions(info.topic):
             if partition.number in but:
@@ -276,7 +267,7 @@ class Subscriptions:
         runtime = self._store.runtime
         place = Place(runtime.slot, runtime.slot_start, next(_consumers))
         subscription_rows.check_boot(cur, info)
-        pending_ack_rows.free_dead(cur, self._store, info.id)
+        ack_rows.free_dead(cur, self._store, info.id)
         if info.type != SHARED:
             who = subscription_rows.consumer_of(
                 cur, self._store, info, self._topics.local.consumers
@@ -311,7 +302,7 @@ class Subscriptions:
         with self._store.status.write(sync=False) as cur:
             if state is not None:
                 for partition_id, first, last in state.passed():
-                    cursors.delete(cur, info.id, partition_id, first, last)
+                    ack_rows.delete(cur, info.id, partition_id, first, last)
             subscription_rows.give_place(cur, info, place)
 
     # -- looking after -----------------------------------------------------------------
@@ -340,10 +331,35 @@ class Subscriptions:
             if start > marks[partition.id]:
                 with self._store.status.write() as cur:
                     lease.confirm(cur)
-                    cursors.raise_marks(cur, partition.id, start)
+                    ack_rows.raise_marks(cur, partition.id, start)
 
         self._topics.each(marks, "cursors", follow)
         for (subscription_id,) in held:
             with self._store.status.write() as cur:
                 lease.confirm(cur)
-                pending_ack_rows.free_dead(cur, self._store, subscription_id)
+                ack_rows.free_dead(cur, self._store, subscription_id)
+
+
+class SubscriptionParticipants(Participants):
+    """Subscriptions of stored transactions: acks are rows from the call on, and keep others off,
+    so that there is nothing to validate.
+    """
+
+    kind = KIND
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics.log)
+        self._store = topics.store
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Delete what is pending."""
+        ack_rows.apply_pending(cur, row.txn_id)
+        fault_point("acks.applied")
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Have what is pending delivered again."""
+        with self._store.status.write() as cur:
+            ack_rows.give_back(cur, self._store, row.txn_id)
+        fault_point("acks.returned")

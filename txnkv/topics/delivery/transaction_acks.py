@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import apsw
 
-from txnkv.coordinator import Participants, Timestamp, TxnRow, TxnState, status_table
+from txnkv.coordinator import Timestamp, TxnRow, TxnState, status_table
 from txnkv.errors import (
     AckConflictError,
     ClosedError,
@@ -30,24 +31,26 @@ from txnkv.errors import (
     OffsetOutOfRangeError,
     TxnkvError,
 )
-from txnkv.storage import Store, WhenDropped, clock, declare_fault_point, fault_point, new_rlock
+from txnkv.storage import (
+    Store,
+    WhenDropped,
+    clock,
+    declare_fault_point,
+    fault_point,
+    new_rlock,
+)
 from txnkv.topics.acks import (
     SHARED,
     Exclusive,
+    Held,
+    Hold,
     Holder,
     SubscriptionInfo,
-    cursors,
-    pending_ack_rows,
+    ack_rows,
+    conflict,
     subscription_rows,
+    with_positions,
 )
-from txnkv.topics.delivery.held_acks import (
-    HeldAcks,
-    by_partition,
-    refuse_taken,
-    refuse_unknown,
-    remember,
-)
-from txnkv.topics.delivery.retry_hold import Hold
 from txnkv.topics.messages import MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import bounds
@@ -59,11 +62,45 @@ _GRACE: Final = 1_000_000
 """Microseconds after a deadline by which a commit that was in time is over."""
 
 declare_fault_point("acks.registered", "acks of a transaction are pending in status.db")
-declare_fault_point("acks.applied", "acks are applied inside the commit point")
-declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
 
 
-class PendingAcks:
+@dataclass
+class HeldAcks:
+    """The acknowledgements of one transaction in one subscription.
+
+    Attributes:
+        info: the subscription.
+        state: in whose memory they are; None: in status.db, or nowhere yet.
+        version: of `state`, before the first of them was taken.
+        held: individual ones, by partition id.
+        positions: cumulative ones: all below.
+        deleted: what the commit deletes, of those in memory.
+        number: the change number when it was written.
+    """
+
+    info: SubscriptionInfo
+    state: Exclusive | None
+    version: int | None = None
+    held: Held = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+    deleted: Held = field(default_factory=dict)
+    number: int | None = None
+
+    def ranges(self, partition_id: int) -> Ranges:
+        return self.held.setdefault(partition_id, Ranges())
+
+    def remember(self, named: dict[int, list[int]], *, cumulative: bool) -> None:
+        """Take messages in that nothing refuses."""
+        for number, offsets in named.items():
+            partition_id = self.info.topic.partitions[number]
+            if cumulative:
+                last = self.positions.get(partition_id, 0)
+                self.positions[partition_id] = max(last, offsets[-1] + 1)
+            for offset in () if cumulative else offsets:
+                self.ranges(partition_id).add(offset, offset + 1)
+
+
+class TransactionAcks:
     """The acknowledgements of one transaction. For one thread at a time, beside that of the
     consumer, which may close.
 
@@ -137,7 +174,7 @@ class PendingAcks:
             acks = self._of(info)
             self.empty = False
             if not self._transactional:
-                remember(acks, named, cumulative=cumulative)
+                acks.remember(named, cumulative=cumulative)
             elif acks.state is None:
                 self._register(acks, named, cumulative=cumulative, again=again)
             else:
@@ -189,7 +226,7 @@ class PendingAcks:
                 partition_id = info.topic.partitions[number]
                 txn_id = self._row.txn_id
                 besides = txn_id if again else 0
-                pending_ack_rows.refuse(
+                ack_rows.refuse(
                     cur, self._store, info, number, txn_id, offsets, cumulative, besides
                 )
                 position = offsets[0] + 1 if cumulative else None
@@ -197,7 +234,7 @@ class PendingAcks:
                 if local is not None:
                     ranges = local.applied({partition_id: ranges})[partition_id]
                 rows += self._write_rows(cur, info, partition_id, ranges, position, self._stored)
-            cursors.bump(cur, info.id)
+            ack_rows.bump(cur, info.id)
             self._unsure_rows = rows
         self._rows, self._unsure_rows = self._rows + rows, 0
         fault_point("acks.registered")
@@ -206,7 +243,7 @@ class PendingAcks:
         """Count the rows of a write that failed late, if it has left them."""
         if self._unsure_rows:
             more, self._unsure_rows = self._unsure_rows, 0
-            if pending_ack_rows.count(cur, self._row.txn_id) == self._rows + more:
+            if ack_rows.count_pending(cur, self._row.txn_id) == self._rows + more:
                 self._rows += more
 
     def _write_rows(
@@ -220,7 +257,7 @@ class PendingAcks:
     ) -> int:
         runtime, hold = self._store.runtime, self._hold
         if hold is not None:
-            hold.where.in_status = True
+            hold.where.add("status")
         holder = Holder(
             self._row.txn_id,
             stored,
@@ -229,9 +266,9 @@ class PendingAcks:
             self._row.deadline,
             None if hold is None else hold.id,
         )
-        rows = pending_ack_rows.register(cur, info, partition_id, holder, ranges)
+        rows = ack_rows.register(cur, info, partition_id, holder, ranges)
         if position is not None:
-            rows += pending_ack_rows.register_position(cur, info, partition_id, holder, position)
+            rows += ack_rows.register_position(cur, info, partition_id, holder, position)
         return rows
 
     def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
@@ -252,19 +289,19 @@ class PendingAcks:
         # Set before `_expired` is read, as that is before this is: one of the two sees the other.
         self._committing = True
         if self._expired:
-            raise pending_ack_rows.given_back(self._row.txn_id)
+            raise ack_rows.given_back(self._row.txn_id)
         self._refuse_lost()
         self._count_rows(cur)
         topics = [acks.info.topic for acks in self._acks.values()]
         self._topics.refuse_dropped(cur, self._catalog, topics)
-        if self._rows and pending_ack_rows.count(cur, self._row.txn_id) != self._rows:
+        if self._rows and ack_rows.count_pending(cur, self._row.txn_id) != self._rows:
             for acks in self._acks.values():
                 subscription_rows.require(cur, acks.info)
-            raise pending_ack_rows.given_back(self._row.txn_id)
+            raise ack_rows.given_back(self._row.txn_id)
         for acks in self._acks.values():
             state = acks.state
             if state is not None and not (acks.version == state.version and state.current(cur)):
-                refuse_taken(cur, self._store, acks, self._row.txn_id)
+                _refuse_taken(cur, self._store, acks, self._row.txn_id)
 
     def _refuse_lost(self) -> None:
         if self._lost is not None:
@@ -276,24 +313,22 @@ class PendingAcks:
             if not self._transactional:
                 self._write_plain(cur, acks)
             elif acks.state is not None:
-                wanted = acks.held
+                state, wanted = acks.state, acks.held
                 if acks.positions:
-                    marks = {id: cursor.mark for id, cursor in acks.state.cursors.items()}
-                    wanted = acks.whole(marks)
-                acks.deleted = acks.state.applied(wanted)
+                    wanted = with_positions(wanted, acks.positions, state.mark)
+                acks.deleted = state.applied(wanted)
                 acks.number = self._store.status.change_number()
-                acks.state.delete(cur, acks.deleted)
+                state.delete(cur, acks.deleted)
         if self._rows:
-            pending_ack_rows.apply(cur, self._row.txn_id)
+            ack_rows.apply_pending(cur, self._row.txn_id)
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info = acks.info
-        marks = {
-            id: cursors.mark_delete(cur, info.id, id) or 0 for id in {*acks.held, *acks.positions}
-        }
-        wanted = acks.whole(marks)
-        for row in pending_ack_rows.blocked(cur, self._store, info.id):
+        wanted = with_positions(
+            acks.held, acks.positions, lambda id: ack_rows.mark_delete(cur, info.id, id) or 0
+        )
+        for row in ack_rows.blocked(cur, self._store, info.id):
             if row.pending and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
         state = None if info.leased else self._topics.local.exclusive(info.id, self)
@@ -307,9 +342,9 @@ class PendingAcks:
             return
         for partition_id, ranges in wanted.items():
             for first, last in ranges:
-                pending_ack_rows.delete(cur, info.id, partition_id, first, last)
+                ack_rows.delete_leased(cur, info.id, partition_id, first, last)
         if wanted:
-            cursors.bump(cur, info.id)
+            ack_rows.bump(cur, info.id)
 
     def ended(self, committed: bool | None) -> None:
         """The small transaction has ended. Twice is fine; of a stored one its handler hears.
@@ -329,7 +364,7 @@ class PendingAcks:
                     self._ended_in_memory(acks, acks.state, committed)
             if (self._rows or self._unsure_rows) and not committed:
                 with self._store.status.write(sync=False) as cur:
-                    pending_ack_rows.give_back(cur, self._store, self._row.txn_id)
+                    ack_rows.give_back(cur, self._store, self._row.txn_id)
 
     def _ended_in_memory(self, acks: HeldAcks, state: Exclusive, committed: bool | None) -> None:
         with state.lock:
@@ -339,7 +374,7 @@ class PendingAcks:
                 state.unsure()
             if not committed and self._transactional:
                 if self._hold is not None:
-                    self._hold.where.in_memory = True
+                    self._hold.where.add("memory")
                     state.hold(self._hold.id, acks.held, acks.positions)
                 else:
                     state.return_all(acks.held, acks.positions)
@@ -362,7 +397,7 @@ class PendingAcks:
             moved = self._in_memory()
             with self._store.status.write(sync=False) as cur:
                 self._join(cur, list(self._acks))
-                pending_ack_rows.made_stored(cur, row.txn_id)
+                ack_rows.made_stored(cur, row.txn_id)
                 rows = self._write_out(cur, moved, stored=True)
             self._stored = True
             self._forget_to_give_back()
@@ -406,13 +441,13 @@ class PendingAcks:
         rows = 0
         for acks in moved:
             assert acks.state is not None
-            refuse_taken(cur, self._store, acks, self._row.txn_id)
+            _refuse_taken(cur, self._store, acks, self._row.txn_id)
             held = acks.state.applied(acks.held)
             for partition_id in {*held, *acks.positions}:
                 ranges = held.get(partition_id, Ranges())
                 position = acks.positions.get(partition_id)
                 rows += self._write_rows(cur, acks.info, partition_id, ranges, position, stored)
-            cursors.bump(cur, acks.info.id)
+            ack_rows.bump(cur, acks.info.id)
         return rows
 
     def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
@@ -441,6 +476,45 @@ class PendingAcks:
             self._giving_back.forget()
 
 
+def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
+    """Give back what a small transaction had that was dropped without an end."""
+    for one in acks.values():
+        if one.state is not None:
+            with one.state.lock:
+                one.state.return_all(one.held, one.positions)
+                one.state.release(token, one.held, one.positions)
+    if any(one.state is None for one in acks.values()):
+        with suppress(ClosedError), store.status.write(sync=False) as cur:
+            ack_rows.give_back(cur, store, txn_id, stored=False)
+
+
+def _refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -> None:
+    """Compare what a transaction has in memory with what status.db has of others. Of its own it
+    may have what a write left there that failed late.
+
+    Raises:
+        AckConflictError: another process was first.
+    """
+    info = acks.info
+    subscription_rows.require(cur, info)
+
+    def taken(partition_id: int, first: int, last: int) -> bool:
+        return bool(
+            ack_rows.pending_in(cur, store, info.id, partition_id, first, last, besides=txn_id)
+        )
+
+    def deleted(partition_id: int, first: int, last: int) -> bool:
+        return bool(ack_rows.deleted_in(cur, info.id, partition_id, first, last))
+
+    for number, id in enumerate(info.topic.partitions):
+        for first, last in acks.held.get(id, ()):
+            if deleted(id, first, last) or taken(id, first, last):
+                raise conflict(info, number, first, "was acknowledged first by another process")
+        position = acks.positions.get(id, 0)
+        if position and (deleted(id, position - 1, position) or taken(id, 0, position)):
+            raise conflict(info, number, position - 1, "was acknowledged first by another process")
+
+
 def refuse(
     topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
 ) -> dict[int, list[int]]:
@@ -461,11 +535,35 @@ def refuse(
             "them one by one, or subscribe exclusively"
         )
     topics.require_live(info.topic)
-    named = by_partition(info, ids, cumulative=cumulative)
+    named = _by_partition(info, ids, cumulative=cumulative)
     for number, offsets in named.items():
         end = _known_end(topics, info.topic.partitions[number], offsets[-1])
-        refuse_unknown(info, number, offsets, end)
+        if offsets[0] < 0 or offsets[-1] >= end:
+            raise OffsetOutOfRangeError(
+                f"{info}: partition {number} has committed messages up to offset {end}, "
+                f"exclusive; {offsets[-1] if offsets[0] >= 0 else offsets[0]} is none. "
+                "Acknowledge what was delivered"
+            )
     return named
+
+
+def _by_partition(
+    info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
+) -> dict[int, list[int]]:
+    """Offsets in order, by partition number; of a cumulative ack the highest."""
+    if len(ids) == 1 and 0 <= ids[0][0] < len(info.topic.partitions):
+        number, offset = ids[0]
+        return {number: [offset]}
+    found: dict[int, set[int]] = {}
+    for number, offset in ids:
+        if not 0 <= number < len(info.topic.partitions):
+            raise OffsetOutOfRangeError(
+                f"{info} has partitions 0 to {len(info.topic.partitions) - 1}, not {number}"
+            )
+        found.setdefault(number, set()).add(offset)
+    if cumulative:
+        return {number: [max(offsets)] for number, offsets in found.items()}
+    return {number: sorted(offsets) for number, offsets in found.items()}
 
 
 def _known_end(topics: Topics, partition_id: int, offset: int) -> int:
@@ -479,40 +577,3 @@ def _known_end(topics: Topics, partition_id: int, offset: int) -> int:
         end = 0 if partition is None else bounds(topics, partition).last_stable_offset
         ends[partition_id] = end
     return end
-
-
-def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: int) -> None:
-    """Give back what a small transaction had that was dropped without an end."""
-    for one in acks.values():
-        if one.state is not None:
-            with one.state.lock:
-                one.state.return_all(one.held, one.positions)
-                one.state.release(token, one.held, one.positions)
-    if any(one.state is None for one in acks.values()):
-        with suppress(ClosedError), store.status.write(sync=False) as cur:
-            pending_ack_rows.give_back(cur, store, txn_id, stored=False)
-
-
-class SubscriptionParticipants(Participants):
-    """Subscriptions of stored transactions: acks are rows from the call on, and keep others off,
-    so that there is nothing to validate.
-    """
-
-    kind = KIND
-
-    def __init__(self, topics: Topics) -> None:
-        super().__init__(topics.log)
-        self._store = topics.store
-
-    def write_commit(
-        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
-    ) -> None:
-        """Delete what is pending."""
-        pending_ack_rows.apply(cur, row.txn_id)
-        fault_point("acks.applied")
-
-    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
-        """Have what is pending delivered again."""
-        with self._store.status.write() as cur:
-            pending_ack_rows.give_back(cur, self._store, row.txn_id)
-        fault_point("acks.returned")

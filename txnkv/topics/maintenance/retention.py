@@ -32,7 +32,7 @@ import lmdb
 
 from txnkv.coordinator import Lease
 from txnkv.storage import declare_fault_point, fault_point
-from txnkv.topics.acks import cursors
+from txnkv.topics.acks import ack_rows
 from txnkv.topics.log import NEVER, Segment
 from txnkv.topics.maintenance import unacknowledged
 from txnkv.topics.messages import now_micros
@@ -96,7 +96,7 @@ def kept_from(topics: Topics, partition: Partition) -> int | None:
     if not partition.topic.options.retain_unacknowledged:
         return None
     with topics.store.status.read() as cur:
-        return cursors.least_mark(cur, partition.id)
+        return ack_rows.least_mark(cur, partition.id)
 
 
 def await_cuts(partitions: Sequence[Partition]) -> None:

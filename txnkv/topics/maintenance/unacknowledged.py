@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import lmdb
 
-from txnkv.topics.acks import Cursor, SubscriptionInfo, cursors, subscription_rows
+from txnkv.topics.acks import Cursor, SubscriptionInfo, ack_rows, subscription_rows
 from txnkv.topics.log import STATE
 from txnkv.topics.partition import Partition
 from txnkv.topics.ranges import Ranges
@@ -57,7 +57,7 @@ def below(
         subscriptions = subscription_rows.of_topic(cur, partition.topic)
     for info in subscriptions:
         with topics.store.status.read() as cur:
-            cursor = cursors.load(cur, info.id).get(partition.id)
+            cursor = ack_rows.load_cursors(cur, info.id).get(partition.id)
         left = 0 if cursor is None else count(topics, partition, cursor, start, offset)
         if left:
             found.append((info, left))
