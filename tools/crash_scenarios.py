@@ -28,7 +28,7 @@ from tools import (
     crash_subscriptions,
     crash_topics,
 )
-from txnkv.client import compacting
+from txnkv.client import admin
 from txnkv.options import Locking
 from txnkv.tables import arrow_input
 from txnkv.tables.maintenance import history
@@ -174,7 +174,7 @@ def maintain(path: str) -> None:
             txn.write(name, rows(BEFORE, ROWS))
     say(ACKNOWLEDGED)
     # From here on: before it, the background would come to the points.
-    compacting.SLACK = compacting.LEAST_BYTES = 0  # type: ignore[misc]
+    admin.SLACK = admin.LEAST_BYTES = 0  # type: ignore[misc]
     history.KEEP_LOG = 0  # type: ignore[misc]
     client.instance.engine.flush()
     with client.transaction() as txn:

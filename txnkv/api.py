@@ -11,6 +11,7 @@ from txnkv.client import (
     Subscription,
     Table,
     Topic,
+    TxnInfo,
     connect,
     replicate,
 )
@@ -50,7 +51,7 @@ from txnkv.errors import (
 )
 from txnkv.tables import Column, Schema, hash_partition, range_partition
 from txnkv.topics import AbortedTxn, FetchResult, Message, MessageId
-from txnkv.transaction import Scan, ScanToken, Session, Transaction, TxnInfo, TxnToken, WriteResult
+from txnkv.transaction import Scan, ScanToken, Session, Transaction, TxnToken, WriteResult
 
 __all__ = [
     "AbortedTxn",

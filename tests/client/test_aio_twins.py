@@ -7,19 +7,19 @@ import inspect
 import pytest
 
 import txnkv
-from txnkv.aio import client, reading, topics, transaction
+from txnkv import aio
 
 TWINS = [
-    (txnkv.Client, client.AsyncClient),
-    (txnkv.Table, reading.AsyncTable),
-    (txnkv.Scan, reading.AsyncScan),
-    (txnkv.Snapshot, reading.AsyncSnapshot),
-    (txnkv.Topic, topics.AsyncTopic),
-    (txnkv.Consumer, topics.AsyncConsumer),
-    (txnkv.Subscription, topics.AsyncSubscription),
-    (txnkv.Producer, topics.AsyncProducer),
-    (txnkv.Session, transaction.AsyncSession),
-    (txnkv.Transaction, transaction.AsyncTransaction),
+    (txnkv.Client, aio.AsyncClient),
+    (txnkv.Table, aio.AsyncTable),
+    (txnkv.Scan, aio.AsyncScan),
+    (txnkv.Snapshot, aio.AsyncSnapshot),
+    (txnkv.Topic, aio.AsyncTopic),
+    (txnkv.Consumer, aio.AsyncConsumer),
+    (txnkv.Subscription, aio.AsyncSubscription),
+    (txnkv.Producer, aio.AsyncProducer),
+    (txnkv.Session, aio.AsyncSession),
+    (txnkv.Transaction, aio.AsyncTransaction),
 ]
 
 INSIDE = {

@@ -67,6 +67,8 @@ def test_any_module_may_be_the_first(first: str) -> None:
 def test_names_are_listed_and_unknown_ones_refused() -> None:
     assert {"connect", "aio", "TxnkvError", "__version__"} <= set(dir(txnkv))
     assert all(getattr(txnkv, name) is not None for name in txnkv.__all__)
-    assert python("from txnkv import *; print(aio.connect.__module__)") == "txnkv.aio.client\n"
+    assert (
+        python("from txnkv import *; print(aio.connect.__module__)") == "txnkv.aio.async_client\n"
+    )
     with pytest.raises(AttributeError, match="'txnkv' has no attribute 'conect'"):
         txnkv.conect  # noqa: B018

@@ -32,7 +32,7 @@ from tools.powerloss.workload import (
     history,
     to_text,
 )
-from txnkv.client import compacting
+from txnkv.client import admin
 from txnkv.options import Operation
 
 
@@ -67,7 +67,7 @@ def _threads(client: txnkv.Client, workload: Workload) -> None:
 def _cut_small() -> None:
     """Make little data do what much data does: several chunks and blocks, files that shrink."""
     cut_small()
-    compacting.LEAST_BYTES = 0  # type: ignore[misc]
+    admin.LEAST_BYTES = 0  # type: ignore[misc]
 
 
 def recover(state: Path, root: Path, store: Path, workload: Workload) -> None:

@@ -13,12 +13,21 @@ same transaction or session comes after it. So a commit that is cancelled is who
 all, and `await txn.state()` or `client.transaction_state(id)` tells which; a transaction block
 that is cancelled inside has rolled back when it is left. Of a call that has not begun nothing
 happens.
+
+`async_client` has the client, its transactions and sessions, `async_handles` what they give out;
+`calls` runs a blocking call on a thread.
 """
 
-from txnkv.aio.client import AsyncClient, connect
-from txnkv.aio.reading import AsyncScan, AsyncSnapshot, AsyncTable
-from txnkv.aio.topics import AsyncConsumer, AsyncProducer, AsyncSubscription, AsyncTopic
-from txnkv.aio.transaction import AsyncSession, AsyncTransaction
+from txnkv.aio.async_client import AsyncClient, AsyncSession, AsyncTransaction, connect
+from txnkv.aio.async_handles import (
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncScan,
+    AsyncSnapshot,
+    AsyncSubscription,
+    AsyncTable,
+    AsyncTopic,
+)
 
 __all__ = [
     "AsyncClient",

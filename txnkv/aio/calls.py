@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from txnkv.errors import ClosedError
 from txnkv.storage import new_lock
@@ -25,6 +27,25 @@ class Wrapper(Handle):
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.blocking)[1:]}"
+
+
+class ClosingWrapper(Wrapper, ABC):
+    """A handle with `close()`, usable in `async with`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give it up. Twice is fine."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
 
 class Calls:

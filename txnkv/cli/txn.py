@@ -17,10 +17,10 @@ from txnkv.cli.console import (
     print_pairs,
     store_argument,
 )
+from txnkv.client import TxnInfo
 from txnkv.coordinator import TxnId, TxnState
 from txnkv.errors import TxnNotFoundError
 from txnkv.topics import SentTo, sent_to
-from txnkv.transaction import TxnInfo
 
 Sent: TypeAlias = Mapping[int, Sequence[SentTo]]
 

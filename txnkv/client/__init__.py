@@ -1,10 +1,13 @@
-"""The handles of a store: client, tables, scans, topics, consumers, producers, subscriptions."""
+"""The handles of a store, each one class in one file.
 
-from txnkv.client import client
+client, table, topic                  the store; tables and snapshots; topics
+consumer, subscription, producer      what a topic gives
+replica, admin                        copies of topics; a whole store seen, checked and compacted
+"""
+
+from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.client import Client, connect
-from txnkv.client.compacting import CompactReport
 from txnkv.client.consumer import Consumer
-from txnkv.client.inspection import CheckReport
 from txnkv.client.producer import Producer
 from txnkv.client.replica import replicate
 from txnkv.client.subscription import Subscription
@@ -22,7 +25,7 @@ __all__ = [
     "Subscription",
     "Table",
     "Topic",
-    "client",
+    "TxnInfo",
     "connect",
     "replicate",
 ]

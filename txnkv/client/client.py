@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv import instance as instances
-from txnkv.client.accept_loss import accept_loss
-from txnkv.client.compacting import CompactReport, compact_store
-from txnkv.client.inspection import CheckReport, check_store, store_stats
+from txnkv.client import admin
+from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
@@ -53,10 +52,8 @@ from txnkv.transaction import (
     Session,
     Transaction,
     TxnContext,
-    TxnInfo,
     ValueSchema,
     declared,
-    listed,
     one_phase_commit,
     two_phase_commit,
 )
@@ -429,7 +426,7 @@ class Client(Connection, Closing):
     def transactions(self) -> list[TxnInfo]:
         """All transactions in the status table: those that have not ended, and recent ones."""
         self.require_open()
-        return listed(self.instance)
+        return admin.list_transactions(self.instance)
 
     @shielded
     def abort_transaction(self, id: int) -> None:
@@ -527,7 +524,7 @@ class Client(Connection, Closing):
     def stats(self) -> dict[str, Any]:
         """Numbers about the store: tables with rows, bytes and row sets; transactions; files."""
         self.require_open()
-        return store_stats(self.instance)
+        return admin.store_stats(self.instance)
 
     def metrics(self) -> MetricsSnapshot:
         """Counters, gauges and histograms of this process, with an OpenMetrics text."""
@@ -542,7 +539,7 @@ class Client(Connection, Closing):
             progress: called with (row sets done, row sets in all).
         """
         self.require_open()
-        return check_store(self.instance, progress)
+        return admin.check_store(self.instance, progress)
 
     @shielded
     def repair_clock(self) -> Timestamp:
@@ -571,7 +568,7 @@ class Client(Connection, Closing):
             StorageFullError: the disk is full; what is done is done, nothing is lost.
         """
         self.require_writable()
-        return compact_store(self.instance, progress)
+        return admin.compact_store(self.instance, progress)
 
     @shielded
     def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:
@@ -595,4 +592,4 @@ class Client(Connection, Closing):
             UnavailableError: another process has its files open.
         """
         self.require_writable()
-        return accept_loss(self.instance, part, really=not dry_run)
+        return admin.accept_loss(self.instance, part, really=not dry_run)

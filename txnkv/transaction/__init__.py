@@ -13,7 +13,6 @@ from txnkv.transaction.acknowledged import Acknowledged
 from txnkv.transaction.closeable import Closing, Handle
 from txnkv.transaction.connection import AnyTable, At, Connection
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.info import TxnInfo, listed
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.retry import DEADLINE, DEFAULTS, Retries
@@ -43,13 +42,11 @@ __all__ = [
     "Session",
     "Transaction",
     "TxnContext",
-    "TxnInfo",
     "TxnToken",
     "ValueSchema",
     "WriteResult",
     "declared",
     "encoder_of",
-    "listed",
     "one_phase_commit",
     "two_phase_commit",
     "unpin",

@@ -1,15 +1,34 @@
-"""Looking on: numbers about a store, and a check of everything in it."""
+"""A whole store: numbers about it, its transactions, a check of everything in it, compaction on
+demand, and what it has lost, accepted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from txnkv.coordinator import TxnState, held, latest_snapshot, one, payload
-from txnkv.errors import ClosedError, CorruptionError, TxnkvError
+from txnkv.coordinator import (
+    Loss,
+    Timestamp,
+    TxnId,
+    TxnState,
+    held,
+    latest_snapshot,
+    one,
+    payload,
+    status_table,
+)
+from txnkv.errors import (
+    ClosedError,
+    CorruptionError,
+    TableNotFoundError,
+    TopicNotFoundError,
+    TxnkvError,
+)
 from txnkv.instance import Instance
+from txnkv.storage import shrink
 from txnkv.tables import (
     Counted,
     ReadView,
@@ -23,6 +42,8 @@ from txnkv.tables import (
     row_set_ids,
     table_catalog,
 )
+from txnkv.tables import accept_loss as accept_tablet
+from txnkv.topics import accept_loss as accept_log
 from txnkv.topics import topic_catalog as topics
 from txnkv.topics import topic_check as topic_checking
 
@@ -66,7 +87,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         row_sets = [seen for t in engine.tablets(info) for seen in t.reload().infos]
         asked = reading.request(info, [], None, False, None)
         tables[name] = {
-            "rows": _count(engine, asked, view),
+            "rows": _count_rows(engine, asked, view),
             "bytes": sum(seen.size for seen in row_sets),
             "tablets": len(info.tablets),
             "row_sets": len(row_sets),
@@ -92,14 +113,14 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "log_bytes": log[1],
         "flushed": flushed,
         "history_floor": floor,
-        "files_bytes": sum(_size(file) for file in root.rglob("*")),
+        "files_bytes": sum(_file_size(file) for file in root.rglob("*")),
         "leader_term": None if lease is None else lease[0],
         "leader_pid": None if lease is None else _leader_pid(instance, lease[1], lease[2]),
         "open_environments": store.environments.open_count,
     }
 
 
-def _count(engine: TableEngine, asked: reading.Request, view: ReadView) -> int | None:
+def _count_rows(engine: TableEngine, asked: reading.Request, view: ReadView) -> int | None:
     """The rows of a table; None when it is damaged where they are counted."""
     try:
         return reading.count(engine, asked, view)
@@ -114,11 +135,14 @@ def _leader_pid(instance: Instance, slot: int | None, start: int) -> int | None:
     return runtime.slot_owner(slot)
 
 
-def _size(file: Path) -> int:
+def _file_size(file: Path) -> int:
     try:
         return file.stat().st_blocks * 512 if file.is_file() else 0
     except FileNotFoundError:
         return 0
+
+
+# -- check -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -311,11 +335,11 @@ def _check_log(instance: Instance, cur: Any, report: CheckReport) -> None:
             report.problems.append(f"{where}: {error}")
             continue
         for section in lost:
-            part = _part(instance, section)
+            part = _part_label(instance, section)
             report.problems.append(f"{where}: what it changed in {part} is damaged")
 
 
-def _part(instance: Instance, section: payload.Section) -> str:
+def _part_label(instance: Instance, section: payload.Section) -> str:
     if section.kind == payload.TABLET:
         tablet = instance.engine.tablet(section.id)
         return f"tablet {section.id}" if tablet is None else tablet.label
@@ -339,3 +363,173 @@ def _unknown_row_sets(instance: Instance, tablet: Tablet) -> Iterator[str]:
         return
     for id in sorted(unknown):
         yield f"{tablet.label}: the blocks of row set {id} belong to nothing"
+
+
+# -- compaction ------------------------------------------------------------------------
+
+SLACK: Final = 1.1
+"""A file that is longer than what is in it by this factor is copied."""
+
+LEAST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """The result of `compact`.
+
+    Attributes:
+        row_sets_before, row_sets_after: row sets that were merged, and those they became.
+        rows_before, rows_after: row versions in them; those that no snapshot sees are gone.
+        collected: row sets whose space is free for use again.
+        files_before, files_after: bytes of the tables' files.
+        in_use: tablets whose files another process has open, so that they were not cut.
+    """
+
+    row_sets_before: int = 0
+    row_sets_after: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    collected: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    in_use: int = 0
+
+
+def compact_store(
+    instance: Instance, progress: Callable[[int, int], None] | None = None
+) -> CompactReport:
+    """Flush, merge whatever overlaps or has dead rows, collect, and cut the files.
+
+    Args:
+        instance: the store.
+        progress: called with (row versions done, row versions in all).
+
+    Raises:
+        StorageFullError: the disk is full; what is done is done.
+    """
+    engine = instance.engine
+    metrics = engine.coordinator.metrics
+    collected = metrics.collected_row_sets.value
+    tablets = engine.compactor.tablets()
+    before = sum(map(_file_bytes, (_folder(instance, tablet) for tablet in tablets)))
+    done = engine.compactor.compact_all(progress)
+    in_use = sum(not _cut(instance, tablet) for tablet in tablets)
+    return CompactReport(
+        row_sets_before=done.sources,
+        row_sets_after=done.results,
+        rows_before=done.rows_before,
+        rows_after=done.rows_after,
+        collected=metrics.collected_row_sets.value - collected,
+        files_before=before,
+        files_after=sum(map(_file_bytes, (_folder(instance, tablet) for tablet in tablets))),
+        in_use=in_use,
+    )
+
+
+def _cut(instance: Instance, tablet: Tablet) -> bool:
+    """Make a tablet's file as short as what is in it; False when it is open elsewhere."""
+    if not instance.store.environments.was_made(f"tablets/{tablet.id}", tablet.label, tablet.part):
+        return True
+    with instance.store.status.read() as cur:
+        (needed,) = one(
+            cur,
+            "SELECT coalesce(sum(bytes), 0) FROM row_sets WHERE tablet_id = ? AND state != ?",
+            (tablet.id, manifest.WRITING),
+        )
+    if _file_bytes(_folder(instance, tablet)) <= max(SLACK * needed, LEAST_BYTES):
+        return True
+    return shrink(tablet.environment()) is not None
+
+
+def _folder(instance: Instance, tablet: Tablet) -> Path:
+    return instance.store.directory.tablet_dir(tablet.id)
+
+
+def _file_bytes(folder: Path) -> int:
+    try:
+        return (folder / "data.mdb").stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+# -- losses ----------------------------------------------------------------------------
+
+
+def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:
+    """Give up what a tablet or partition has lost; see `Client.accept_loss`."""
+    kind, name, number = _parse_part(part)
+    table = instance.engine.find(name) if kind != "topic" else None
+    topic = instance.topics.find(name) if kind != "table" else None
+    if table is not None and topic is not None:
+        raise ValueError(f"{part!r} is a table and a topic: say table:{part} or topic:{part}")
+    if topic is not None and number < len(topic.partitions):
+        partition = instance.topics.partitions(topic)[number]
+        loss = accept_log(instance.topics, partition, really=really)
+    elif table is not None and number < len(table.tablets):
+        tablet = instance.engine.tablets(table)[number]
+        return accept_tablet(instance.engine, tablet, really=really)
+    elif topic is not None or kind == "topic":
+        raise TopicNotFoundError(f"no topic has the part {part!r}: see `txnkv check`")
+    else:
+        raise TableNotFoundError(f"no table or topic has the part {part!r}: see `txnkv check`")
+    if really:
+        instance.engine.flush()
+    return loss
+
+
+def _parse_part(part: str) -> tuple[str, str, int]:
+    """The kind, if it is said, the name and the number."""
+    kind, colon, rest = part.partition(":")
+    if not colon or kind not in ("table", "topic"):
+        kind, rest = "", part
+    name, _, number = rest.rpartition("/")
+    if not name or not number.isdigit():
+        raise ValueError(f"{part!r} is no part: say a name and a number, as in 'orders/0'")
+    return kind, name, int(number)
+
+
+# -- transactions ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TxnInfo:
+    """A transaction as it stands in the status table.
+
+    Attributes:
+        timeout: seconds from begin, or None.
+        reason: why it was aborted.
+    """
+
+    id: TxnId
+    state: TxnState
+    begin: Timestamp
+    commit: Timestamp | None
+    timeout: float | None
+    isolation: str
+    locking: str
+    participants: int
+    reason: str | None
+
+
+def list_transactions(instance: Instance) -> list[TxnInfo]:
+    """All transactions in the status table: those that have not ended, and recent ones."""
+    with instance.store.status.read() as cur:
+        rows = status_table.select(cur)
+        participants = {
+            row.txn_id: sum(map(len, status_table.participants(cur, row.txn_id).values()))
+            for row in rows
+        }
+    return [
+        TxnInfo(
+            instance.coordinator.txn_id(row.txn_id),
+            row.state,
+            row.begin_ts,
+            row.commit_ts if row.state is not TxnState.ABORTED else None,
+            None if row.timeout is None else row.timeout / 1e6,
+            row.isolation,
+            row.locking,
+            participants[row.txn_id],
+            row.reason,
+        )
+        for row in rows
+    ]
