@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.forked import Popen
-from txnkv.transaction.closeable import Closing
+from txnkv.transaction.connection import Closing
 
 STAGE_ALL: Final = "TXNKV_TEST_STAGE_ALL"
 ROOT: Final = Path(__file__).parent.parent

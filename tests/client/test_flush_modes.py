@@ -83,7 +83,7 @@ def test_who_adds_faster_than_the_disk_takes_waits(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the buffers of auto_background full, the call blocks; no row is lost."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_ROWS", 5)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 5)
     go_on, inside = threading.Event(), threading.Event()
     instance = client.instance
     commit = instance.coordinator.log.commit
@@ -266,7 +266,7 @@ def test_a_thread_flushes_a_buffer_that_fills(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, add: Any
 ) -> None:
     """TestAutoFlushBackgroundApplyBlocks: nothing is refused, and who adds waits."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 600.0)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 600.0)
     topic = client.create_topic("o")
     session = client.new_session("auto_background", buffer_bytes=1000)
     for id in range(60):

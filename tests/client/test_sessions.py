@@ -61,12 +61,12 @@ def test_auto_background_writes_by_itself(
     client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TestAutoFlushBackgroundSmallOps, and with rows enough at once, BigOps."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 0.05)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.05)
     session = client.new_session("auto_background")
     session.insert(table, (1, None))
     until(lambda: table.count() == 1)
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 1000.0)
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_ROWS", 10)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 1000.0)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 10)
     for id in range(10, 20):
         session.insert(table, (id, None))
     until(lambda: table.count() == 11)
@@ -77,7 +77,7 @@ def test_auto_background_tells_of_its_errors_at_flush(
     client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TestAutoFlushBackgroundAndErrorCollector: none lost, none told twice."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 0.01)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.01)
     session = client.new_session("auto_background")
     session.insert(table, (1, None))
     session.flush()
@@ -96,7 +96,7 @@ def test_an_abandoned_background_session_does_not_flush(
     client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TestAutoFlushBackgroundDropSession."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 0.05)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.05)
     session = client.new_session("auto_background")
     session.insert(table, (1, None))
     gone = weakref.ref(session)
@@ -218,7 +218,7 @@ def test_errors_nobody_was_told_of_raise_at_commit(
     client: txnkv.Client, table: txnkv.Table, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the background session and an unflushed one; then commit may be called again."""
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_SECONDS", 0.01)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_SECONDS", 0.01)
     with client.new_session() as before:
         before.insert(table, (1, None))
     txn = client.new_transaction()

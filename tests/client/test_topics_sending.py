@@ -463,7 +463,7 @@ def test_each_call_is_a_flush_in_auto_sync(make: Any, client: txnkv.Client, valu
 def test_a_thread_flushes_in_auto_background(
     make: Any, client: txnkv.Client, values: Values, until: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("txnkv.transaction.session_background._BACKGROUND_ROWS", 10)
+    monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 10)
     topic = client.create_topic("one")
     session, end = make("auto_background")
     for n in range(10):

@@ -25,8 +25,8 @@ from txnkv.storage import back_off
 from txnkv.tables import Outcome
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.heartbeats import Heart
 from txnkv.transaction.one_phase_commit import commit_small, make_sure
+from txnkv.transaction.uncommitted import Heart
 
 _ATTEMPTS: Final = 20
 _FIRST_PAUSE: Final = 0.0005

@@ -1,12 +1,16 @@
-"""The begin of a transaction: in memory, without any I/O."""
+"""The begin of a transaction, in memory, without any I/O; and how often `run` begins another."""
 
 from __future__ import annotations
 
-from txnkv.coordinator import Timestamp
+from typing import Any, Final
+
+from txnkv.coordinator import LOCK_TIMEOUT, Timestamp
+from txnkv.errors import TransactionLockedError, TxnkvError
 from txnkv.instance import Instance
+from txnkv.storage import back_off, clock
 from txnkv.tables import history
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.heartbeats import Holding
+from txnkv.transaction.uncommitted import Holding
 
 
 def begin(
@@ -32,3 +36,66 @@ def begin(
         held=holding.held,
     )
     return TxnContext(instance, row, stored=False, transactional=transactional, holding=holding)
+
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "timeout": 60.0,
+    "isolation": "snapshot",
+    "locking": "optimistic",
+    "keepalive": True,
+    "lock_timeout": LOCK_TIMEOUT,
+}
+"""The options of `new_transaction`."""
+
+_FIRST: Final = 0.0005
+_FIRST_AT_A_LOCK: Final = 0.002
+"""Seconds, doubled with every attempt: a lock is held for longer than a commit takes."""
+DEADLINE: Final = 30.0
+_LONGEST: Final = 0.5
+
+
+class Retries:
+    """Counts attempts and time.
+
+    Args:
+        instance: whose metrics count them.
+        attempts: how many there may be; None for any number.
+        deadline: seconds from now after which no other begins; None for never.
+    """
+
+    def __init__(self, instance: Instance, attempts: int | None, deadline: float | None) -> None:
+        if attempts is not None and attempts < 1:
+            raise ValueError(f"attempts is None or at least 1, not {attempts}")
+        if deadline is not None and deadline < 0:
+            raise ValueError(f"deadline is None or seconds, at least 0, not {deadline}")
+        self._metrics = instance.coordinator.metrics
+        self._attempts = attempts
+        self._deadline = deadline
+        self._made = 0
+        self._began = clock.monotonic_micros()
+
+    def pause(self, error: TxnkvError, *, retriable: bool) -> float:
+        """Seconds to wait before the next attempt.
+
+        Args:
+            error: that of the attempt that failed.
+            retriable: whether another may succeed.
+
+        Raises:
+            `error`, when there is to be no other attempt.
+        """
+        self._made += 1
+        if not retriable:
+            raise error
+        passed = (clock.monotonic_micros() - self._began) / 1e6
+        late = self._deadline is not None and passed >= self._deadline
+        if late or self._made == self._attempts:
+            error.add_note(
+                f"run gave up after {self._made} attempts in {passed:.1f} s "
+                f"(attempts={self._attempts}, deadline={self._deadline})"
+            )
+            raise error
+        self._metrics.retries.add()
+        first = _FIRST_AT_A_LOCK if isinstance(error, TransactionLockedError) else _FIRST
+        pause = back_off(self._made, 2 * first, _LONGEST)
+        return pause if self._deadline is None else min(pause, self._deadline - passed)

@@ -1,16 +1,53 @@
-"""A client's hold on a store, as its handles know it."""
+"""A client's hold on a store, its handles, and the names that calls have for what is in it."""
 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError
 from txnkv.instance import Instance
 from txnkv.tables import RowWriter, TableInfo
-from txnkv.topics import TopicInfo
+from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
+
+
+class Handle:
+    """Something that belongs to this process: it cannot be pickled."""
+
+    _elsewhere: ClassVar[str] = "open it there by its name"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: "
+            f"{self._elsewhere}"
+        )
+
+
+class Closing(Handle, ABC):
+    """Something with `close()`, usable in `with`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give it up. Twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# -- names -----------------------------------------------------------------------------
 
 
 class NamesTable(Protocol):
@@ -27,6 +64,14 @@ class NamesTopic(Protocol):
     @property
     def info(self) -> TopicInfo:
         """The topic as the catalog has it."""
+
+
+class NamesSubscription(Protocol):
+    """A `Subscription`."""
+
+    @property
+    def info(self) -> SubscriptionInfo:
+        """The subscription, for other processes too."""
 
 
 class Instant(Protocol):
@@ -46,8 +91,17 @@ AnyTable: TypeAlias = str | NamesTable
 AnyTopic: TypeAlias = str | NamesTopic
 """A name of a topic, or its handle."""
 
+AnySubscription: TypeAlias = NamesSubscription | SubscriptionInfo
+"""A subscription, or what names it in another process."""
+
+Acknowledged: TypeAlias = Message | MessageId | Sequence[Message | MessageId]
+"""A message, its id, or several."""
+
 At: TypeAlias = Timestamp | datetime | Instant | None
 """A time to read at; None for now."""
+
+
+# -- a store ---------------------------------------------------------------------------
 
 
 class Endable(Protocol):
@@ -146,3 +200,40 @@ class Connection:
             if context is not None:
                 for one in context.sessions:
                     one.end()
+
+
+# -- acknowledgements ------------------------------------------------------------------
+
+
+def ids_of(message: Acknowledged) -> list[MessageId]:
+    """The ids of what is acknowledged.
+
+    Raises:
+        TypeError: it is no message, id or list of them.
+    """
+    if isinstance(message, Message):
+        return [message.id]
+    if isinstance(message, MessageId):
+        return [message]
+    if isinstance(message, list | tuple):
+        if len(message) == 1:
+            return ids_of(message[0])
+        return [one for some in message for one in ids_of(some)]
+    raise TypeError(
+        "what is acknowledged is a Message, its MessageId or a list of them, not "
+        f"{type(message).__name__}"
+    )
+
+
+def info_of(subscription: AnySubscription) -> SubscriptionInfo:
+    """Return the info that names a subscription.
+
+    Raises:
+        TypeError: the argument is no subscription.
+    """
+    found = getattr(subscription, "info", subscription)
+    if not isinstance(found, SubscriptionInfo):
+        raise TypeError(
+            f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
+        )
+    return found

@@ -1,6 +1,6 @@
 """A transaction as its handles and sessions share it inside a process.
 
-It begins without any I/O and small: what it writes is kept in memory (`small_parts`) and rides in
+It begins without any I/O and small: what it writes is kept in memory (`uncommitted`) and rides in
 one row of the commit log. It is stored, and large from then on, when somebody else needs its OPEN
 row (a token, a job, a lock) or it writes too much:
 
@@ -69,9 +69,8 @@ from txnkv.tables import (
     write_buffer,
 )
 from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
-from txnkv.transaction.heartbeats import Beating, Flushable, Holding
 from txnkv.transaction.local_state import Attempt, Local, LocalState
-from txnkv.transaction.small_parts import Parts, SmallParts
+from txnkv.transaction.uncommitted import Flushable, HeartOwner, Holding, Parts, SmallParts
 
 _PID = os.getpid()
 
@@ -122,7 +121,7 @@ class TxnContext:
         self.scope = scope
         self.transactional = transactional
         self.sessions: list[Flushable] = []
-        self.handle: Callable[[], Beating | None] | None = None
+        self.handle: Callable[[], HeartOwner | None] | None = None
         self._pid = _PID
         self.lock_timeout = LOCK_TIMEOUT
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None

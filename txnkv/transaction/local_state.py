@@ -4,7 +4,7 @@ Until a small transaction commits no other process knows of it, so nothing but t
 it may still be written to, committed or rolled back. Of a stored one status.db decides
 (`coordinator.states`); this is what was done to it here.
 
-    IN_MEMORY    open; its rows, messages and acks are in memory (`small_parts`)
+    IN_MEMORY    open; its rows, messages and acks are in memory (`uncommitted`)
     STORED       open; its OPEN row is in status.db, what it writes is staged
     COMMITTING   what was in memory was taken for the commit log, as an `Attempt`
     UNSURE       that attempt broke off at the commit point, and status.db is to be asked

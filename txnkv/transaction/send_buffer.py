@@ -4,28 +4,33 @@
     flush       -> the lists become parcels: Arrow, by partition
                 -> the parcels are given to a transaction, one after the other
 
-Parcels that could not be given are kept, in their order, and go first the next time.
+Parcels that could not be given are kept, in their order, and go first the next time. Typed values
+are given as rows, and made bytes when they are sent.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
 
-from txnkv.errors import InvalidTxnStateError, TopicNotFoundError, TxnkvError
+from txnkv.core import column_type
+from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError, TxnkvError
 from txnkv.storage import new_lock
-from txnkv.tables import arrow_input, nothing
+from txnkv.tables import Column, RowChecker, Schema, arrow_input, nothing
 from txnkv.topics import (
+    Encoded,
     Outgoing,
     Pending,
     Single,
     Sticky,
     TopicEngine,
     TopicInfo,
+    ValueCodec,
     as_arrow,
     message_batches,
     message_input,
@@ -35,7 +40,11 @@ from txnkv.topics import (
 )
 from txnkv.transaction.connection import AnyTopic
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.typed_values import Encode
+
+ValueSchema: TypeAlias = Mapping[str, str | pa.DataType | Column] | pa.Schema
+"""Columns of values: as those of a `Schema`, or Arrow's."""
+
+Encode: TypeAlias = Callable[[Any], bytes | None]
 
 _ALONE_BYTES: Final = 64 << 20
 """So much is appended to a log in one piece, outside of a transaction."""
@@ -65,21 +74,20 @@ class Parcel(NamedTuple):
         return sum(part.nbytes for _, part in self.parts)
 
 
-def alone(parcels: Sequence[Parcel]) -> bool:
-    """Tell whether messages are too many for a row of the commit log, and go to one partition in
-    one piece: then they need no transaction to come at one instant.
+def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> bool:
+    """Send messages without a transaction; False where they need one.
+
+    They need none to come at one instant when they go to one partition in one piece. Where they
+    fit a row of the commit log, that is cheaper.
     """
     places = {(parcel.topic.id, number) for parcel in parcels for number, _ in parcel.parts}
     if len(places) != 1:
         return False
-    size = sum(parcel.nbytes for parcel in parcels)
-    return bool(outbox.MAX_BYTES < size <= _ALONE_BYTES)
-
-
-def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> None:
-    """Send parcels that are `alone`, without a transaction."""
+    if not outbox.MAX_BYTES < sum(parcel.nbytes for parcel in parcels) <= _ALONE_BYTES:
+        return False
     batches = [as_arrow(part) for parcel in parcels for _, part in parcel.parts]
     outbox.send_alone(engine, parcels[0].topic, parcels[0].parts[0][0], batches)
+    return True
 
 
 class SendBuffer:
@@ -217,3 +225,76 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# -- typed values ----------------------------------------------------------------------
+
+
+def declared(given: ValueSchema | None) -> pa.Schema | None:
+    """A value schema as a topic keeps it.
+
+    Raises:
+        SchemaError: a type is unknown, or a column has a default.
+        TypeError: it is no schema.
+    """
+    if given is None:
+        return None
+    if isinstance(given, pa.Schema):
+        return pa.schema([pa.field(f.name, column_type(f.type), f.nullable) for f in given])
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "value_schema is a mapping of names to types, as {'id': 'int64', 'note': 'string?'}, "
+            f"or a pyarrow.Schema, not {type(given).__name__}"
+        )
+    for name, each in given.items():
+        if isinstance(each, Column) and each.default is not None:
+            raise SchemaError(
+                f"column {name!r} of a value schema has a default: messages have none; make it "
+                "nullable, or send the value"
+            )
+    return _Columns(given).arrow
+
+
+def encoder_of(topic: TopicInfo) -> Encode | None:
+    """Return the function that makes bytes of a topic's rows; None where values are bytes.
+
+    The function takes a dict, a tuple in schema order, a dataclass or None, and raises SchemaError
+    for anything else and for what does not fit.
+    """
+    codec = topic.options.codec
+    return None if codec is None else _encoder(codec)
+
+
+class _Columns(Schema):
+    """Columns without a key."""
+
+    def __init__(self, columns: Mapping[str, str | pa.DataType | Column]) -> None:
+        super().__init__(columns, ())
+
+    def _check_key(self) -> None:
+        return
+
+
+@lru_cache(maxsize=256)
+def _encoder(codec: ValueCodec) -> Encode:
+    columns = _Columns({f.name: Column(f.type, f.nullable) for f in codec.schema})
+    check = RowChecker(columns).of("insert")
+    to_bytes = codec.encode_one
+
+    def encode(value: Any) -> bytes | None:
+        if value is None or type(value) is Encoded:
+            return value
+        try:
+            return to_bytes(check(value))
+        except SchemaError as error:
+            raise SchemaError(f"a value of columns {codec.described}: {error}") from None
+        except (TypeError, ValueError) as error:
+            if isinstance(value, dict | tuple | list):
+                raise SchemaError(f"a value of columns {codec.described}: {error}") from None
+            raise SchemaError(
+                f"the topic's values have the columns {codec.described}: send a dict, a tuple in "
+                f"this order or a dataclass, not {type(value).__name__}; columns of many rows go "
+                "through send_batch()"
+            ) from None
+
+    return encode

@@ -23,17 +23,21 @@ from txnkv.options import FLUSH_MODES, FlushMode, Operation, one_of
 from txnkv.storage import new_rlock, shielded
 from txnkv.tables import Adder, Outcome, arrow_input, nothing, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
-from txnkv.transaction.acknowledged import Acknowledged, AnySubscription, ids_of, info_of
 from txnkv.transaction.autocommit import write_alone
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
+from txnkv.transaction.connection import (
+    Acknowledged,
+    AnySubscription,
+    AnyTable,
+    AnyTopic,
+    Closing,
+    Connection,
+    ids_of,
+    info_of,
+)
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, alone, send_alone
-from txnkv.transaction.session_background import Background
-from txnkv.transaction.session_buffer import Room
-from txnkv.transaction.session_rows import Acks, Lot, Rows, Run, Unsure
-from txnkv.transaction.typed_values import encoder_of
-from txnkv.transaction.write_result import ErrorBuffer, WriteResult
+from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
+from txnkv.transaction.session_buffer import Background, ErrorBuffer, Room, WriteResult
+from txnkv.transaction.session_rows import Acks, Lot, Run, SessionRows, Unsure
 
 
 class Session(Closing):
@@ -79,7 +83,7 @@ class Session(Closing):
         self._connection = connection
         self._context = context
         self._mode: FlushMode = flush_mode
-        self._rows = Rows(self._room)
+        self._rows = SessionRows(self._room)
         self._unsure: Unsure | None = None
         self._flushed = Outcome()
         self._errors = ErrorBuffer(None if context is None else context.id)
@@ -305,8 +309,7 @@ class Session(Closing):
         if self._context is not None:
             with self._context.taking_back():
                 write(self._context)
-        elif not streamed and alone(parcels):
-            send_alone(self._connection.instance.topics, parcels)
+        elif not streamed and send_alone(self._connection.instance.topics, parcels):
             result.sent = sum(parcel.rows for parcel in parcels)
         else:
             write_alone(self._connection.instance, write, again=not streamed)
@@ -552,9 +555,7 @@ class Session(Closing):
             return outcome
 
         try:
-            if not runs and not acks and alone(parcels):
-                send_alone(self._connection.instance.topics, parcels)
-            else:
+            if runs or acks or not send_alone(self._connection.instance.topics, parcels):
                 write_alone(self._connection.instance, write, again=True)
         except CommitOutcomeUnknownError as error:
             if error.ask is not None:

@@ -1,15 +1,32 @@
-"""The room for what a session keeps until it is flushed."""
+"""Buffers of a session until it is flushed, and what comes of the flush.
+
+`Room` is what its rows and messages may take. `Background` flushes in mode auto_background, by a
+thread of the library's, when much waits or after a while. `ErrorBuffer` has the rows that were
+refused until somebody is told.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from collections.abc import Iterable
-from typing import Any, Final
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
-from txnkv.errors import InvalidTxnStateError
+from txnkv.errors import InvalidTxnStateError, RowError, RowErrors
+from txnkv.instance import Instance
+from txnkv.storage import new_lock
+from txnkv.tables import Outcome
 
 BUFFER_BYTES: Final = 64 << 20
 """The default `buffer_bytes` of `new_session`."""
+
+_BACKGROUND_ROWS: Final = 8192
+_BACKGROUND_SECONDS: Final = 1.0
+_BUFFERS: Final = 4
+"""So many times `_BACKGROUND_ROWS` may wait; who adds more waits for the thread that flushes."""
 
 _TEXT: Final = frozenset({str, bytes})
 _NESTED: Final = frozenset({tuple, list})
@@ -86,3 +103,191 @@ class Room:
     @property
     def half_full(self) -> bool:
         return self.limit is not None and 2 * self.left[0] <= self.limit
+
+
+# -- flushes in the background ---------------------------------------------------------
+
+
+class Buffered(Protocol):
+    """A session, as the thread that flushes it sees it."""
+
+    @property
+    def has_pending(self) -> bool: ...
+
+    def waiting(self) -> int:
+        """Return the number of rows, messages and acks that wait."""
+
+    def flush_untold(self) -> None:
+        """Flush; what is refused is told later."""
+
+
+class Background:
+    """The flushes of one session. An error of one waits for the session's next call.
+
+    Args:
+        instance: the store's.
+        room: the session's.
+        lock: held while rows are added and taken.
+    """
+
+    def __init__(self, instance: Instance, room: Room, lock: threading.RLock) -> None:
+        self._instance = instance
+        self._room = room
+        self._lock = lock
+        self._flushing: Future[None] | None = None
+        self._timer: threading.Timer | None = None
+
+    def added(self, session: Buffered) -> None:
+        """Flush soon; wait if more is kept than may be.
+
+        Raises:
+            What the last flush has raised.
+        """
+        with self._lock:
+            waiting = session.waiting()
+            full = waiting >= _BUFFERS * _BACKGROUND_ROWS or self._room.full
+            if self._is_much(waiting):
+                self._start(session)
+            else:
+                self._start_timer(session)
+            flushing = self._flushing
+        if full and flushing is not None:
+            flushing.exception()
+
+    def wait(self) -> None:
+        """Wait for the flush that is on its way.
+
+        Raises:
+            What it has raised.
+        """
+        flushing = self._flushing
+        if flushing is not None:
+            flushing.exception()
+            self._take_error()
+
+    def cancel(self) -> None:
+        """Flush no more by time, until rows are added."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+            if timer is not None:
+                timer.cancel()
+
+    def _is_much(self, waiting: int) -> bool:
+        return waiting >= _BACKGROUND_ROWS or self._room.half_full
+
+    def _start_timer(self, session: Buffered) -> None:
+        if self._timer is not None:
+            return
+        known = weakref.ref(session)  # an abandoned session is not flushed
+
+        def tick() -> None:
+            session = known()
+            if session is not None:
+                self._on_timer(session)
+
+        self._timer = threading.Timer(_BACKGROUND_SECONDS, tick)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _on_timer(self, session: Buffered) -> None:
+        with self._lock:
+            if self._timer is None:
+                return  # cancelled too late to stop it
+            self._timer = None
+            last = self._flushing
+            if last is not None and last.done() and last.exception() is not None:
+                return  # the caller is told at the next call
+            if session.has_pending:
+                self._start(session)
+
+    def _start(self, session: Buffered) -> None:
+        if self._flushing is not None and not self._flushing.done():
+            return  # it looks again when it has done what it has
+        self._take_error()
+        self._flushing = self._instance.pool.submit(self._flush, session)
+
+    def _flush(self, session: Buffered) -> None:
+        while True:
+            session.flush_untold()
+            with self._lock:
+                if not self._is_much(session.waiting()):
+                    if session.has_pending:
+                        self._start_timer(session)
+                    return
+
+    def _take_error(self) -> None:
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            flushing.result()
+
+
+# -- results ---------------------------------------------------------------------------
+
+
+@dataclass
+class WriteResult:
+    """Numbers of rows and messages that a flush or write brought in."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    sent: int = 0
+    acked: int = 0
+
+
+class ErrorBuffer:
+    """The refused rows of a session, the last `RowErrors.KEPT` of them, and how many nobody
+    was told of yet. Shared by threads.
+
+    Args:
+        txn_id: the session's transaction.
+    """
+
+    def __init__(self, txn_id: int | None) -> None:
+        self._txn_id = txn_id
+        self._lock = new_lock()
+        self._errors: list[RowError] = []
+        self._untold = 0
+
+    def keep(self, outcome: Outcome) -> None:
+        """Take what was refused."""
+        if outcome.refused:
+            with self._lock:
+                self._errors = (self._errors + outcome.errors)[-RowErrors.KEPT :]
+                self._untold += outcome.refused
+
+    def take(self) -> list[RowError]:
+        """The rows refused since the last call, and forget them: their taker is told."""
+        with self._lock:
+            errors, self._errors = self._errors, []
+            self._untold = 0
+            return errors
+
+    def forget(self) -> None:
+        """Nobody needs to be told."""
+        with self._lock:
+            self._untold = 0
+
+    def result(self, outcome: Outcome) -> WriteResult:
+        """Return the result of a flush or write to its caller.
+
+        Raises:
+            RowErrors: rows were refused that nobody was told of.
+        """
+        self.keep(outcome)
+        self.tell()
+        return WriteResult(outcome.inserted, outcome.updated, outcome.deleted, outcome.ignored)
+
+    def tell(self) -> None:
+        """Raise what nobody was told of.
+
+        Raises:
+            RowErrors: there is some.
+        """
+        if self._untold:
+            with self._lock:
+                count, self._untold = self._untold, 0
+                errors = self._errors[-count:]
+            if count:
+                raise RowErrors(errors, count, self._txn_id)

@@ -16,7 +16,7 @@ Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]
 
 
 class Run:
-    """Rows of one table, operation and shape that were given one after the other."""
+    """SessionRows of one table, operation and shape that were given one after the other."""
 
     __slots__ = ("op", "rows", "shape", "writer")
 
@@ -30,7 +30,7 @@ class Run:
         return context.write_rows(self.writer, self.op, self.rows, counted=counted)
 
 
-class Rows:
+class SessionRows:
     """The rows of a session that wait, in the order in which they came.
 
     Args:

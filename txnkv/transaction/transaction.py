@@ -28,18 +28,22 @@ from txnkv.storage import clock, new_rlock, shielded
 from txnkv.tables import lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
-from txnkv.transaction.acknowledged import Acknowledged, AnySubscription
 from txnkv.transaction.begin import begin
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import AnyTable, AnyTopic, Connection
+from txnkv.transaction.connection import (
+    Acknowledged,
+    AnySubscription,
+    AnyTable,
+    AnyTopic,
+    Closing,
+    Connection,
+)
 from txnkv.transaction.context import TxnContext
-from txnkv.transaction.heartbeats import Heart
 from txnkv.transaction.local_state import Local
-from txnkv.transaction.scan import Scan
 from txnkv.transaction.session import Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES
+from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
+from txnkv.transaction.table_scan import Scan
 from txnkv.transaction.token import TxnToken
-from txnkv.transaction.write_result import WriteResult
+from txnkv.transaction.uncommitted import Heart
 
 
 class Transaction(Closing):

@@ -22,8 +22,7 @@ from txnkv.tables import (
     reading,
     scan_tokens,
 )
-from txnkv.transaction.closeable import Closing
-from txnkv.transaction.connection import Connection
+from txnkv.transaction.connection import Closing, Connection
 
 _THREADS: Final = 2
 

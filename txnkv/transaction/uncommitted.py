@@ -1,9 +1,11 @@
-"""Parts that a small transaction holds in memory: rows, messages, acks, marks; one commit.
+"""Holdings of an open transaction: what it is given back at its end, and its changes while small.
 
-    rows        tables.small.SmallWrites     sections known before, keys validated
-    messages    topics.outbox.Outbox         sections made when their offsets are taken
+Its id and its snapshot are held while it is not stored. Its changes are in parts, of one commit:
+
+    rows        tables.SmallWrites           sections known before, keys validated
+    messages    topics.Outbox                sections made when their offsets are taken
     acks        the same                     rows of status.db, changed with the commit
-    marks       coordinator.applications     the same
+    marks       coordinator.Marks            the same
 
 The parts know nothing of each other. They are validated one after the other, and then written,
 inside one SQLite transaction; or all are staged, when it turns large.
@@ -12,15 +14,65 @@ inside one SQLite transaction; or all are staged, when it turns large.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
 
 import apsw
 import pyarrow as pa
 
-from txnkv.coordinator import Marks, SmallCommit, Timestamp, TxnRow
+from txnkv.coordinator import IdPin, Marks, SmallCommit, Timestamp, TxnRow
+from txnkv.errors import ClosedError
 from txnkv.instance import Instance
-from txnkv.storage import fault_point
+from txnkv.storage import WhenDropped, fault_point
 from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
 from txnkv.topics import Hold, Outbox, Single
+
+
+class Heart:
+    """A transaction for which the heartbeater beats, as long as a handle refers to this object."""
+
+    def __init__(self, row: TxnRow) -> None:
+        self.txn_id = row.txn_id
+        self.heartbeat_slot = row.heartbeat_slot
+        self.keepalive = row.keepalive
+
+
+class Flushable(Protocol):
+    """A session, as its transaction sees it."""
+
+    def flush_for_commit(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    @property
+    def has_pending(self) -> bool: ...
+
+
+class HeartOwner(Protocol):
+    """A handle that is told when its transaction is stored, since heartbeats are needed then."""
+
+    def start_heart(self) -> None: ...
+
+
+class Holding:
+    """The id and the snapshot that a transaction holds while it is not stored; made before it has
+    either. Both are given back once, by `end` or when this object is dropped.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.held = IdPin()
+        self.end = WhenDropped(self, _give_back, instance, self.held)
+
+
+def _give_back(instance: Instance, held: IdPin) -> None:
+    if held.txn_id is not None:
+        instance.coordinator.ids.ended(held.txn_id)
+    if held.snapshot is not None:
+        with suppress(ClosedError):  # with the store went its pins
+            instance.store.runtime.unpin(held.snapshot, held)
+
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
 """Messages for one topic, by number of their partition."""
