@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import txnkv
 from tools.crash_topics import ACKNOWLEDGED, TOPICS, committed, partitions
-from txnkv.topics.staged import staged_append, staged_writer
+from txnkv.topics.write import staged_sends
 from txnkv.transaction.job import Job
 
 MESSAGES: Final = 6
@@ -37,8 +37,8 @@ def load(path: str, say: Say, write: Write, end: str) -> None:
         write: has an attempt write rows.
         end: "commit"; "rollback"; "abort" of the job, then the rows are written without it.
     """
-    staged_writer.FRAME_BYTES = 256  # type: ignore[misc]
-    staged_append.APPEND_BYTES = 1200  # type: ignore[misc]
+    staged_sends.FRAME_BYTES = 256  # type: ignore[misc]
+    staged_sends.APPEND_BYTES = 1200  # type: ignore[misc]
     client = txnkv.connect(path, create=False)
     txn = client.new_transaction()
     job = Job.start(txn)

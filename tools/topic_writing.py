@@ -18,7 +18,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.topics import topic_catalog
 from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
-from txnkv.topics.write import truncation
+from txnkv.topics.write import roll_forward
 from txnkv.topics.write.append import append
 
 _TIMEOUT: Final = 600.0
@@ -93,7 +93,7 @@ class Writer:
     def truncate(self, offset: int, number: int = 0) -> int:
         """Cut the end of a partition off."""
         flush = self.client.instance.engine.flush
-        return truncation.truncate(self.engine, self.partitions[number], offset, flush)
+        return roll_forward.truncate(self.engine, self.partitions[number], offset, flush)
 
 
 def _batch(texts: Sequence[str], txn_id: int, *, decided: bool, timestamp: int | None) -> bytes:

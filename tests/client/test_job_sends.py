@@ -15,8 +15,8 @@ import pytest
 import txnkv
 from txnkv import core
 from txnkv.storage.faults import arm, disarm
-from txnkv.topics.staged import staged_append, staged_file, staged_rows, staged_writer
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.write import staged_files, staged_sends
 from txnkv.transaction.job import Job
 
 ByHand = Callable[[txnkv.Client], None]
@@ -62,9 +62,9 @@ def staged(client: txnkv.Client) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-def rows(client: txnkv.Client) -> list[staged_rows.StagedFile]:
+def rows(client: txnkv.Client) -> list[staged_files.StagedFile]:
     with client.instance.store.status.read() as cur:
-        return staged_rows.all_files(cur)
+        return staged_files.all_files(cur)
 
 
 # -- what counts -----------------------------------------------------------------------
@@ -162,8 +162,8 @@ def test_batches_and_messages_keep_their_order(
 def test_many_frames_go_in_several_appends(
     topic: txnkv.Topic, txn: txnkv.Transaction, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged_writer, "FRAME_BYTES", 1000)
-    monkeypatch.setattr(staged_append, "APPEND_BYTES", 3000)
+    monkeypatch.setattr(staged_sends, "FRAME_BYTES", 1000)
+    monkeypatch.setattr(staged_sends, "APPEND_BYTES", 3000)
     wanted = []
     for attempt in range(4):
         with job.session(str(attempt)) as session:
@@ -275,7 +275,7 @@ def test_a_flush_that_fails_on_the_way_goes_on_the_next_time(
     session = job.session("0")
     session.send(topic, b"a", partition=0)
     session.send(other, b"b")
-    extend, calls = staged_file.extend, []
+    extend, calls = staged_files.extend, []
 
     def full(*args: Any) -> int:
         calls.append(args)
@@ -283,7 +283,7 @@ def test_a_flush_that_fails_on_the_way_goes_on_the_next_time(
             raise txnkv.StorageFullError("no room")
         return extend(*args)
 
-    monkeypatch.setattr(staged_file, "extend", full)
+    monkeypatch.setattr(staged_files, "extend", full)
     with pytest.raises(txnkv.StorageFullError):
         session.flush()
     session.close()
@@ -352,14 +352,14 @@ def test_an_attempt_that_goes_on_while_the_job_is_committed_is_looked_at_again(
 ) -> None:
     """Between the first look at the files and the move of the job."""
     stage(job, "0", b"a")
-    lots = staged_append.StagedLots.__init__
+    lots = staged_sends.StagedLots.__init__
 
     def look(self: Any, *args: Any) -> None:
         lots(self, *args)
-        monkeypatch.setattr(staged_append.StagedLots, "__init__", lots)
+        monkeypatch.setattr(staged_sends.StagedLots, "__init__", lots)
         stage(job, "1", b"b")
 
-    monkeypatch.setattr(staged_append.StagedLots, "__init__", look)
+    monkeypatch.setattr(staged_sends.StagedLots, "__init__", look)
     job.commit(["0", "1"])
     txn.commit()
     assert read(topic) == [b"a", b"b"]
@@ -476,9 +476,13 @@ def _flip(at: int) -> Callable[[Path], None]:
         (_cut, "bytes, of", False),
         (_flip(0), "header", False),
         (_flip(12), "header", False),
-        (_flip(staged_file.HEADER_BYTES), "frame at byte 32 is damaged", False),
-        (_flip(staged_file.HEADER_BYTES + 10), "frame at byte 32 is damaged", False),
-        (_flip(staged_file.HEADER_BYTES + staged_file.FRAME_BYTES + 18), "frame at byte 32", True),
+        (_flip(staged_files.HEADER_BYTES), "frame at byte 32 is damaged", False),
+        (_flip(staged_files.HEADER_BYTES + 10), "frame at byte 32 is damaged", False),
+        (
+            _flip(staged_files.HEADER_BYTES + staged_files.FRAME_BYTES + 18),
+            "frame at byte 32",
+            True,
+        ),
         (_flip(-1), "frame at byte 32", True),
     ],
 )
@@ -531,8 +535,8 @@ def test_a_file_of_another_transaction_is_not_taken(
         stage(its, "0", b"a")
         stage(job, "0", b"b")
         one, two = staged(client)
-        data, header = one.read_bytes(), two.read_bytes()[: staged_file.HEADER_BYTES]
-        two.write_bytes(header + data[staged_file.HEADER_BYTES :])
+        data, header = one.read_bytes(), two.read_bytes()[: staged_files.HEADER_BYTES]
+        two.write_bytes(header + data[staged_files.HEADER_BYTES :])
         with pytest.raises(txnkv.CorruptionError, match="of transaction"):
             job.commit(["0"])
         its.commit(["0"])
@@ -549,7 +553,7 @@ def test_what_was_sent_before_the_machine_was_started_anew_is_not_trusted(
 ) -> None:
     stage(job, "0", b"never")
     staged(client)[0].unlink()
-    monkeypatch.setattr(staged_file, "boot_id", lambda: "another")
+    monkeypatch.setattr(staged_files, "boot_id", lambda: "another")
     with pytest.raises(txnkv.CorruptionError, match="started anew"):
         job.commit(["0"])
     job.commit([])
@@ -610,7 +614,7 @@ def test_no_room_in_the_log(
     def full(*_: object) -> None:
         raise txnkv.StorageFullError("no room")
 
-    monkeypatch.setattr(staged_append, "append_runs", full)
+    monkeypatch.setattr(staged_sends, "append_runs", full)
     with pytest.raises(txnkv.StorageFullError):
         job.commit(["0"])
     monkeypatch.undo()

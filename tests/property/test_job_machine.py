@@ -25,7 +25,7 @@ from tests.property.machine_tools import in_child
 from txnkv.coordinator import jobs
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import FAULT_POINTS
-from txnkv.topics.staged import staged_append, staged_writer
+from txnkv.topics.write import staged_sends
 from txnkv.transaction.job import Job
 
 Place = tuple[str, int]
@@ -341,8 +341,8 @@ MANY = settings(FEW, max_examples=300, stateful_step_count=60, phases=tuple(Phas
 @pytest.fixture(autouse=True)
 def _in_small_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
-    monkeypatch.setattr(staged_writer, "FRAME_BYTES", 100)
-    monkeypatch.setattr(staged_append, "APPEND_BYTES", 400)
+    monkeypatch.setattr(staged_sends, "FRAME_BYTES", 100)
+    monkeypatch.setattr(staged_sends, "APPEND_BYTES", 400)
 
 
 def test_jobs_do_what_the_model_does() -> None:

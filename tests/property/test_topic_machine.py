@@ -30,7 +30,7 @@ from txnkv.storage.faults import FAULT_POINTS, arm, disarm
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import append
-from txnkv.topics.write.truncation import truncate
+from txnkv.topics.write.roll_forward import truncate
 
 PARTITIONS = 2
 KINDS = ("uncommitted", "committed", "commits", "whole")

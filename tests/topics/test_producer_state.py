@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnkv.errors import CorruptionError, OutOfOrderSequenceError, ProducerFencedError
-from txnkv.topics.write import producer_state
-from txnkv.topics.write.producer_state import (
+from txnkv.topics.write import producers
+from txnkv.topics.write.producers import (
     KEPT_BATCHES,
     SEQUENCES,
     Origin,
@@ -64,14 +64,14 @@ Step = Send | TakeOver | Is
 
 def send(state: ProducerState | None, step: Send) -> ProducerState | None:
     last = last_of(step.sequence, step.count)
-    found = producer_state.check(
+    found = producers.duplicate_of(
         state, step.epoch, step.sequence, last, origin=step.origin, strict=step.strict
     )
     assert (found and found.first_offset) == step.same_as
     if found is not None:
         return state
     batch = SentBatch(step.sequence, last, step.offset, step.offset + step.count - 1, 0)
-    return producer_state.appended(state, step.epoch, batch)
+    return producers.appended(state, step.epoch, batch)
 
 
 def take(state: ProducerState | None, step: Step) -> ProducerState | None:
@@ -86,7 +86,7 @@ def take(state: ProducerState | None, step: Step) -> ProducerState | None:
             run([TakeOver(step.epoch) if isinstance(step, TakeOver) else strip(step)], state)
         return state
     if isinstance(step, TakeOver):
-        return producer_state.taken_over(state, step.epoch, 0)
+        return producers.taken_over(state, step.epoch, 0)
     return send(state, step)
 
 
@@ -223,7 +223,7 @@ def test_a_check_and_an_append_leave_the_state_before_as_it_was() -> None:
     """Kafka: testPrepareUpdateDoesNotMutate."""
     before = run([Send(0, 0, 15, count=6)])
     assert before is not None
-    copy = producer_state.unpack(producer_state.pack(before))
+    copy = producers.unpack_state(producers.pack_state(before))
     after = run([Send(0, 6, 26, count=5)], before)
     assert before == copy
     assert after is not None
@@ -235,32 +235,32 @@ def test_truncation_takes_batches_away() -> None:
     state = run([Send(0, sequence, sequence) for sequence in range(3)])
     assert state is not None
     for offset in (2, 1):
-        state = producer_state.truncated(state, offset)
+        state = producers.truncated(state, offset)
         assert (state.last_sequence, state.last_offset) == (offset - 1, offset - 1)
     run([Send(0, 2, error=GAP), Send(0, 1, 1)], state)
-    state = producer_state.truncated(state, 0)
+    state = producers.truncated(state, 0)
     run([Is(0, -1, -1), Send(0, 1, error=GAP), Send(0, 0)], state)
 
 
 def test_truncation_takes_a_batch_that_reaches_the_offset() -> None:
     state = run([Send(0, 0, 0, count=4), Send(0, 4, 4, count=4)])
     assert state is not None
-    assert producer_state.truncated(state, 8) == state
-    assert producer_state.truncated(state, 7).last_sequence == 3
+    assert producers.truncated(state, 8) == state
+    assert producers.truncated(state, 7).last_sequence == 3
 
 
 def test_an_idle_producer_is_forgotten_after_a_day() -> None:
     """Kafka: testPidExpirationTimeout; one that is forgotten may go on anywhere."""
-    assert not producer_state.expired(7, 7 + DAY)
-    assert producer_state.expired(7, 8 + DAY)
+    assert not producers.expired(7, 7 + DAY)
+    assert producers.expired(7, 8 + DAY)
     run([Send(0, 1)], None)
 
 
 def test_a_takeover_counts_as_use() -> None:
     """Kafka: testProducerStateAfterFencingAbortMarker: the fence is not forgotten at once."""
-    state = producer_state.taken_over(run([Send(0, 0)]), 1, timestamp=5 * DAY)
+    state = producers.taken_over(run([Send(0, 0)]), 1, timestamp=5 * DAY)
     assert (state.epoch, state.last_sequence, state.last_timestamp) == (1, -1, 5 * DAY)
-    assert not producer_state.expired(state.last_timestamp, 5 * DAY + 1)
+    assert not producers.expired(state.last_timestamp, 5 * DAY + 1)
 
 
 @pytest.mark.parametrize(
@@ -273,12 +273,12 @@ def test_a_takeover_counts_as_use() -> None:
 )
 def test_bytes_and_back(state: ProducerState) -> None:
     """Kafka: testReadWriteSnapshot."""
-    assert producer_state.unpack(producer_state.pack(state)) == state
+    assert producers.unpack_state(producers.pack_state(state)) == state
 
 
 def test_the_bytes_are_frozen() -> None:
     state = ProducerState(3, (SentBatch(5, 9, 100, 104, 7), SentBatch(10, 10, 112, 112, 8)), 8)
-    assert producer_state.pack(state).hex(" ", 8) == (
+    assert producers.pack_state(state).hex(" ", 8) == (
         "0300020000000000 0800000000000000 "
         "0500000009000000 6400000000000000 6800000000000000 0700000000000000 "
         "0a0000000a000000 7000000000000000 7000000000000000 0800000000000000"
@@ -288,11 +288,11 @@ def test_the_bytes_are_frozen() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 15, 17, 40])
 def test_damaged_bytes_are_refused(cut: int) -> None:
     """Kafka: testLoadFrom{Empty,Truncated,Corrupt}SnapshotFile."""
-    whole = producer_state.pack(ProducerState(1, (SentBatch(0, 0, 0, 0, 0),), 0))
+    whole = producers.pack_state(ProducerState(1, (SentBatch(0, 0, 0, 0, 0),), 0))
     with pytest.raises(CorruptionError, match="Restore"):
-        producer_state.unpack(whole[:cut])
+        producers.unpack_state(whole[:cut])
     with pytest.raises(CorruptionError):
-        producer_state.unpack(bytes([255]) * len(whole))
+        producers.unpack_state(bytes([255]) * len(whole))
 
 
 @given(
@@ -312,18 +312,18 @@ def test_a_log_has_each_sequence_once_and_in_order(
     sequence = start
     for count, back in sends:
         batch = SentBatch(sequence, last_of(sequence, count), len(log), len(log) + count - 1, 0)
-        assert producer_state.check(state, 0, *batch[:2]) is None
-        state = producer_state.appended(state, 0, batch)
+        assert producers.duplicate_of(state, 0, *batch[:2]) is None
+        state = producers.appended(state, 0, batch)
         sent.append((batch.first_sequence, batch.last_sequence))
         log += [(sequence + i) % SEQUENCES for i in range(count)]
-        sequence = producer_state.following(sequence, count)
+        sequence = producers.following(sequence, count)
         if back < len(sent):
             first, last = sent[-1 - back]
             if back < KEPT_BATCHES:
-                found = producer_state.check(state, 0, first, last)
+                found = producers.duplicate_of(state, 0, first, last)
                 assert found is not None
                 assert log[found.first_offset] == first
             else:
                 with pytest.raises(OutOfOrderSequenceError):
-                    producer_state.check(state, 0, first, last)
+                    producers.duplicate_of(state, 0, first, last)
     assert log == [(start + i) % SEQUENCES for i in range(len(log))]

@@ -95,6 +95,6 @@ def test_it_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         client.create_topic("t")
         _send(client, b"x")
         assert client.instance.store.runtime.regained
-    monkeypatch.setattr("txnkv.topics.write.recovery._partitions", lambda engine: 1 / 0)
+    monkeypatch.setattr("txnkv.topics.write.roll_forward._partitions", lambda engine: 1 / 0)
     with txnkv.connect(path):
         pass

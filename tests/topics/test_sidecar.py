@@ -20,7 +20,7 @@ from txnkv.errors import (
 from txnkv.storage import arm, disarm
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
-from txnkv.topics.write import roll_forward, truncation
+from txnkv.topics.write import roll_forward
 
 NAME = "events"
 
@@ -433,7 +433,7 @@ def test_truncation_takes_transactions_whole(
     assert [m.value for m in reader.poll(max_messages=10, timeout=0)] == expected[:10]
     partition = partitions(client, NAME)[0]
     flush = client.instance.engine.flush
-    assert truncation.truncate(client.instance.topics, partition, 100, flush) == 90
+    assert roll_forward.truncate(client.instance.topics, partition, 100, flush) == 90
     assert values(topic) == expected[:90]
     with client.transaction() as txn:
         for number in range(30):
@@ -451,7 +451,7 @@ def test_an_open_transaction_outlives_a_truncation(
     txn.flush()
     fill(client, topic, rounds=1)
     partition = partitions(client, NAME)[0]
-    truncation.truncate(client.instance.topics, partition, 0, client.instance.engine.flush)
+    roll_forward.truncate(client.instance.topics, partition, 0, client.instance.engine.flush)
     txn.commit()
     assert [(m.offset, m.value) for m in messages(topic)] == [(0, b"mine")]
 

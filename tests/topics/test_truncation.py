@@ -18,7 +18,7 @@ from txnkv.topics.log.log_check import problems
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 from txnkv.topics.write.producer_sender import Sender
-from txnkv.topics.write.truncation import truncate
+from txnkv.topics.write.roll_forward import truncate
 
 TOPIC = "events"
 
@@ -236,7 +236,7 @@ def test_killed_and_done_again(
         to.small(f"{i}")
     process(
         """
-        from txnkv.topics.write.truncation import truncate
+        from txnkv.topics.write.roll_forward import truncate
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         truncate(engine, partition, 3, client.instance.engine.flush)

@@ -45,7 +45,6 @@ from txnkv.topics.messages import (
     TypedMessage,
     ValueCodec,
     as_arrow,
-    message_batches,
     message_input,
     messages_of,
     outgoing,
@@ -83,12 +82,19 @@ from txnkv.topics.read import (
     torn_before,
     weight,
 )
-from txnkv.topics.staged import StagedLots, StagedSends, staged_rows
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topic_check import subscription_stats
 from txnkv.topics.topic_engine import TopicEngine
 from txnkv.topics.waiting import Waiting, deadline
-from txnkv.topics.write import PATIENCE, Delivered, Sender, regain
+from txnkv.topics.write import (
+    PATIENCE,
+    Delivered,
+    Sender,
+    StagedLots,
+    StagedSends,
+    regain,
+    staged_files,
+)
 
 __all__ = [
     "AbortedTxn",
@@ -153,7 +159,6 @@ __all__ = [
     "deadline",
     "fetch",
     "held_messages",
-    "message_batches",
     "message_input",
     "messages_of",
     "next_timestamp",
@@ -170,7 +175,7 @@ __all__ = [
     "regain",
     "sent_to",
     "spread",
-    "staged_rows",
+    "staged_files",
     "status_tables",
     "subscription_stats",
     "timestamp_before",

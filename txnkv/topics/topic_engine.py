@@ -36,10 +36,9 @@ from txnkv.topics.maintenance import retention
 from txnkv.topics.partition import Partition
 from txnkv.topics.partition_participants import KIND, PartitionParticipants
 from txnkv.topics.sidecar import close_all
-from txnkv.topics.staged import StagedSendsFolder
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Topics
-from txnkv.topics.write import producers, roll_forward
+from txnkv.topics.write import StagedSendsFolder, producers, roll_forward
 
 ENFORCED_EVERY: Final = 60 * 1_000_000
 """Microseconds between two rounds of retention, and of what idle producers left."""

@@ -23,7 +23,7 @@ from txnkv.coordinator import TxnState, ending_error, jobs, status_table
 from txnkv.errors import CorruptionError
 from txnkv.storage import StatusDatabase, declare_fault_point, fault_point, shielded
 from txnkv.tables import Scope, manifest
-from txnkv.topics import StagedLots, staged_rows
+from txnkv.topics import StagedLots, staged_files
 from txnkv.transaction.session import Session
 from txnkv.transaction.transaction import Transaction
 
@@ -123,13 +123,13 @@ class Job:
             with self._status.read() as cur:
                 if not self._may_commit(cur):
                     return None
-                files = staged_rows.of_attempts(cur, self._txn_id, order)
+                files = staged_files.of_attempts(cur, self._txn_id, order)
             with self._if_open():  # what can be seen to be wrong is seen while the job runs
                 found = StagedLots(staged, files)
             with self._status.write() as cur:
                 if not self._may_commit(cur):
                     return None
-                if staged_rows.of_attempts(cur, self._txn_id, order) != files:
+                if staged_files.of_attempts(cur, self._txn_id, order) != files:
                     continue  # an attempt went on
                 if files:
                     jobs.ending(cur, self.id)
@@ -177,7 +177,7 @@ class Job:
 
     def _remove_files(self) -> None:
         with self._status.read() as cur:
-            files = staged_rows.of_job(cur, self._txn_id, self.id)
+            files = staged_files.of_job(cur, self._txn_id, self.id)
         self._txn.context.instance.topics.staged.remove(files)
 
     def _scoped(self, attempt: str) -> str:

@@ -32,7 +32,6 @@ from txnkv.topics import (
     TopicInfo,
     ValueCodec,
     as_arrow,
-    message_batches,
     message_input,
     outbox,
     partition_of_one,
@@ -138,8 +137,8 @@ class SendBuffer:
         """
         given, batches = arrow_input.open_stream(data)
         codec = topic.options.codec
-        message_batches.check_columns(given, codec)
-        outgoing = message_batches.outgoing_of(batches, len(topic.partitions), codec)
+        message_input.check_columns(given, codec)
+        outgoing = message_input.outgoing_of(batches, len(topic.partitions), codec)
         return self.parcels_of(topic, outgoing)
 
     def _parcel_of(self, topic: TopicInfo, message: Single) -> Parcel:

@@ -32,7 +32,7 @@ from txnkv.errors import InvalidTxnStateError, SchemaError
 from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
 from txnkv.tables import Schema
-from txnkv.topics import TopicInfo, message_batches, topic_catalog
+from txnkv.topics import TopicInfo, message_input, topic_catalog
 from txnkv.transaction import Job, Transaction, WriteResult
 
 
@@ -185,7 +185,7 @@ class TopicTarget:
         """
         info = client.topic_info(self.topic)
         topic_catalog.require_writable(info)
-        message_batches.check_columns(_retyped(info, given).schema, info.options.codec)
+        message_input.check_columns(_retyped(info, given).schema, info.options.codec)
 
     def make_room(self, txn: Transaction, job: Job) -> None:
         """A topic is only ever added to."""

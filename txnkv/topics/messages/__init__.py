@@ -1,19 +1,27 @@
-"""Messages: values, batches, the choice of a partition, large ones cut and put together."""
+"""Messages: as a sender gives them, as a batch takes them, as a reader holds them.
 
-from txnkv.topics.messages import chunking, message_batches, message_input, values
+message_input   checked at the call, made into Arrow at the flush, each for a partition
+chunking        cut into batches, large ones into pieces; these put together again
+message         one message of a reader
+values          values that are rows of declared columns
+"""
+
+from txnkv.topics.messages import chunking, message_input, values
+from txnkv.topics.messages.chunking import Reassembly
 from txnkv.topics.messages.message import Message, MessageId, TypedMessage, messages_of
 from txnkv.topics.messages.message_input import (
     TIME,
     Outgoing,
     Pending,
     Single,
+    Sticky,
     as_arrow,
     now_micros,
     outgoing,
+    partition_of_one,
     pending,
+    spread,
 )
-from txnkv.topics.messages.partitioner import Sticky, partition_of_one, spread
-from txnkv.topics.messages.reassembly import Reassembly
 from txnkv.topics.messages.values import Encoded, ValueCodec, value_codec
 
 __all__ = [
@@ -30,7 +38,6 @@ __all__ = [
     "ValueCodec",
     "as_arrow",
     "chunking",
-    "message_batches",
     "message_input",
     "messages_of",
     "now_micros",

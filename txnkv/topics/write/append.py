@@ -9,7 +9,7 @@
 
 A death between the two commits leaves offsets without batches, which the next one who has the
 lock fills. A power loss may leave the opposite, batches at offsets that status.db has not given:
-`recovery` sees to that when the store is opened. But nothing else may be in a log before it is
+`regain` sees to that when the store is opened. But nothing else may be in a log before it is
 durable in status.db: where something waited, or the transaction takes part only now, the sync
 comes before LMDB's commit.
 

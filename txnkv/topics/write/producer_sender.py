@@ -30,9 +30,8 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.messages import chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
-from txnkv.topics.write import producer_state, producers
-from txnkv.topics.write.producer_state import SentBatch
-from txnkv.topics.write.producers import Sending
+from txnkv.topics.write import producers
+from txnkv.topics.write.producers import Sending, SentBatch
 
 PATIENCE: Final = 120.0
 """Seconds for which a commit is tried again."""
@@ -131,7 +130,7 @@ class Sender:
         shares = [self._share(number, batch) for number, batch in messages]
         self._commit_patiently(shares)
         for share in shares:
-            following = producer_state.following(share.sending.last_sequence)
+            following = producers.following(share.sending.last_sequence)
             self._next[share.partition_id] = following
             self.sent += share.messages
             self._topics.coordinator.metrics.messages_sent.add(share.messages)
@@ -161,7 +160,7 @@ class Sender:
                     timestamp=at,
                     producer_id=self.producer.id,
                     epoch=self.producer.epoch,
-                    base_sequence=producer_state.following(first, count),
+                    base_sequence=producers.following(first, count),
                     codec=options.compression,
                     chunk=chunk,
                 )
@@ -180,7 +179,7 @@ class Sender:
             count,
             len(places),
             None if whole else places,
-            Sending(partition_id, first, producer_state.last_of(first, count)),
+            Sending(partition_id, first, producers.last_of(first, count)),
         )
 
     # -- committing --------------------------------------------------------------------
