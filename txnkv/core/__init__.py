@@ -4,10 +4,18 @@ Functions take any buffer object and give back memory that Arrow owns, so that n
 return points into LMDB; the exceptions (`Keys.from_block`, `Keys.slice`) say so. The GIL is
 released while the core works, and all functions may be called from any thread; an object
 belongs to one thread at a time unless it is only read.
+
+    native, shared_memory          the core as cffi sees it, memory, checksums, atomics
+    rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
+    block, blocks, delta, filters  row sets on the disk
+    row_layout, mem_row_set        rows as bytes, committed memory
+    log_batch, log_messages, value_layout    the log of a topic, typed values
+    column_types, compute          types of columns, Arrow's kernels loaded when first used
 """
 
 from txnkv.core import column_types, compute
 from txnkv.core.block import (
+    ValueReader,
     block_rows,
     decode_block,
     decode_block_without,
@@ -15,16 +23,23 @@ from txnkv.core.block import (
     gather_block,
     verify_block,
 )
-from txnkv.core.blocks import BlockList, BlockTable, find_in_blocks, gather_blocks
-from txnkv.core.bloom import bloom_build, bloom_may_contain, bloom_probe
-from txnkv.core.checksum import crc32c, hash64
+from txnkv.core.blocks import (
+    BlockList,
+    BlockTable,
+    Probe,
+    RowReader,
+    address,
+    find_in_blocks,
+    gather_blocks,
+    point_find,
+)
 from txnkv.core.codec import KeyCodec, successor
 from txnkv.core.column_types import cast, column_type, element_type, may_be_key, parse_type
-from txnkv.core.delta import Delta, version_order
-from txnkv.core.keys import Keys
+from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
+from txnkv.core.filters import Zone, bloom_build, bloom_may_contain, bloom_probe, zone
+from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
 from txnkv.core.log_batch import (
     HEADER_BYTES,
-    MESSAGES,
     ROW_BYTES,
     Attributes,
     BatchHeader,
@@ -36,33 +51,34 @@ from txnkv.core.log_batch import (
     all_data,
     check_batch,
     decided,
-    decode,
-    decode_headers,
-    encode_batch,
-    encode_control,
-    encode_headers,
-    encode_message,
     intact,
-    join_headers,
     place,
     place_here,
     read_chunk,
     read_control,
     read_header,
     sound,
-    split_headers,
     walk,
     within,
 )
+from txnkv.core.log_messages import (
+    MESSAGES,
+    decode,
+    decode_headers,
+    encode_batch,
+    encode_control,
+    encode_headers,
+    encode_message,
+    join_headers,
+    split_headers,
+)
 from txnkv.core.mem_row_set import Entries, MemRowSet
-from txnkv.core.merger import Merger
-from txnkv.core.native import CoreError
-from txnkv.core.pages import release_pages
-from txnkv.core.partition import hash_partition, range_partition, scatter
-from txnkv.core.point import Probe, RowReader, address, point_find
+from txnkv.core.native import CoreError, crc32c, hash64
 from txnkv.core.row_layout import RowBytes, RowLayout
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
-from txnkv.core.search import (
+from txnkv.core.shared_memory import SharedWords, release_pages
+from txnkv.core.sorted_keys import (
+    Merger,
     find,
     find_one,
     lower_bound,
@@ -70,12 +86,7 @@ from txnkv.core.search import (
     mark_duplicates,
     sort_keys,
 )
-from txnkv.core.shared import SharedWords
-from txnkv.core.value import ValueReader
-from txnkv.core.value_layout import ValueLayout
-from txnkv.core.value_lists import DamagedValueError
-from txnkv.core.visible import STAMP_NEVER, STAMP_UNDECIDED, visible
-from txnkv.core.zone import Zone, zone
+from txnkv.core.value_layout import DamagedValueError, ValueLayout
 
 __all__ = [
     "Attributes",

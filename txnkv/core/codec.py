@@ -1,20 +1,330 @@
 """Encoding of primary keys, in bulk from Arrow columns and one at a time from Python values.
 
 The encoding is documented in docs/format-blocks.md, "Key encoding"; both ways give the same bytes.
+
+One value at a time goes through small codecs, one a column; many through the core, which has a key
+type for each Arrow type that may stand in a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import Context, Decimal
+from operator import index
+from typing import Any, Protocol
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from txnkv.core.codec_one import ValueCodec, key_encoder, value_codec
 from txnkv.core.keys import Keys
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Rows, rows_pointer
-from txnkv.core.types import key_type
+
+_BY_ID: dict[int, int] = {
+    pa.bool_().id: lib.KEY_BOOL,
+    pa.int8().id: lib.KEY_I8,
+    pa.int16().id: lib.KEY_I16,
+    pa.int32().id: lib.KEY_I32,
+    pa.int64().id: lib.KEY_I64,
+    pa.uint8().id: lib.KEY_U8,
+    pa.uint16().id: lib.KEY_U16,
+    pa.uint32().id: lib.KEY_U32,
+    pa.uint64().id: lib.KEY_U64,
+    pa.float32().id: lib.KEY_F32,
+    pa.float64().id: lib.KEY_F64,
+    pa.date32().id: lib.KEY_I32,
+    pa.timestamp("us").id: lib.KEY_I64,
+    pa.decimal128(38).id: lib.KEY_DECIMAL128,
+    pa.string().id: lib.KEY_BYTES,
+    pa.binary().id: lib.KEY_BYTES,
+}
+
+
+def key_type(type_: pa.DataType) -> int | None:
+    """The core's `key_type_t` of an Arrow type, None when it cannot stand in a key."""
+    return _BY_ID.get(type_.id)
+
+
+_UNIX = datetime(1970, 1, 1)
+_UNIX_UTC = _UNIX.replace(tzinfo=UTC)
+_UNIX_DAY = _UNIX.date().toordinal()
+_MICROSECOND = timedelta(microseconds=1)
+_WIDE = Context(prec=80)
+
+
+class KeyColumnCodec(Protocol):
+    """One column of a key."""
+
+    def encode(self, value: Any) -> bytes:
+        """The bytes of a value."""
+        ...
+
+    def decode(self, key: bytes, at: int) -> tuple[Any, int]:
+        """The value at byte `at` of a key, and where the next column begins."""
+        ...
+
+
+@dataclass(frozen=True)
+class IntegerCodec:
+    """Integers, and through subclasses whatever is stored as one."""
+
+    name: str
+    width: int
+    signed: bool
+
+    def number(self, value: Any) -> int:
+        return index(value)
+
+    def value(self, number: int) -> Any:
+        return number
+
+    def encode(self, value: Any) -> bytes:
+        number = self.number(value) + (1 << (8 * self.width - 1) if self.signed else 0)
+        try:
+            return number.to_bytes(self.width, "big")
+        except OverflowError:
+            raise ValueError(f"{value!r} is out of the range of {self.name}") from None
+
+    def decode(self, key: bytes, at: int) -> tuple[Any, int]:
+        end = at + self.width
+        if end > len(key):
+            raise ValueError(f"{self.name} needs bytes [{at}, {end}) of {len(key)}")
+        number = int.from_bytes(key[at:end], "big")
+        return self.value(number - (1 << (8 * self.width - 1) if self.signed else 0)), end
+
+
+class BoolCodec(IntegerCodec):
+    def number(self, value: Any) -> int:
+        if value not in (False, True):
+            raise ValueError(f"{value!r} is out of the range of bool")
+        return int(value)
+
+    def value(self, number: int) -> bool:
+        if number > 1:
+            raise ValueError(f"{number} is no bool")
+        return number == 1
+
+
+class DateCodec(IntegerCodec):
+    def number(self, value: Any) -> int:
+        if isinstance(value, datetime):
+            raise TypeError(f"{value!r} for a date32; take its .date()")
+        if isinstance(value, date):
+            return value.toordinal() - _UNIX_DAY
+        return index(value)
+
+    def value(self, number: int) -> date:
+        return date.fromordinal(number + _UNIX_DAY)
+
+
+@dataclass(frozen=True)
+class TimestampCodec(IntegerCodec):
+    zone: tzinfo | None
+
+    def number(self, value: Any) -> int:
+        if not isinstance(value, datetime):
+            return index(value)
+        if (value.tzinfo is None) != (self.zone is None):
+            wanted = "without" if self.zone is None else "with"
+            raise ValueError(f"{value!r} for a column of {self.name}; give it {wanted} a time zone")
+        return (value - (_UNIX if self.zone is None else _UNIX_UTC)) // _MICROSECOND
+
+    def value(self, number: int) -> datetime:
+        if self.zone is None:
+            return _UNIX + timedelta(0, 0, number)
+        moment = _UNIX_UTC + timedelta(0, 0, number)
+        return moment if self.zone is UTC else moment.astimezone(self.zone)
+
+
+@dataclass(frozen=True)
+class DecimalCodec(IntegerCodec):
+    precision: int
+    scale: int
+
+    def number(self, value: Any) -> int:
+        if not isinstance(value, Decimal):
+            value = Decimal(index(value))
+        scaled = value.scaleb(self.scale, _WIDE) if value.is_finite() else None
+        if scaled is None or scaled != scaled.to_integral_value(context=_WIDE):
+            raise ValueError(f"{value!r} does not fit {self.name} without loss")
+        if scaled.copy_abs() >= 10**self.precision:
+            raise ValueError(f"{value!r} is out of the range of {self.name}")
+        return int(scaled)
+
+    def value(self, number: int) -> Decimal:
+        return Decimal(number).scaleb(-self.scale, _WIDE)
+
+
+@dataclass(frozen=True)
+class FloatCodec:
+    width: int
+
+    @property
+    def _formats(self) -> tuple[str, str]:
+        return (">d", ">Q") if self.width == 8 else (">f", ">I")
+
+    def encode(self, value: Any) -> bytes:
+        number = float(value)
+        real, bits = self._formats
+        sign = 1 << (8 * self.width - 1)
+        if number != number:  # every NaN is the one quiet NaN
+            word = (0x7FF8 << 48) if self.width == 8 else (0x7FC0 << 16)
+        else:
+            try:
+                word = struct.unpack(bits, struct.pack(real, number))[0]
+            except OverflowError:
+                raise ValueError(f"{value!r} is out of the range of float32") from None
+            word = 0 if word == sign else word  # -0.0 is 0.0
+        return struct.pack(bits, word ^ (2 * sign - 1) if word & sign else word | sign)
+
+    def decode(self, key: bytes, at: int) -> tuple[float, int]:
+        end = at + self.width
+        if end > len(key):
+            raise ValueError(f"a float needs bytes [{at}, {end}) of {len(key)}")
+        real, bits = self._formats
+        sign = 1 << (8 * self.width - 1)
+        word = struct.unpack(bits, key[at:end])[0]
+        word = word ^ sign if word & sign else word ^ (2 * sign - 1)
+        return struct.unpack(real, struct.pack(bits, word))[0], end
+
+
+@dataclass(frozen=True)
+class BytesCodec:
+    text: bool
+    last: bool
+
+    def encode(self, value: Any) -> bytes:
+        if self.text:
+            if not isinstance(value, str):
+                raise TypeError(f"{value!r} for a column of strings")
+            raw = value.encode()
+        else:
+            if not isinstance(value, bytes | bytearray | memoryview):
+                raise TypeError(f"{value!r} for a column of binary")
+            raw = bytes(value)
+        return raw if self.last else raw.replace(b"\0", b"\0\xff") + b"\0\x01"
+
+    def decode(self, key: bytes, at: int) -> tuple[str | bytes, int]:
+        if self.last:
+            raw, end = key[at:], len(key)
+        else:
+            raw, end = _unescape(key, at)
+        return (raw.decode() if self.text else raw), end
+
+
+def _unescape(key: bytes, at: int) -> tuple[bytes, int]:
+    parts = []
+    while True:
+        zero = key.index(b"\0", at)
+        mark = key[zero + 1]
+        parts.append(key[at:zero])
+        at = zero + 2
+        if mark == 0x01:
+            return b"\0".join(parts), at
+        if mark != 0xFF:
+            raise ValueError(f"unknown escape 00 {mark:02X} at byte {zero}")
+
+
+def value_codec(type_: pa.DataType, last: bool) -> KeyColumnCodec:
+    """The codec of a key column.
+
+    Args:
+        type_: the column's.
+        last: whether it is the key's last column.
+
+    Raises:
+        TypeError: the type cannot stand in a key.
+    """
+    name, kind = str(type_), pa.types
+    if kind.is_boolean(type_):
+        return BoolCodec(name, 1, False)
+    if kind.is_integer(type_):
+        return IntegerCodec(name, type_.bit_width // 8, kind.is_signed_integer(type_))
+    if kind.is_date32(type_):
+        return DateCodec(name, 4, True)
+    if kind.is_timestamp(type_) and type_.unit == "us":
+        return TimestampCodec(name, 8, True, _zone(type_.tz))
+    if kind.is_decimal128(type_):
+        return DecimalCodec(name, 16, True, type_.precision, type_.scale)
+    if kind.is_float32(type_) or kind.is_float64(type_):
+        return FloatCodec(type_.bit_width // 8)
+    if kind.is_string(type_) or kind.is_binary(type_):
+        return BytesCodec(kind.is_string(type_), last)
+    raise TypeError(f"{type_} cannot stand in a key")
+
+
+def key_encoder(
+    codecs: Sequence[KeyColumnCodec], slow: Callable[[Sequence[Any]], bytes]
+) -> Callable[[Sequence[Any]], bytes]:
+    """A function that encodes keys of these columns, and no others.
+
+    For (int64, int32, string) it is
+
+        def encode(values):
+            try:
+                (v0, v1, v2) = values
+                return pack0(v0 + 0x8000000000000000, v1 + 0x80000000) + v2.encode()
+            except ERRORS:
+                return slow(values)
+
+    Args:
+        codecs: of the columns.
+        slow: the same, for values that it cannot take; it raises what is wrong with them.
+    """
+    names: dict[str, Any] = {"slow": slow, "ERRORS": _REFUSALS}
+    parts: list[str] = []
+    run: list[tuple[str, str]] = []
+    for i, codec in enumerate(codecs):
+        if isinstance(codec, IntegerCodec) and not isinstance(codec, BoolCodec | DecimalCodec):
+            plain = type(codec) is IntegerCodec
+            names[f"number{i}"] = codec.number
+            value = f"v{i}" if plain else f"number{i}(v{i})"
+            run.append((_CODES[codec.width], value + _raised(codec)))
+            continue
+        _close(run, parts, names)
+        names[f"encode{i}"] = codec.encode
+        text = isinstance(codec, BytesCodec) and codec.text and codec.last
+        parts.append(f"v{i}.encode()" if text else f"encode{i}(v{i})")
+    _close(run, parts, names)
+    given = "".join(f"v{i}, " for i in range(len(codecs)))
+    source = (
+        "def encode(values):\n"
+        "    try:\n"
+        f"        ({given}) = values\n"
+        f"        return {' + '.join(parts)}\n"
+        "    except ERRORS:\n"
+        "        return slow(values)\n"
+    )
+    exec(source, names)
+    encode: Callable[[Sequence[Any]], bytes] = names["encode"]
+    return encode
+
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_REFUSALS = (struct.error, TypeError, ValueError, OverflowError, AttributeError)
+
+
+def _raised(codec: IntegerCodec) -> str:
+    return f" + {1 << (8 * codec.width - 1):#x}" if codec.signed else ""
+
+
+def _close(run: list[tuple[str, str]], parts: list[str], names: dict[str, Any]) -> None:
+    """Packs a run of integer columns in one call."""
+    if run:
+        name = f"pack{len(parts)}"
+        names[name] = struct.Struct(">" + "".join(code for code, _ in run)).pack
+        parts.append(f"{name}({', '.join(value for _, value in run)})")
+        run.clear()
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    if name is None:
+        return None
+    return UTC if name == "UTC" else ZoneInfo(name)
+
 
 _VARYING = {lib.KEY_BYTES, lib.KEY_BOOL}
 
@@ -49,7 +359,7 @@ class KeyCodec:
         self._kinds = ffi.new("key_type_t[]", kinds)
         self.width = int(lib.key_width(self._kinds, len(kinds)))
         last = len(types) - 1
-        self._one: list[ValueCodec] = [value_codec(t, i == last) for i, t in enumerate(types)]
+        self._one: list[KeyColumnCodec] = [value_codec(t, i == last) for i, t in enumerate(types)]
         self.encode_one = key_encoder(self._one, self._encode_any)
 
     # -- in bulk -------------------------------------------------------------------

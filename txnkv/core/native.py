@@ -1,4 +1,4 @@
-"""The C core as cffi sees it, and what every binding shares: statuses and memory.
+"""The C core as cffi sees it, and what every binding shares: statuses, memory, checksums.
 
 Memory goes two ways only. In: the bytes of any buffer object, borrowed for the call. Out:
 buffers that pyarrow allocated, so that nothing given to a caller points into LMDB.
@@ -6,19 +6,75 @@ buffers that pyarrow allocated, so that nothing given to a caller points into LM
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+import tempfile
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any, Final
+from zipimport import zipimporter
 
 import pyarrow as pa
+
+_CORE: Final = "txnkv._core"
+
+
+def _load_from_zip() -> None:
+    """Make `txnkv._core` importable from a zip file, as Spark's `--py-files` gives it.
+
+    The system loads native code from a file of its own only. So the core is unpacked, loaded, and
+    the file removed: what is loaded stays.
+
+    Raises:
+        ImportError: txnkv is in no zip file, or in one without a core for this Python on this
+            platform.
+    """
+    suffix, code = _find_in_zip(sys.modules["txnkv"].__loader__)
+    with tempfile.TemporaryDirectory(prefix="txnkv-core-") as folder:
+        path = os.path.join(folder, "_core" + suffix)
+        with open(path, "wb") as file:
+            file.write(code)
+        loader = ExtensionFileLoader(_CORE, path)
+        spec = spec_from_file_location(_CORE, path, loader=loader)
+        assert spec is not None
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+    sys.modules[_CORE] = module
+
+
+def _find_in_zip(loader: object) -> tuple[str, bytes]:
+    if not isinstance(loader, zipimporter):
+        raise ImportError("the C core of txnkv is not built: pip install .", name=_CORE)
+    for suffix in EXTENSION_SUFFIXES:
+        try:
+            return suffix, loader.get_data(os.path.join(loader.archive, "txnkv", "_core" + suffix))
+        except OSError:
+            continue
+    raise ImportError(
+        f"{loader.archive} has no C core for this Python on this platform: make the wheel here "
+        "(pip wheel --no-deps txnkv), or install it",
+        name=_CORE,
+    )
+
 
 try:
     from txnkv._core import ffi, lib
 except ModuleNotFoundError:
-    from txnkv.core import zipped
-
-    zipped.load()
+    _load_from_zip()
     from txnkv._core import ffi, lib
 
-__all__ = ["CoreError", "allocate", "check", "ffi", "lib", "pointer", "readable", "writable"]
+__all__ = [
+    "CoreError",
+    "allocate",
+    "check",
+    "crc32c",
+    "ffi",
+    "hash64",
+    "lib",
+    "pointer",
+    "readable",
+    "writable",
+]
 
 
 class CoreError(Exception):
@@ -75,3 +131,18 @@ _BYTES = ffi.typeof("uint8_t *")
 def pointer(buffer: pa.Buffer | None, kind: Any = _BYTES) -> Any:
     """The address of an Arrow buffer; the caller keeps the buffer. None is NULL."""
     return ffi.NULL if buffer is None else ffi.cast(kind, buffer.address)
+
+
+def crc32c(data: Any, seed: int = 0) -> int:
+    """CRC-32C of a buffer object, continued from `seed`.
+
+    The checksum of a + b is `crc32c(b, crc32c(a))`.
+    """
+    memory = readable(data)
+    return int(lib.crc32c(seed, memory, len(memory)))
+
+
+def hash64(data: Any) -> int:
+    """XXH64, seed 0, of a buffer object. Frozen: stored filters and partitions rest on it."""
+    memory = readable(data)
+    return int(lib.hash64(memory, len(memory)))

@@ -2,18 +2,340 @@
 
 The bytes are documented in docs/format-blocks.md, "Row". One row at a time goes through Python's
 `struct`, many through the core; both give the same bytes.
+
+For rows one at a time functions are written for one layout, since a generic loop over its columns
+would take several times as long as the rest of a small write. For (int64, string, date32) the
+function that encodes is
+
+    def encode(values):
+        bits = NONE
+        if None in values:
+            bits, values = without_nulls(values)
+        try:
+            v0, v1, v2 = values
+            b1 = v1.encode()
+            e1 = len(b1)
+            return pack(bits, v0, to2(v2), e1) + b1
+        except ERRORS:
+            raise explained(values) from None
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from txnkv.core.native import allocate, check, ffi, lib, pointer
-from txnkv.core.row_one import from_messages, is_opaque, row_functions, row_shape, to_messages
+from txnkv.core.block import block_layout
+from txnkv.core.codec import DateCodec, DecimalCodec, TimestampCodec, value_codec
+from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Rows, rows_pointer
+
+Encode = Callable[[Sequence[Any]], bytes]
+Decode = Callable[[bytes], tuple[Any, ...]]
+
+_KINDS = {
+    lib.BLOCK_BIT: lib.ROW_BIT,
+    lib.BLOCK_FIXED: lib.ROW_FIXED,
+    lib.BLOCK_VARLEN: lib.ROW_VARLEN,
+    lib.BLOCK_OPAQUE: lib.ROW_VARLEN,
+}
+_NUMBERS = {
+    pa.bool_(): "?",
+    pa.int8(): "b",
+    pa.int16(): "h",
+    pa.int32(): "i",
+    pa.int64(): "q",
+    pa.uint8(): "B",
+    pa.uint16(): "H",
+    pa.uint32(): "I",
+    pa.uint64(): "Q",
+    pa.float32(): "f",
+    pa.float64(): "d",
+}
+
+
+def row_shape(type_: pa.DataType) -> tuple[int, int]:
+    """The kind of a type's slots in a row, and their bytes (0 when variable)."""
+    kind, width = block_layout(type_)
+    return _KINDS[kind], 1 if kind == lib.BLOCK_BIT else width
+
+
+# -- values of nested types --------------------------------------------------------
+
+
+def is_opaque(type_: pa.DataType) -> bool:
+    """Return True when a value of the type stands in a row as an Arrow IPC message."""
+    return bool(block_layout(type_)[0] == lib.BLOCK_OPAQUE)
+
+
+def to_messages(array: pa.Array) -> pa.BinaryArray:
+    """Each value as the message of a batch of one row."""
+    # Taken, not sliced: a slice of an empty list carries a byte of its neighbours.
+    messages = [
+        _message(array.take(pa.array([i]))) if array[i].is_valid else None
+        for i in range(len(array))
+    ]
+    return pa.array(messages, pa.binary())
+
+
+def from_messages(array: pa.BinaryArray, type_: pa.DataType) -> pa.Array:
+    """Return the array that `to_messages` took apart.
+
+    Raises:
+        CoreError: a value is no such message.
+    """
+    parts = [_value(message.as_buffer(), type_) for message in array]
+    return pa.concat_arrays(parts) if parts else pa.nulls(0, type_)
+
+
+def _message(part: pa.Array) -> bytes:
+    return bytes(pa.record_batch([part], names=["column"]).serialize())
+
+
+def _value(message: pa.Buffer | None, type_: pa.DataType) -> pa.Array:
+    if message is None:
+        return pa.nulls(1, type_)
+    try:
+        batch = pa.ipc.read_record_batch(message, pa.schema([pa.field("column", type_)]))
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _damaged(f"a value of {type_}: {error}") from error
+    if batch.num_rows != 1:
+        raise _damaged(f"a value of {type_} has {batch.num_rows} rows")
+    return batch.column(0)
+
+
+def _damaged(what: str) -> CoreError:
+    return CoreError(f"reading a row: {what}. Check the store that it came from.")
+
+
+# -- columns -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column in the functions: `code` is its struct format, "" when it is variable.
+
+    `to` and `of` convert a value to what is packed and back; None when nothing is to be done.
+    """
+
+    type: pa.DataType
+    code: str
+    to: Callable[[Any], Any] | None
+    of: Callable[[Any], Any] | None
+    zero: Any
+
+    def check(self, value: Any) -> None:
+        packed = value if self.to is None else self.to(value)
+        if self.code:
+            struct.pack("<" + self.code, packed)
+
+
+def _column(type_: pa.DataType) -> _Column:
+    kind = pa.types
+    if type_ in _NUMBERS:
+        return _Column(type_, _NUMBERS[type_], None, None, 0)
+    if kind.is_string(type_):
+        return _Column(type_, "", _text, bytes.decode, "")
+    if kind.is_binary(type_):
+        return _Column(type_, "", _binary, None, b"")
+    if kind.is_decimal128(type_):
+        return _decimal(type_)
+    codec = value_codec(type_, True) if kind.is_date32(type_) or _microseconds(type_) else None
+    if isinstance(codec, DateCodec | TimestampCodec):
+        return _Column(type_, "i" if codec.width == 4 else "q", codec.number, codec.value, 0)
+    return _nested(type_) if is_opaque(type_) else _other(type_)
+
+
+def _microseconds(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) and type_.unit == "us")
+
+
+def _text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} for a column of strings")
+    return value.encode()
+
+
+def _binary(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} for a column of binary")
+    return bytes(value)
+
+
+def _decimal(type_: pa.DataType) -> _Column:
+    codec = value_codec(type_, True)
+    assert isinstance(codec, DecimalCodec)
+    number, value = codec.number, codec.value
+    return _Column(
+        type_,
+        "16s",
+        lambda given: number(given).to_bytes(16, "little", signed=True),
+        lambda raw: value(int.from_bytes(raw, "little", signed=True)),
+        0,
+    )
+
+
+def _nested(type_: pa.DataType) -> _Column:
+    return _Column(
+        type_,
+        "",
+        lambda value: _message(pa.array([value], type_)) if value is not _NO_VALUE else b"",
+        lambda raw: _value(pa.py_buffer(raw), type_)[0].as_py() if raw else None,
+        _NO_VALUE,
+    )
+
+
+_NO_VALUE = object()
+
+
+def _other(type_: pa.DataType) -> _Column:
+    """Fixed types that Python's struct does not know, through Arrow."""
+    width = type_.bit_width // 8
+
+    def to(value: Any) -> bytes:
+        return bytes(pa.array([value], type_).buffers()[1])[:width]
+
+    def of(raw: bytes) -> Any:
+        return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(raw)])[0].as_py()
+
+    return _Column(type_, f"{width}s", to, of, of(bytes(width)))
+
+
+# -- functions ---------------------------------------------------------------------
+
+
+def row_functions(types: Sequence[pa.DataType]) -> tuple[Encode, Decode]:
+    """The functions that encode and decode one row of these columns."""
+    columns = [_column(type_) for type_ in types]
+    fixed = [i for i, column in enumerate(columns) if column.code]
+    variable = [i for i, column in enumerate(columns) if not column.code]
+    null_bytes = (len(columns) + 7) // 8
+    codes = "".join(columns[i].code for i in fixed) + "I" * len(variable)
+    layout = struct.Struct(f"<{null_bytes}s{codes}")
+    names: dict[str, Any] = {
+        "NONE": bytes(null_bytes),
+        "pack": layout.pack,
+        "unpack": layout.unpack_from,
+        "without_nulls": _without_nulls(columns),
+        "with_nulls": _with_nulls,
+        "explained": lambda values: _explained(columns, values),
+        "damaged": _damaged,
+        "ERRORS": (struct.error, AttributeError, OverflowError),
+        "BROKEN": (struct.error, UnicodeDecodeError),
+        **{f"to{i}": column.to for i, column in enumerate(columns)},
+        **{f"of{i}": column.of for i, column in enumerate(columns)},
+    }
+    source = _encode_source(columns, fixed, variable) + _decode_source(
+        columns, fixed, variable, layout.size
+    )
+    exec(source, names)
+    return names["encode"], names["decode"]
+
+
+def _list(names: Sequence[str]) -> str:
+    return "".join(f"{name}, " for name in names)
+
+
+def _encode_source(columns: list[_Column], fixed: list[int], variable: list[int]) -> str:
+    packed = [f"to{i}(v{i})" if columns[i].to else f"v{i}" for i in fixed]
+    lines = []
+    end = ""
+    for i in variable:
+        lines += [f"b{i} = {_to_bytes(columns[i], i)}", f"e{i} = {end}len(b{i})"]
+        end = f"e{i} + "
+    head = f"pack(bits, {_list(packed + [f'e{i}' for i in variable])})"
+    values = [f"b{i}" for i in variable]
+    if len(variable) > 2:
+        lines.append(f"return b''.join(({_list([head, *values])}))")
+    else:
+        lines.append(" + ".join([f"return {head}", *values]))
+    body = "".join(f"        {line}\n" for line in lines)
+    return (
+        "def encode(values):\n"
+        "    bits = NONE\n"
+        "    if None in values:\n"
+        "        bits, values = without_nulls(values)\n"
+        "    try:\n"
+        f"        ({_list([f'v{i}' for i in range(len(columns))])}) = values\n"
+        f"{body}"
+        "    except ERRORS:\n"
+        "        raise explained(values) from None\n"
+    )
+
+
+def _to_bytes(column: _Column, i: int) -> str:
+    if pa.types.is_string(column.type):
+        return f"v{i}.encode()"
+    if pa.types.is_binary(column.type):
+        return f"v{i} if type(v{i}) is bytes else to{i}(v{i})"
+    return f"to{i}(v{i})"
+
+
+def _decode_source(columns: list[_Column], fixed: list[int], variable: list[int], head: int) -> str:
+    raw = {i: f"v{i}" for i in fixed}
+    for k, i in enumerate(variable):
+        raw[i] = f"tail[{f'e{variable[k - 1]}' if k else ''}:e{i}]"
+    values = [_from_raw(column, i, raw[i]) for i, column in enumerate(columns)]
+    ends = ["0", *(f"e{i}" for i in variable)]
+    return (
+        "def decode(row):\n"
+        "    try:\n"
+        f"        bits, {_list([f'v{i}' for i in fixed] + ends[1:])} = unpack(row)\n"
+        f"        if not {' <= '.join(ends)} == len(row) - {head}:\n"
+        "            raise damaged('its lengths do not add up')\n"
+        f"        tail = row[{head}:]\n"
+        f"        values = ({_list(values)})\n"
+        "    except BROKEN as error:\n"
+        "        raise damaged(str(error)) from None\n"
+        "    return values if bits == NONE else with_nulls(bits, values)\n"
+    )
+
+
+def _from_raw(column: _Column, i: int, raw: str) -> str:
+    if pa.types.is_string(column.type):
+        return f"{raw}.decode()"
+    return f"of{i}({raw})" if column.of else raw
+
+
+def _without_nulls(columns: list[_Column]) -> Callable[[Sequence[Any]], tuple[bytes, list[Any]]]:
+    def without_nulls(values: Sequence[Any]) -> tuple[bytes, list[Any]]:
+        bits = 0
+        kept = list(values)
+        for i, column in enumerate(columns[: len(kept)]):
+            if kept[i] is None:
+                bits |= 1 << i
+                kept[i] = column.zero
+        return bits.to_bytes((len(columns) + 7) // 8, "little"), kept
+
+    return without_nulls
+
+
+def _with_nulls(bits: bytes, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    nulls = int.from_bytes(bits, "little")
+    return tuple(None if nulls >> i & 1 else value for i, value in enumerate(values))
+
+
+def _explained(columns: list[_Column], values: Sequence[Any]) -> Exception:
+    """Return the error that says why values could not be packed."""
+    for column, value in zip(columns, values, strict=True):
+        try:
+            column.check(value)
+        except OverflowError:
+            return ValueError(f"{value!r} is out of the range of {column.type}")
+        except (TypeError, ValueError) as error:
+            return error
+        except struct.error as error:
+            kind = ValueError if isinstance(value, int) else TypeError
+            return kind(f"{value!r} for a column of {column.type}: {error}")
+    return ValueError(f"the values of a row pass 4 GiB, or cannot be stored: {len(values)} columns")
+
+
+# -- many rows ---------------------------------------------------------------------------
 
 _SLICES = ffi.typeof("row_slice_t *")
 SLICE_BYTES = ffi.sizeof("row_slice_t")

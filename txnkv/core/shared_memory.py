@@ -1,10 +1,10 @@
-"""64-bit atomics in memory that processes share, as a mapped file."""
+"""Mapped files: 64-bit atomics in memory that processes share, and pages given back."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from txnkv.core.native import lib, writable
+from txnkv.core.native import lib, readable, writable
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -59,3 +59,13 @@ class SharedWords:
 
     def _outside(self, word: int) -> IndexError:
         return IndexError(f"word {word} of {self._words}")
+
+
+def release_pages(view: memoryview) -> None:
+    """Take the pages of a value in LMDB's map out of this process's resident memory.
+
+    Only for views of a read-only file mapping, whose bytes stay in the page cache: other
+    memory would lose its content.
+    """
+    memory = readable(view)
+    lib.pages_release(memory, len(memory))
