@@ -9,14 +9,9 @@ import pytest
 
 import txnkv
 import txnkv.aio
-from tests.topics.test_subscriptions import received, send, take
+from tests.topics.subscriptions.subscription_tools import received, send, take
 from txnkv.topics.acks.subscription_rows import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
-
-
-@pytest.fixture
-def topic(client: txnkv.Client) -> txnkv.Topic:
-    return client.create_topic("events")
 
 
 def rows(client: txnkv.Client) -> dict[str, list[Any]]:

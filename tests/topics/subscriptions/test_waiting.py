@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests.topics.test_subscriptions import send, take
-
-
-@pytest.fixture
-def topic(client: txnkv.Client) -> txnkv.Topic:
-    return client.create_topic("events")
+from tests.topics.subscriptions.subscription_tools import send, take
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests.topics.test_subscriptions import received, send, take
+from tests.topics.subscriptions.subscription_tools import received, send, take
 from txnkv.errors import CorruptionError, StorageFullError
 from txnkv.topics.delivery import leases, redelivery
 from txnkv.topics.read.offset_reader import OffsetReader
@@ -16,11 +16,6 @@ from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.transaction.transaction import Transaction
 
 KINDS: list[dict[str, Any]] = [{}, {"type": "shared"}, {"max_deliveries": 9}]
-
-
-@pytest.fixture
-def topic(client: txnkv.Client) -> txnkv.Topic:
-    return client.create_topic("events")
 
 
 class Failing:

@@ -1,0 +1,182 @@
+"""Acks as people see them: who holds which message, lag, counts; pieces of large messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from tests.topics.acks.ack_tools import COUNT, TAKE_CUMULATIVE, Acks
+from txnkv.topics.delivery import leases
+from txnkv.topics.messages.message import MessageId
+from txnkv.topics.topic_catalog import TopicOptions
+
+# -- what people see -------------------------------------------------------------------
+
+
+def test_who_holds_which_message(acks: Acks) -> None:
+    a = acks.begin("A")
+    acks.ack(1, a)
+    acks.sub.nack(acks.messages[4])
+    found = leases.held_messages(acks.client.instance.topics, acks.sub.info)
+    states = {each.first: (each.state, each.pid) for each in found.held}
+    pending = ("pending", None if "A" in acks._stored else os.getpid())
+    if acks.client.instance.topics.local.exclusive(acks.sub.info.id) is None:  # counted, or shared
+        leased = ("leased", os.getpid())
+        free = ("free", None)
+        assert states == {0: leased, 1: pending, 2: leased, 3: leased, 4: free, 5: leased}
+    else:
+        assert states == ({1: pending} if "A" in acks._stored else {})
+    shared = acks.sub.info.type == "shared"
+    assert found.consumer_pid == (None if shared else os.getpid())
+    assert {each.txn_id for each in found.held} <= {a.id, None}
+    seen = acks.client.stats()["topics"]["events"]["subscriptions"]["s"]
+    assert (seen["lag"], seen["type"]) == (6, acks.sub.info.type)
+    a.rollback()
+
+
+def test_lag_is_0_when_all_is_done(acks: Acks) -> None:
+    """Markers and aborted messages behind the last one were counted."""
+    for end in ("rollback", "commit"):
+        txn = acks.client.new_transaction()
+        txn.serialize()
+        txn.send("events", b"6")
+        getattr(txn, end)()
+    last = acks.sub.receive(timeout=0)
+    assert last is not None
+    acks.sub.ack(acks.messages)
+    assert acks.sub.lag()[0] > 0
+    acks.sub.ack(last)
+    assert acks.sub.lag() == {0: 0}
+
+
+def test_redeliveries_are_counted(acks: Acks) -> None:
+    assert [m.redelivery_count for m in acks.messages] == [0] * COUNT
+    for count in (1, 2):
+        acks.sub.nack(acks.messages[2])
+        (again,) = acks.sub.receive_many(10, timeout=0)
+        assert (again.offset, again.redelivery_count) == (2, count)
+    a = acks.begin("A")
+    acks.ack(2, a)
+    a.rollback()
+    (again,) = acks.sub.receive_many(10, timeout=0)
+    assert again.redelivery_count == 3
+    assert again == acks.messages[2]
+    metrics = acks.client.metrics()
+    assert (metrics["messages_delivered"], metrics["messages_redelivered"]) == (COUNT + 3, 3)
+    other, late = acks.begin("A"), acks.begin("B")
+    acks.ack(1, other)
+    acks.refused(acks.ack, 1, late)
+    assert acks.client.metrics()["ack_conflicts"] == 1
+    other.rollback()
+
+
+def test_messages_sent_and_acknowledged_are_counted(acks: Acks) -> None:
+    """Once each, whatever becomes of the transaction."""
+    metrics = acks.client.metrics
+
+    def counts() -> tuple[int, int]:
+        found = metrics()
+        return found["messages_sent"], found["messages_acked"]
+
+    assert counts() == (COUNT, 0)
+    with acks.begin("A") as a:
+        acks.sub.ack(acks.messages[:2], a)
+        a.send("events", b"6")
+    acks.ack(2)
+    assert counts() == (COUNT + 1, 3)
+    b = acks.begin("B")
+    acks.ack(3, b)
+    b.send("events", b"7")
+    b.flush()
+    b.rollback()
+    assert counts() == (COUNT + 2, 4)
+    with acks.topic.producer() as producer:
+        producer.send(b"8")
+    with acks.client.new_session() as session:
+        session.send("events", b"9")
+        session.ack(acks.sub, acks.messages[4])
+        session.send_batch("events", pa.table({"value": [b"10", b"11"]}))
+    assert counts() == (COUNT + 6, 5)
+
+
+# -- large messages --------------------------------------------------------------------
+
+
+@pytest.fixture(params=["plainly", "in a transaction"])
+def large(
+    request: pytest.FixtureRequest, client: txnkv.Client, type: str
+) -> Callable[..., list[int]]:
+    """Acknowledges offsets 0 (a), 1 to 3 (a large message in pieces) or 4 (b); answers what a new
+    consumer gets.
+    """
+    client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=1000))
+    topic = client.topic("large")
+    options: Any = {"max_deliveries": 1000} if type == "counted" else {"type": type}
+    with client.transaction() as txn:
+        for value in ("a", "L" * 2500, "b"):
+            txn.send("large", value)
+
+    def left(how: str, *offsets: int) -> list[int]:
+        ids = [MessageId(0, offset) for offset in offsets]
+        with topic.subscribe("s", **options) as sub:
+            sub.receive_many(9, timeout=0)
+            if request.param == "plainly":
+                getattr(sub, how)(ids)
+            else:
+                with client.transaction() as txn:
+                    getattr(txn, how)(sub, ids)
+        with topic.subscribe("s", **options) as sub:
+            return sorted(message.offset for message in sub.receive_many(9, timeout=0))
+
+    return left
+
+
+def test_an_ack_of_a_piece_is_of_no_message(large: Callable[..., list[int]]) -> None:
+    assert large("ack", 1) == [0, 3, 4]
+    assert large("ack", 0, 2) == [3, 4]
+    assert large("ack", 3) == [4]
+
+
+@TAKE_CUMULATIVE
+@pytest.mark.parametrize("piece", [1, 2])
+def test_a_cumulative_ack_of_a_piece_is_of_the_messages_before(
+    large: Callable[..., list[int]], piece: int
+) -> None:
+    """The cursor stands inside of the large message, which was left out then."""
+    assert large("ack_cumulative", piece) == [3, 4]
+    assert large("ack_cumulative", 3) == [4]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("how", ["ack", "ack_cumulative"])
+def test_small_messages_before_a_large_one_come_again(
+    client: txnkv.Client, type: str, stored: bool, how: str
+) -> None:
+    """Only the large one did, and a cumulative ack of what came next lost the others."""
+    client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=100))
+    topic = client.topic("large")
+    options: Any = {"max_deliveries": 1000} if type == "counted" else {"type": type}
+    values = [b"a", b"b", b"x" * 1000, b"c"]
+    with client.transaction() as txn:
+        for value in values:
+            txn.send(topic, value)
+    sub = topic.subscribe("s", **options)
+    messages = sub.receive_many(9, timeout=0)
+    a = client.new_transaction()
+    if stored:
+        a.serialize()
+    if how == "ack_cumulative" and type != "shared":
+        a.ack_cumulative(sub, messages[2])
+    else:
+        a.ack(sub, messages[:3])
+    a.rollback()
+    assert [m.value for m in sub.receive_many(9, timeout=0)] == values[:3]
+    sub.ack(messages[3])
+    sub.close()
+    again = topic.subscribe("s", **options)
+    assert [m.value for m in again.receive_many(9, timeout=0)] == values[:3]

@@ -1,0 +1,38 @@
+"""Tools of the tests of subscriptions: messages by their texts, and rows of status.db."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import txnkv
+
+
+def send(client: txnkv.Client, *values: Any, topic: str = "events", **options: Any) -> None:
+    with client.transaction() as txn:
+        for value in values:
+            txn.send(topic, str(value), **options)
+
+
+def received(sub: txnkv.Subscription, most: int = 1000) -> list[str]:
+    return [(m.value or b"").decode() for m in sub.receive_many(most, timeout=0)]
+
+
+def take(sub: txnkv.Subscription) -> Any:
+    found = sub.receive(timeout=0)
+    assert found is not None
+    return found
+
+
+def cursor_rows(client: txnkv.Client) -> list[tuple[Any, ...]]:
+    with client.instance.store.status.read() as cur:
+        return (
+            cur.execute("SELECT mark_delete FROM cursors").fetchall()
+            + cur.execute("SELECT first, last FROM acked_ranges").fetchall()
+        )
+
+
+def left_over(client: txnkv.Client) -> int:
+    """Rows that only unfinished business has."""
+    tables = ("pending_acks", "leases", "returned_acks", "acked_ranges")
+    with client.instance.store.status.read() as cur:
+        return sum(cur.execute(f"SELECT count(*) FROM {name}").get for name in tables)

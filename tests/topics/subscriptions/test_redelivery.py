@@ -1,0 +1,313 @@
+"""Messages that come again: negative acks, leases, dead letters, attempts that fail."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.topics.subscriptions.subscription_tools import (
+    cursor_rows,
+    left_over,
+    received,
+    send,
+    take,
+)
+from txnkv.topics.messages.message import MessageId
+
+# -- negative acks, leases, dead letters -----------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}, {"max_deliveries": 9}])
+def test_a_negative_ack_comes_back_after_its_delay(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any]
+) -> None:
+    send(client, 0, 1)
+    sub = topic.subscribe("s", redelivery_delay=30, lease_seconds=3600, **options)
+    first = take(sub)
+    sub.nack(first)
+    assert received(sub) == ["1"]
+    now.forward(20)
+    assert received(sub) == []
+    now.forward(11)
+    assert received(sub) == ["0"]
+    sub.ack([first, MessageId(0, 1)])
+    sub.nack(first)
+    now.forward(100)
+    assert received(sub) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}, {"max_deliveries": 9}])
+@pytest.mark.parametrize("delay", [0, 30])
+def test_two_negative_acks_deliver_once(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any], delay: int
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", redelivery_delay=delay, lease_seconds=3600, **options)
+    first = take(sub)
+    sub.nack(first)
+    now.forward(delay / 2)
+    sub.nack([first, first])
+    now.forward(delay * 2)
+    assert received(sub) == ["0"]
+    now.forward(delay * 2)
+    assert received(sub) == []
+
+
+def test_a_lease_that_runs_out_goes_to_another(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any
+) -> None:
+    send(client, 0, 1, 2)
+    one = topic.subscribe("s", type="shared", lease_seconds=10)
+    two = topic.subscribe("s", type="shared", lease_seconds=10)
+    first = take(one)
+    second = take(one)
+    assert received(two) == ["2"]
+    one.ack(first)
+    now.forward(11)
+    assert received(two) == ["1", "2"]
+    one.ack(second)  # late, and right all the same
+    now.forward(11)
+    assert received(one) == ["2"]
+
+
+def test_an_exclusive_message_that_nobody_acknowledges_comes_again_after_its_timeout(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    send(client, *range(4))
+    with topic.subscribe("s", ack_timeout=0.05) as sub:
+        got = sub.receive_many(3, timeout=0)
+        sub.ack(got[0])
+        txn = client.new_transaction()
+        txn.ack(sub, got[1])
+        assert [m.offset for m in (take(sub),)] == [3]
+        again = {}
+        while len(again) < 2:
+            for message in sub.receive_many(10, timeout=60):
+                again[message.offset] = message.redelivery_count
+        assert set(again) == {2, 3}
+        assert all(count > 0 for count in again.values())
+        assert client.metrics()["messages_timed_out"] >= 2
+        sub.ack([MessageId(0, 2), MessageId(0, 3)])
+        txn.rollback()
+        last = sub.receive(timeout=60)
+        assert last is not None
+        assert last.offset == 1
+        sub.ack_cumulative(last)
+        assert sub.lag() == {0: 0}
+
+
+def test_a_pending_ack_outlasts_its_lease(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any
+) -> None:
+    send(client, 0, 1)
+    sub = topic.subscribe("s", type="shared", lease_seconds=10)
+    txn = client.new_transaction(timeout=None)
+    txn.ack(sub, take(sub))
+    now.forward(60)
+    assert received(sub) == ["1"]
+    txn.commit()
+    now.forward(60)
+    assert received(sub) == ["1"]
+
+
+def test_consumers_of_one_process_share(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    send(client, *range(6))
+    subs = [topic.subscribe("s", type="shared") for _ in range(3)]
+    found = [take(sub).value for sub in subs for _ in range(2)]
+    assert sorted(found) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert [received(sub) for sub in subs] == [[], [], []]
+    subs[1].close()
+    assert received(subs[0]) == ["2", "3"]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
+def test_after_so_many_deliveries_a_message_goes_to_the_dead_letter_topic(
+    client: txnkv.Client, topic: txnkv.Topic, type: str
+) -> None:
+    send(client, "good", key="k", headers=[("h", b"1")])
+    send(client, "bad", key="k", headers=[("h", b"1")])
+    sub = topic.subscribe("s", type=type, max_deliveries=3, dead_letter="dead")
+    sub.ack(take(sub))
+    for _ in range(3):
+        bad = take(sub)
+        assert bad.value == b"bad"
+        sub.nack(bad)
+    assert received(sub) == []
+    (dead,) = client.topic("dead").subscribe("look").receive_many(10, timeout=0)
+    assert (dead.value, dead.key, dead.timestamp) == (b"bad", b"k", bad.timestamp)
+    assert dead.headers == [
+        ("h", b"1"),
+        ("txnkv-topic", b"events"),
+        ("txnkv-partition", b"0"),
+        ("txnkv-offset", b"1"),
+        ("txnkv-deliveries", b"3"),
+    ]
+    assert cursor_rows(client)[:1] == [(2,)]
+    assert left_over(client) == 0
+
+
+def test_the_dead_letter_topic_has_a_name_of_its_own(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", max_deliveries=1)
+    sub.nack(take(sub))
+    assert received(sub) == []
+    assert received(client.topic("events.s.dead").subscribe("s")) == ["0"]
+
+
+def test_an_abort_counts_as_a_delivery_that_failed(
+    client: txnkv.Client, topic: txnkv.Topic
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", type="shared", max_deliveries=2)
+    for _ in range(2):
+        txn = client.new_transaction()
+        txn.ack(sub, take(sub))
+        txn.rollback()
+    assert received(sub) == []
+    assert received(client.topic("events.s.dead").subscribe("s")) == ["0"]
+
+
+# -- client.run ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_a_failed_attempt_acknowledged_stays_leased_until_run_ends(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    table: txnkv.Table,
+    options: dict[str, Any],
+    stored: bool,
+) -> None:
+    send(client, 0, 1, 2)
+    sub = topic.subscribe("s", **options)
+    message, other = take(sub), take(sub)
+    with client.transaction() as txn:
+        txn.insert(table, {"id": 1, "v": "a"})
+    seen: list[list[str]] = []
+
+    def attempt(txn: txnkv.Transaction) -> None:
+        if stored:
+            txn.serialize()
+        seen.append(received(sub))
+        row = txn.get(table, 1)
+        assert row is not None
+        txn.ack(sub, message)
+        if len(seen) == 1:
+            txn.ack(sub, other)
+            with client.transaction() as first:
+                first.upsert(table, {"id": 1, "v": "first"})
+        txn.upsert(table, {"id": 1, "v": "mine"})
+
+    client.run(attempt)
+    assert seen == [["2"], []]
+    assert received(sub) == ["1"]  # of the failed attempt alone
+    assert sub.lag() == {0: 2}
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_what_run_gave_up_on_is_delivered_again(
+    client: txnkv.Client, topic: txnkv.Topic, options: dict[str, Any]
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    message = take(sub)
+
+    def attempt(txn: txnkv.Transaction) -> None:
+        txn.ack(sub, message)
+        assert received(sub) == []
+        raise txnkv.UnavailableError("try again")
+
+    with pytest.raises(txnkv.UnavailableError):
+        client.run(attempt, attempts=3)
+    assert received(sub) == ["0"]
+
+
+def test_a_conflict_of_acks_is_not_tried_again(client: txnkv.Client, topic: txnkv.Topic) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s")
+    message = take(sub)
+    sub.ack(message)
+    attempts = []
+
+    def attempt(txn: txnkv.Transaction) -> None:
+        attempts.append(txn)
+        txn.ack(sub, message)
+
+    with pytest.raises(txnkv.AckConflictError):
+        client.run(attempt)
+    assert len(attempts) == 1
+
+
+# -- transactions that end by themselves -----------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_acks_of_a_transaction_past_its_timeout_come_back(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any]
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", lease_seconds=1, **options)
+    txn = client.new_transaction(timeout=5)
+    txn.ack(sub, take(sub))
+    assert received(sub) == []
+    now.forward(10)
+    assert received(sub) == ["0"]
+    with pytest.raises(txnkv.TransactionTimedOutError):
+        txn.commit()
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_ack_past_the_timeout_of_its_transaction_is_refused(
+    client: txnkv.Client, topic: txnkv.Topic, now: Any, options: dict[str, Any], stored: bool
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    message = take(sub)
+    txn = client.new_transaction(timeout=1)
+    if stored:
+        txn.serialize()
+    now.forward(5)
+    with pytest.raises(txnkv.TransactionTimedOutError), txn:
+        txn.ack(sub, message)
+    assert sub.lag() == {0: 1}
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_acks_of_a_dropped_transaction_come_back(
+    client: txnkv.Client, topic: txnkv.Topic, until: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    txn = client.new_transaction()
+    txn.ack(sub, take(sub))
+    del txn
+    gc.collect()
+    assert until(lambda: received(sub)) == ["0"]
+
+
+@pytest.mark.parametrize("options", [{}, {"type": "shared"}])
+def test_acks_of_a_stored_transaction_without_heartbeat_come_back(
+    client: txnkv.Client,
+    topic: txnkv.Topic,
+    by_hand: Callable[[txnkv.Client], None],
+    now: Any,
+    options: dict[str, Any],
+) -> None:
+    send(client, 0)
+    sub = topic.subscribe("s", **options)
+    txn = client.new_transaction(keepalive=False)
+    txn.serialize()
+    txn.ack(sub, take(sub))
+    now.forward(20)
+    assert received(sub) == []
+    now.forward(3600)
+    by_hand(client)
+    assert received(sub) == ["0"]
