@@ -14,7 +14,8 @@ from types import FrameType
 
 import txnkv
 
-PACKAGE = Path(__file__).resolve().parents[1] / "txnkv"
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "txnkv"
 
 FUNCTION_LINES = 70
 FILE_LINES = 600
@@ -72,6 +73,12 @@ def test_files_fit_in_the_head() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     places = [f"{path.relative_to(PACKAGE)}: {n}" for path, n in lengths.items() if n > FILE_LINES]
     told(f"files of more than {FILE_LINES} lines", places, 0)
+
+
+def test_files_of_tests_fit_in_the_head() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
+    places = [f"{path.relative_to(TESTS)}: {n}" for path, n in lengths.items() if n > FILE_LINES]
+    told(f"test files of more than {FILE_LINES} lines", places, 0)
 
 
 def test_docstrings_name_their_thing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable
@@ -12,145 +11,16 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests.topics.engine_tools import controls, is_dense, no_room, offsets
 from tools.topic_contents import raw, stored, values
 from tools.topic_writers import abort, batch, begin, commit, create, send, small
 from txnkv import core
-from txnkv.core import ControlType
 from txnkv.errors import (
     InvalidTxnStateError,
-    NotSupportedError,
-    TopicExistsError,
-    TopicNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import arm, disarm
-from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.storage import arm
 from txnkv.topics.write import append, roll_forward
-
-
-def controls(client: txnkv.Client, topic: str = "events") -> list[tuple[int, str, int]]:
-    """Offset, type and transaction of each control batch."""
-    data = raw(client, topic)
-    return [
-        (header.base_offset, core.read_control(data, at).type.name, header.txn_id)
-        for at, header in core.walk(data)
-        if header.is_control
-    ]
-
-
-def offsets(client: txnkv.Client, topic: str = "events") -> list[tuple[int, int]]:
-    """First offset and count of every batch, data and control."""
-    return [(h.base_offset, h.count) for _, h in core.walk(raw(client, topic))]
-
-
-def _no_room() -> None:
-    disarm()
-    raise OSError(errno.ENOSPC, "no room")
-
-
-def is_dense(client: txnkv.Client, topic: str = "events") -> bool:
-    at = 0
-    for first, count in offsets(client, topic):
-        if first != at:
-            return False
-        at += count
-    return True
-
-
-# -- catalog ---------------------------------------------------------------------------
-
-
-def test_topics_are_made_found_and_dropped(client: txnkv.Client) -> None:
-    engine = client.instance.topics
-    made = engine.create("events", 3, "sidecar", TopicOptions(compression="lz4"))
-    assert engine.get("events") == made
-    assert len(made.partitions) == 3
-    with pytest.raises(TopicExistsError, match="'events' already"):
-        engine.create("events", 1, "marker", TopicOptions())
-    engine.create("others", 1, "marker", TopicOptions())
-    assert engine.names() == ["events", "others"]
-    assert engine.drop("events")
-    assert not engine.drop("events")
-    assert engine.find("events") is None
-    with pytest.raises(TopicNotFoundError, match="the topics are: others"):
-        engine.get("events")
-    with pytest.raises(TopicNotFoundError, match="dropped"):
-        engine.require_live(made)
-    again = engine.create("events", 1, "marker", TopicOptions())
-    assert not set(again.partitions) & set(made.partitions)
-
-
-@pytest.mark.parametrize(
-    ("partitions", "buffer"), [(0, "marker"), (1025, "marker"), (1, "other"), ("2", "marker")]
-)
-def test_arguments_that_make_no_sense(client: txnkv.Client, partitions: Any, buffer: str) -> None:
-    with pytest.raises(ValueError, match=r"partitions|buffer"):
-        client.instance.topics.create("t", partitions, buffer, TopicOptions())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"compression": "gzip"}, {"retention_seconds": -1}, {"segment_bytes": 0},
-     {"max_message_bytes": -1}],
-)  # fmt: skip
-def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        TopicOptions(**options)
-
-
-def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
-    engine = client.instance.topics
-    (partition,) = create(client)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    engine.drop("events")
-    assert client.transaction_state(row.txn_id) is txnkv.TxnState.ABORTED
-    late = begin(client)
-    with pytest.raises(TopicNotFoundError):
-        send(client, late, partition, [b"b"])
-    with pytest.raises(TopicNotFoundError):
-        append.append_alone(engine, partition, [])
-    with pytest.raises(TopicNotFoundError):
-        small(client, [partition], [b"c"])
-
-
-def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client) -> None:
-    engine, directory = client.instance.topics, client.instance.store.directory
-    (partition,) = create(client)
-    small(client, [partition], [b"a"])
-    roll_forward.complete(engine, partition)
-    with client.snapshot():
-        engine.drop("events")
-        assert directory.log_dir(partition.id).exists()
-    engine.create("other", 1, "marker", TopicOptions())
-    engine.drop("other")  # purges what can go
-    assert not directory.log_dir(partition.id).exists()
-    assert engine.partition(partition.id) is None
-
-
-def test_messages_of_a_dropped_topic_do_not_stop_the_flush(client: txnkv.Client) -> None:
-    engine = client.instance.topics
-    (dropped,) = create(client, "dropped")
-    (kept,) = create(client, "kept")
-    small(client, [dropped, kept], [b"a"])
-    engine.drop("dropped")
-    client.instance.engine.flush()
-    assert engine.tail.partition_ids == []
-    assert values(client, "kept") == [b"a"]
-
-
-def test_a_copy_of_a_topic_takes_no_messages(client: txnkv.Client) -> None:
-    engine = client.instance.topics
-    topic = engine.create("copy", 1, "marker", TopicOptions(replica_of="elsewhere"))
-    (partition,) = engine.partitions(topic)
-    row = begin(client)
-    for buffered in (
-        lambda: send(client, row, partition, [b"a"]),
-        lambda: engine.require_writable(topic),
-    ):
-        with pytest.raises(NotSupportedError, match="copy of a topic of store elsewhere"):
-            buffered()
-
 
 # -- small commits ---------------------------------------------------------------------
 
@@ -436,114 +306,7 @@ def test_the_leader_writes_markers_that_were_left(
         assert engine.look(partition.id) == (2, False, 0)
 
 
-# -- the short way ---------------------------------------------------------------------
-
-
-def test_who_sent_to_one_partition_takes_the_short_way(
-    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
-) -> None:
-    """From OPEN to COMMITTED in one write of status.db; the note of its marker goes later."""
-    engine, orchestrator = client.instance.topics, client.instance.coordinator.orchestrator
-    (partition,) = create(client)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    ended = orchestrator.start_commit(row.txn_id)
-    assert ended.state is txnkv.TxnState.COMMITTED
-    assert ended.commit_ts == client.instance.coordinator.latest()
-    with partition.environment.read() as txn:
-        (entry,) = partition.log.commits(txn, 0, 10)
-        assert partition.log.last_stable_offset(txn) == 2
-    assert (entry.marker_offset, entry.commit_ts) == (1, ended.commit_ts)
-    by_hand(client)
-    assert engine.look(partition.id) == (2, False, 0)
-    assert orchestrator.finish(row.txn_id).state is txnkv.TxnState.COMMITTED
-    assert orchestrator.start_commit(row.txn_id).state is txnkv.TxnState.COMMITTED
-
-
-@pytest.mark.parametrize("buffer", ["marker", "sidecar"])
-def test_a_short_commit_that_breaks_off_before_its_marker_is_one(
-    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None], buffer: str
-) -> None:
-    (partition,) = create(client, buffer=buffer)
-    roll_forward.complete(client.instance.topics, partition)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    arm("lmdb.before_commit", _no_room)
-    assert commit(client, row).state is txnkv.TxnState.COMMITTED
-    assert client.instance.topics.behind(partition.id, 0)
-    small(client, [partition], [b"b"])
-    assert values(client, "events") == [b"a", b"b"]
-    by_hand(client)
-    assert is_dense(client)
-
-
-def test_a_short_commit_whose_commit_point_fails_is_none(client: txnkv.Client) -> None:
-    (partition,) = create(client)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    arm("status.before_commit", _no_room)
-    with pytest.raises((UnavailableError, txnkv.StorageFullError)):
-        commit(client, row)
-    assert client.transaction_state(row.txn_id) is txnkv.TxnState.OPEN
-    assert commit(client, row).state is txnkv.TxnState.COMMITTED
-    assert values(client, "events") == [b"a"]
-
-
-def test_a_job_that_runs_stops_the_short_way(client: txnkv.Client) -> None:
-    (partition,) = create(client)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    client.instance.coordinator.start_job(row.txn_id, "job")
-    with pytest.raises(InvalidTxnStateError, match="job that still runs"):
-        commit(client, row)
-    assert client.transaction_state(row.txn_id) is txnkv.TxnState.OPEN
-
-
-def test_a_second_participant_that_comes_in_between_is_asked(client: txnkv.Client) -> None:
-    """It registers while the short way waits for the log's lock."""
-    first, second = create(client, partitions=2)
-    row = begin(client)
-    send(client, row, first, [b"a"])
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold(_: Any) -> None:
-        entered.set()
-        assert go_on.wait(30)
-
-    holder = threading.Thread(target=lambda: first.environment.write(hold))
-    holder.start()
-    assert entered.wait(30)
-    committer = threading.Thread(target=commit, args=(client, row))
-    committer.start()
-    send(client, row, second, [b"b"])
-    go_on.set()
-    committer.join()
-    holder.join()
-    assert client.transaction_state(row.txn_id) is txnkv.TxnState.COMMITTED
-    for number in range(2):
-        data = raw(client, "events", number)
-        assert [h.is_control for _, h in core.walk(data)] == [False, True]
-
-
-def test_a_late_note_of_a_marker_changes_nothing(
-    client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
-) -> None:
-    """The write that forgets it is not synced: after a power loss it may be there again."""
-    engine = client.instance.topics
-    (partition,) = create(client)
-    row = begin(client)
-    send(client, row, partition, [b"a"])
-    commit(client, row)
-    by_hand(client)
-    with client.instance.store.status.write() as cur:
-        cur.execute(
-            "INSERT INTO end_markers VALUES (?, 1, 1, ?, ?, 5, 0, 0)",
-            (partition.id, row.txn_id, int(ControlType.COMMIT)),
-        )
-    assert not engine.behind(partition.id, 2)
-    by_hand(client)
-    assert engine.look(partition.id) == (2, False, 0)
-    assert controls(client) == [(1, "COMMIT", row.txn_id)]
+# -- readers, full disks, holes ---------------------------------------------------------
 
 
 def test_a_read_only_client_reads_what_is_in_the_log(
@@ -569,7 +332,7 @@ def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) 
     small(client, [partition], [b"a"])
     roll_forward.complete(client.instance.topics, partition)
     row = begin(client)
-    arm("lmdb.before_commit", _no_room)
+    arm("lmdb.before_commit", no_room)
     with pytest.raises((UnavailableError, txnkv.StorageFullError)):
         send(client, row, partition, [b"b"])
     assert send(client, row, partition, [b"c"]) == [2]
