@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from txnkv.spark.reading import topic_planner
-from txnkv.topics.read import look_back, pinned_range, range_cuts
+from txnkv.topics.read import offset_reader, pinned_range
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -47,8 +47,8 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch.setattr(side_sweep, "COMPACT_BYTES", 400)
         self.patch.setattr(topic_planner, "TASK_BYTES", 100)
         self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)
-        self.patch.setattr(range_cuts, "_SAMPLE_BYTES", 300)
-        self.patch.setattr(look_back, "_FIRST_REACH", 2)
+        self.patch.setattr(pinned_range, "_SAMPLE_BYTES", 300)
+        self.patch.setattr(offset_reader, "_FIRST_REACH", 2)
         self.patch.setattr(pinned_range.read, "__defaults__", (300,))
         self.folder = tempfile.TemporaryDirectory()
         path = f"{self.folder.name}/store"

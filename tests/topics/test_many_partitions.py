@@ -11,7 +11,7 @@ import txnkv
 from tests.topics.reading_tools import partition_of
 from tools.topic_writers import abort, begin, commit, send
 from txnkv.storage import lmdb_open
-from txnkv.topics.read import log_view, partition_fetch
+from txnkv.topics.read import log_view, offset_reader
 
 MANY = 60
 
@@ -30,7 +30,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, attribute, call)
 
-    count("looks", partition_fetch, "look_at")
+    count("looks", offset_reader, "look_at")
     count("opened", lmdb_open, "_open_env")
     return looked
 

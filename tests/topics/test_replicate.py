@@ -23,7 +23,7 @@ from txnkv.errors import (
     TopicNotFoundError,
 )
 from txnkv.topics.log.partition_state import unpack_entries
-from txnkv.topics.read.partition_fetch import fetch
+from txnkv.topics.read.offset_reader import fetch
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 

@@ -24,7 +24,7 @@ from txnkv.topics.log.partition_log import PartitionLog
 from txnkv.topics.maintenance import retention
 from txnkv.topics.maintenance.retention import Surplus, surplus
 from txnkv.topics.messages.message_input import now_micros
-from txnkv.topics.read.partition_fetch import fetch
+from txnkv.topics.read.offset_reader import fetch
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 from txnkv.topics.write.producer_sender import Sender

@@ -24,9 +24,9 @@ from txnkv.topics import (
     Partition,
     PartitionReader,
     TopicInfo,
+    TransactionOrder,
     ValueCodec,
     Waiting,
-    WholeOrder,
     bounds,
     deadline,
     messages_of,
@@ -122,7 +122,7 @@ class Consumer(Closing):
         self._by_commit = whole or (order == "commit" and topic.buffer == "marker")
         self._readers = self._begin(start)
         self._ends = Ends(self._engine, topic)
-        self._whole = WholeOrder(self._engine, self._readers) if whole else None  # type: ignore[arg-type]
+        self._whole = TransactionOrder(self._engine, self._readers) if whole else None  # type: ignore[arg-type]
 
     # -- reading -----------------------------------------------------------------------
 

@@ -1,27 +1,37 @@
-"""Batches out: fetch, offset order, commit order, transaction order, pinned ranges."""
+"""Batches out: one reader of a partition, in the order of offsets or of commits.
+
+log_view        one look at a partition: log and tail as one row of offsets
+offset_reader   fetch, filter, decode, give; large messages; which partitions have something new
+commit_reader   the order of commits; several partitions in the order of transactions
+batch_places    for it: where the batches of transactions lie that stand mixed
+pinned_range    the offset reader with an end, elsewhere; ranges cut, ranges up to a timestamp
+"""
 
 from txnkv.topics.read import pinned_range
-from txnkv.topics.read.commit_places import (
-    between_commits,
-    next_timestamp,
-    reach_at,
-    timestamp_before,
-)
-from txnkv.topics.read.commit_reader import CommitReader, torn_before
-from txnkv.topics.read.ends import Ends
+from txnkv.topics.read.commit_reader import CommitReader, TransactionOrder, torn_before
 from txnkv.topics.read.log_view import Bounds, bounds, offset_for_time
-from txnkv.topics.read.offset_reader import OffsetReader, PartitionReader
-from txnkv.topics.read.partition_fetch import (
+from txnkv.topics.read.offset_reader import (
     FETCH_BYTES,
     HELD_BYTES,
     READ_UNCOMMITTED,
     AbortedTxn,
+    Ends,
     FetchResult,
+    OffsetReader,
+    PartitionReader,
     fetch,
 )
-from txnkv.topics.read.pinned_range import READ_BYTES, PinnedRange, pin
-from txnkv.topics.read.range_cuts import cuts, weight
-from txnkv.topics.read.transaction_order import WholeOrder
+from txnkv.topics.read.pinned_range import (
+    READ_BYTES,
+    PinnedRange,
+    between_commits,
+    cuts,
+    next_timestamp,
+    pin,
+    reach_at,
+    timestamp_before,
+    weight,
+)
 
 __all__ = [
     "AbortedTxn",
@@ -36,7 +46,7 @@ __all__ = [
     "PinnedRange",
     "READ_BYTES",
     "READ_UNCOMMITTED",
-    "WholeOrder",
+    "TransactionOrder",
     "between_commits",
     "bounds",
     "cuts",

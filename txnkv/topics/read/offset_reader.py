@@ -3,23 +3,305 @@
     position      what the reader was given last, and one more
     fetched to    what was fetched and decoded, and waits here to be given
 
+**A fetch** is raw batches, and what a reader needs to know to filter them:
+
+    isolation          batches below              aborted list
+    read_uncommitted   the high watermark         none: nothing is left out
+    read_committed     the last stable offset     of the transactions that may be in the fetch
+
+The batches are those of the log, whole, joined in one copy and not filtered: the reader drops
+aborted ones by the list (`core.CommittedFilter`), which may name more transactions than the
+fetch has, and never less. Their checksums are the reader's to look at, before it filters
+(`core.intact`): a fetch looks at headers and offsets alone. A fetch at or behind the last stable
+offset is empty and no error; one outside of what the partition holds is an error that says what
+it holds.
+
 A fetch is decoded once and given in slices. Control batches and aborted ones are passed over;
 the position moves with them, so a reader never looks at them again.
+
+**Large messages**: a reader that begins in the middle of one looks back for the pieces before.
+
+    offset   10   11   12   13   14        F: a message in three pieces, at the offset of its last
+    batch    F0   F1   b    F2   c
+    given              | b(12) F(13) c     to one that begins at 12, and looks back as far as 10
+
+So a position is one number, behind what was given, wherever large messages have begun.
+
+**The ends** of a topic's partitions are asked of status.db for all of them at once. Whatever a
+reader may see next takes an offset first: a message, the end marker of a transaction, a filler. So
+a partition in which a look found nothing up to its end has nothing new while its next offset is
+that end, and need not be looked at, nor its environment be opened:
+
+    partition      0     1     2     3                 a poll looks at 2 alone, whether there
+    nothing at    40    12     7     0                 are four partitions or four thousand
+    next offset   40    12     9     0
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from txnkv.core import CommittedFilter, CoreError, Spans, all_data, intact
-from txnkv.errors import CorruptionError
+from txnkv.core import (
+    CommittedFilter,
+    CoreError,
+    Spans,
+    all_data,
+    intact,
+    read_chunk,
+    read_header,
+    walk,
+)
+from txnkv.errors import CorruptionError, OffsetOutOfRangeError
+from txnkv.storage import shielded
+from txnkv.topics.log import behind, whole
 from txnkv.topics.messages import Reassembly
 from txnkv.topics.partition import Partition
-from txnkv.topics.read.look_back import LookBack
-from txnkv.topics.read.partition_fetch import FETCH_BYTES, FetchResult, fetch, is_committed
+from txnkv.topics.read.log_view import LogView, look_at
+from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
+
+READ_UNCOMMITTED: Final = "read_uncommitted"
+READ_COMMITTED: Final = "read_committed"
+FETCH_BYTES: Final = 1 << 20
+HELD_BYTES: Final = 16 << 20
+"""Bytes of messages that a consumer has read ahead, of all partitions, and gives at once."""
+
+
+class AbortedTxn(NamedTuple):
+    """A transaction that was aborted.
+
+    Attributes:
+        producer_id: the transaction's local id, as it stands in its batches.
+        first_offset: of its messages in this partition; what it sent before was committed.
+    """
+
+    producer_id: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """The answer to a fetch.
+
+    Attributes:
+        records: whole batches one behind the other, in offset order, not filtered; the first
+            holds the offset that was asked for. Empty when there is nothing yet.
+        high_watermark: behind the last message of the partition.
+        last_stable_offset: below it all is decided.
+        start_offset: the least offset that is readable.
+        aborted: the aborted transactions that may be among the records; None when read
+            uncommitted.
+    """
+
+    records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    start_offset: int
+    aborted: list[AbortedTxn] | None
+
+
+def fetch(
+    topics: Topics,
+    partition: Partition,
+    offset: int,
+    max_bytes: int = FETCH_BYTES,
+    isolation: str = READ_COMMITTED,
+) -> FetchResult:
+    """Raw batches from the one that holds an offset on.
+
+    Args:
+        topics: of the store.
+        partition: where to read.
+        offset: of the first message that is wanted, in [start, high watermark].
+        max_bytes: of all records when they are decoded, however small they are stored; one
+            batch is given, however large it is.
+        isolation: "read_uncommitted" or "read_committed".
+
+    Raises:
+        OffsetOutOfRangeError: the partition does not hold the offset, and it is not its end.
+        TopicNotFoundError: the topic was dropped.
+        ValueError: an argument makes no sense.
+    """
+    committed = is_committed(isolation)
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+
+    def see(view: LogView) -> FetchResult:
+        view.require(offset)
+        upto = view.last_stable_offset if committed else view.high_watermark
+        parts = view.read(offset, max_bytes, upto) if offset < upto else []
+        aborted: list[AbortedTxn] | None = None
+        if committed:
+            end = behind(parts[-1]) if parts else offset
+            aborted = [AbortedTxn(*each) for each in view.aborted(offset, end)]
+        # Inside the transaction: the parts are views of LMDB's map.
+        return FetchResult(
+            b"".join(parts), view.high_watermark, view.last_stable_offset, view.start, aborted
+        )
+
+    return look_at(topics, partition, see)
+
+
+def is_committed(isolation: str) -> bool:
+    """Tell whether an isolation level leaves out what is not committed.
+
+    Raises:
+        ValueError: a fetch knows no such level.
+    """
+    if isolation not in (READ_UNCOMMITTED, READ_COMMITTED):
+        raise ValueError(
+            f"isolation of a fetch is {READ_UNCOMMITTED!r} or {READ_COMMITTED!r}, not {isolation!r}"
+        )
+    return isolation == READ_COMMITTED
+
+
+_END: Final = 1 << 63
+_FIRST_REACH: Final = 64
+"""Offsets, for the first look back; each further one goes four times as far."""
+
+
+class BatchDecoder:
+    """Raw batches into messages, for one reader of a partition: without what was aborted, and with
+    large ones whole.
+
+    Args:
+        topics: of the store.
+        partition: where the reader reads.
+        committed: leave out what was aborted.
+        begin: pieces of large messages below it are not looked for.
+        max_bytes: of one look at the log, about.
+        skip_lost: leave out large messages that retention took a part of, rather than raise.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        partition: Partition,
+        *,
+        committed: bool,
+        begin: int,
+        max_bytes: int,
+        skip_lost: bool,
+    ) -> None:
+        self._topics = topics
+        self._partition = partition
+        self._filter = CommittedFilter() if committed else None
+        self._reassembly = Reassembly()
+        self._begin = begin
+        self._max_bytes = max_bytes
+        self._skip_lost = skip_lost
+        self._lost: set[int] = set()
+
+    @property
+    def large(self) -> dict[int, int]:
+        """Large messages of the last `decode`: the offset of each, with that of its first piece."""
+        return self._reassembly.completed
+
+    @property
+    def has_begun(self) -> bool:
+        """A large message has begun of which not all pieces were found yet."""
+        return self._reassembly.has_begun
+
+    def reset(self) -> None:
+        """Forget what has begun and what was aborted: the reader goes elsewhere."""
+        if self._filter is not None:
+            self._filter.reset()
+        self._reassembly.reset()
+
+    def decode(
+        self, data: bytes, aborted: Sequence[tuple[int, int]], at: int, upto: int
+    ) -> tuple[pa.RecordBatch | None, int]:
+        """The messages of batches, if they have any, and where to read on.
+
+        Args:
+            data: whole batches; what stands behind a damaged one is left for the next call.
+            aborted: transactions, and from where on: those that no call before named.
+            at: the first offset that is wanted.
+            upto: all below is decided, if only committed messages are wanted.
+
+        Raises:
+            OffsetOutOfRangeError: retention took pieces of a message since the reader began.
+            CorruptionError: the first batch is damaged.
+        """
+        try:
+            records = intact(data)
+            spans: Spans
+            if self._filter is None:
+                spans = all_data(records, at, upto)
+            else:
+                spans = self._filter.keep(records, aborted, at, upto)
+            self._complete(records, spans)
+            rows = self._reassembly.decode(records, spans, at) if len(spans) else None
+            if self._filter is None:
+                self._reassembly.end_transactions(records)
+        except CoreError as error:
+            raise CorruptionError(f"{self._partition.label}, offset {at}: {error}") from None
+        return (rows if rows is not None and rows.num_rows else None), spans.next_offset
+
+    def _complete(self, records: Any, spans: Spans) -> None:
+        """Take in the pieces that lie before these batches, of messages that go on in them."""
+        seen: set[int] = set()
+        for place, _ in spans if spans.has_chunks else ():
+            chunk = read_chunk(records, place)
+            if chunk is None:
+                continue
+            id = chunk.message_id
+            known = chunk.piece == 0 or id in seen or id in self._lost or self._reassembly.has(id)
+            if not known and not self._look_back(id, read_header(records, place).base_offset):
+                self._lost.add(id)
+            seen.add(id)
+            if chunk.piece + 1 == chunk.pieces:
+                self._lost.discard(id)
+
+    def _look_back(self, message_id: int, before: int) -> bool:
+        reach = _FIRST_REACH
+        while True:
+            low = max(self._begin, before - reach)
+            start, found = look_at(
+                self._topics,
+                self._partition,
+                lambda view, low=low: self._pieces(view, message_id, low, before),  # type: ignore[misc]
+            )
+            if found and read_chunk(found[0]).piece == 0:  # type: ignore[union-attr]
+                for piece in found:
+                    self._reassembly.decode(piece, all_data(piece, 0, _END), 0)
+                return True
+            if start > low and not self._skip_lost:
+                raise OffsetOutOfRangeError(
+                    f"{self._partition.label} begins at offset {start} now, in the middle of a "
+                    f"large message that is read at {before}: retention took its first pieces"
+                )
+            if start > low or low == self._begin:
+                return False  # it had no beginning when the reader began, or has none any more
+            reach *= 4
+
+    def _pieces(
+        self, view: LogView, message_id: int, low: int, before: int
+    ) -> tuple[int, list[bytes]]:
+        """Find where the log begins, and the pieces of a message in [low, before)."""
+        at = max(low, view.start)
+        found: list[bytes] = []
+        while at < before:
+            for part in view.read(at, self._max_bytes, view.high_watermark):
+                if at >= before:
+                    break
+                checked = whole(part)
+                for place, header in walk(checked):
+                    at = header.next_offset
+                    if header.base_offset >= before:
+                        break
+                    if not header.is_chunk:
+                        continue
+                    chunk = read_chunk(checked, place)
+                    if chunk is not None and chunk.message_id == message_id:
+                        found.append(bytes(checked[place : place + header.length]))
+                if len(checked) < len(part):
+                    break  # the next read begins with what is damaged
+        return view.start, found
 
 
 class PartitionReader(Protocol):
@@ -100,10 +382,13 @@ class OffsetReader:
         self._partition = partition
         self._isolation = isolation
         self._max_bytes = max_bytes
-        self._filter = CommittedFilter() if is_committed(isolation) else None
-        self._reassembly = Reassembly()
-        self._look_back = LookBack(
-            topics, partition, self._reassembly, begin=0, max_bytes=max_bytes, skip_lost=True
+        self._decoder = BatchDecoder(
+            topics,
+            partition,
+            committed=is_committed(isolation),
+            begin=0,
+            max_bytes=max_bytes,
+            skip_lost=True,
         )
         self.empty_at: int | None = None
         self.moved = False
@@ -122,12 +407,12 @@ class OffsetReader:
     @property
     def large(self) -> dict[int, int]:
         """Large messages of the last `load`: the offset of each, with that of its first piece."""
-        return self._reassembly.completed
+        return self._decoder.large
 
     @property
     def has_begun(self) -> bool:
         """A large message has begun of which not all pieces were found yet."""
-        return self._reassembly.has_begun
+        return self._decoder.has_begun
 
     @property
     def pending(self) -> bool:
@@ -137,9 +422,7 @@ class OffsetReader:
 
     def seek(self, offset: int) -> None:
         """Go elsewhere; what is known of aborted transactions is forgotten."""
-        if self._filter is not None:
-            self._filter.reset()
-        self._reassembly.reset()
+        self._decoder.reset()
         self._ready, self.held, self.empty_at = None, 0, None
         self._position = self._fetched_to = offset
 
@@ -161,10 +444,10 @@ class OffsetReader:
         at = self._fetched_to
         most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
         found = fetch(self._topics, self._partition, at, most, self._isolation)
-        try:
-            rows, following = self._rows(found, at)
-        except CoreError as error:
-            raise CorruptionError(f"{self._partition.label}, offset {at}: {error}") from None
+        rows, following = None, at
+        if found.records:
+            upto = found.high_watermark if found.aborted is None else found.last_stable_offset
+            rows, following = self._decoder.decode(found.records, found.aborted or (), at, upto)
         self._fetched_to = following
         if rows is None:
             self._position = following
@@ -192,19 +475,38 @@ class OffsetReader:
             self._position = self._fetched_to
         return part
 
-    def _rows(self, found: FetchResult, at: int) -> tuple[pa.RecordBatch | None, int]:
-        """The messages of a fetch, if it has any, and where to read on."""
-        if not found.records:
-            return None, at
-        records = intact(found.records)
-        spans: Spans
-        if self._filter is None:
-            spans = all_data(records, at, found.high_watermark)
-        else:
-            assert found.aborted is not None
-            spans = self._filter.keep(records, found.aborted, at, found.last_stable_offset)
-        self._look_back.complete(records, spans)
-        rows = self._reassembly.decode(records, spans, at) if len(spans) else None
-        if self._filter is None:
-            self._reassembly.end_transactions(records)
-        return (rows if rows is not None and rows.num_rows else None), spans.next_offset
+
+class Ends:
+    """The next offsets of a topic. No I/O while nothing is written in the store."""
+
+    def __init__(self, topics: Topics, topic: TopicInfo) -> None:
+        self._topics = topics
+        self._topic = topic
+        self._number: int | None = None
+        self._offsets: dict[int, int] = {}
+        # The log of a copy is written first, its next offset later.
+        self._says_all = topic.options.replica_of is None
+
+    @shielded
+    def look(self) -> None:
+        """Read the next offsets as they are now; those of commits not durable yet are seen."""
+        status = self._topics.store.status
+        number = status.change_number()
+        if number is not None and number == self._number:
+            return
+        with status.read(durable=False) as cur:
+            found = cur.execute(
+                "SELECT id, next_offset FROM partitions WHERE topic_id = ?", (self._topic.id,)
+            )
+            self._offsets = dict(found)
+        self._number = number
+
+    def has_new(self, partition_id: int, reader: PartitionReader) -> bool:
+        """Tell whether there may be something that the last look of a reader did not find."""
+        at = reader.empty_at
+        return at is None or not self._says_all or self._offsets.get(partition_id) != at
+
+    def is_ahead(self, partition_id: int, reader: PartitionReader) -> bool:
+        """Tell whether more was given than a reader's last look found: it is on its way."""
+        at = reader.empty_at
+        return at is not None and self._offsets.get(partition_id, 0) > at

@@ -7,28 +7,41 @@ Below the last stable offset all is decided and nothing changes any more, so who
 range, in whichever process and however often, gets the same messages. A range may begin and end
 anywhere, also inside of a batch. The message that is too large for a batch is in the range that
 its last piece is in, where it has its offset; its reader looks back for the pieces before
-(`look_back`).
+(`offset_reader`).
 
 Retention may take the beginning of the log while a range is read, or between the plan and the
 read: that is an error, and nothing is left out in silence. `begin` is where the log began for
 this reader; what was gone then is nobody's loss.
+
+**A range is cut** so that several may read it side by side. What it weighs is guessed from its
+first batches, and a cut is moved to where a chunk of the log begins, if there is one between it and
+the cut before. So both cost a look or two at LMDB, however long the range is.
+
+**Up to a commit.** A range may end where a partition has what was committed at a timestamp:
+
+    offset     0   1   2   3        4   5        6        7
+    log        P1  P2  P2  C2 @11   d   P1       C1 @13   d @14
+    up to      10: 3    11, 12: 4 (d is @12)    13: 7    14: 8, the end
+
+Markers, and batches that are decided when they are written, stand in the order of their commits.
+So a place is found by search, without a look at what lies between; and one timestamp cuts all
+partitions of a topic so that no transaction is cut in two.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.core import CommittedFilter, CoreError, Spans, intact
+from txnkv.core import within
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
-from txnkv.topics.log import behind, whole
-from txnkv.topics.messages import Reassembly
+from txnkv.topics.log import KEY, LOG, behind, seek_at_or_below, whole
 from txnkv.topics.partition import Partition
-from txnkv.topics.read.log_view import LogView, look_at
-from txnkv.topics.read.look_back import LookBack
+from txnkv.topics.read.log_view import Bounds, LogView, look_at
+from txnkv.topics.read.offset_reader import BatchDecoder
 from txnkv.topics.topics import Topics
 
 READ_BYTES: Final = 2 << 20
@@ -96,77 +109,40 @@ def read(
         TopicNotFoundError: the topic was dropped.
         CorruptionError: a batch is damaged.
     """
-    return _Reading(topics, partition, pinned, max_bytes, skip_lost).rows()
+    decoder = BatchDecoder(
+        topics,
+        partition,
+        committed=True,
+        begin=pinned.begin,
+        max_bytes=max_bytes,
+        skip_lost=skip_lost,
+    )
+    flat = array("Q", pinned.aborted)
+    aborted = list(zip(flat[::2], flat[1::2], strict=True))
+    at, end, edge = pinned.start, pinned.end, 0
 
+    def see(view: LogView) -> tuple[int, int, bytes]:
+        begin = max(at, view.start) if skip_lost else at
+        if begin >= end:
+            return begin, edge, b""
+        view.require(begin)
+        view.require(end)
+        upto = edge if edge >= end else _edge_of(view, end)
+        return begin, upto, b"".join(view.read(begin, max_bytes, upto))
 
-class _Reading:
-    def __init__(
-        self,
-        topics: Topics,
-        partition: Partition,
-        pinned: PinnedRange,
-        max_bytes: int,
-        skip_lost: bool,
-    ) -> None:
-        self._topics = topics
-        self._partition = partition
-        self._pinned = pinned
-        self._max_bytes = max_bytes
-        self._skip_lost = skip_lost
-        self._filter = CommittedFilter()
-        self._reassembly = Reassembly()
-        self._look_back = LookBack(
-            topics,
-            partition,
-            self._reassembly,
-            begin=pinned.begin,
-            max_bytes=max_bytes,
-            skip_lost=skip_lost,
-        )
-        self._edge = 0
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        at, end = self._pinned.start, self._pinned.end
-        flat = array("Q", self._pinned.aborted)
-        aborted = list(zip(flat[::2], flat[1::2], strict=True))
-        while at < end:
-            at, records = self._records(at)
-            if at >= end:
-                return
-            try:
-                records = intact(records)
-                spans = self._filter.keep(records, aborted, at, self._edge)
-                rows = self._decoded(records, spans, at) if len(spans) else None
-            except CoreError as error:
-                raise CorruptionError(f"{self._partition.label}, offset {at}: {error}") from None
-            aborted = []  # the filter has them
-            if spans.next_offset <= at:
-                raise CorruptionError(f"{self._partition.label}, offset {at}: no batch is there")
-            at = spans.next_offset
-            if rows is not None and at > end:
-                rows = rows.slice(0, _below(rows, end))
-            if rows is not None and rows.num_rows:
-                yield rows
-
-    def _records(self, wanted: int) -> tuple[int, bytes]:
-        """Batches from an offset on, or from where the log begins if that may be skipped to."""
-        end = self._pinned.end
-
-        def see(view: LogView) -> tuple[int, bytes]:
-            at = max(wanted, view.start) if self._skip_lost else wanted
-            if at >= end:
-                return at, b""
-            view.require(at)
-            view.require(end)
-            if self._edge < end:
-                self._edge = _edge_of(view, end)
-            return at, b"".join(view.read(at, self._max_bytes, self._edge))
-
-        return look_at(self._topics, self._partition, see)
-
-    def _decoded(self, records: Any, spans: Spans, at: int) -> pa.RecordBatch:
-        self._look_back.complete(records, spans)
-        return self._reassembly.decode(records, spans, at)
+    while at < end:
+        at, edge, records = look_at(topics, partition, see)
+        if at >= end:
+            return
+        rows, following = decoder.decode(records, aborted, at, edge)
+        aborted = []  # the decoder has them
+        if following <= at:
+            raise CorruptionError(f"{partition.label}, offset {at}: no batch is there")
+        at = following
+        if rows is not None and at > end:
+            rows = rows.slice(0, _below(rows, end))
+        if rows is not None and rows.num_rows:
+            yield rows
 
 
 def _edge_of(view: LogView, end: int) -> int:
@@ -188,3 +164,147 @@ def _below(rows: pa.RecordBatch, end: int) -> int:
         else:
             high = middle
     return low
+
+
+_SAMPLE_BYTES: Final = 256 << 10
+_END: Final = 1 << 63
+
+
+def weight(topics: Topics, partition: Partition, start: int, end: int) -> int:
+    """About how many bytes, decoded, lie in [start, end), which the partition holds.
+
+    Raises:
+        OffsetOutOfRangeError: it does not hold it.
+        TopicNotFoundError: the topic was dropped.
+    """
+    if start >= end:
+        return 0
+
+    def see(view: LogView) -> int:
+        view.require(start)
+        parts = view.read(start, _SAMPLE_BYTES, view.high_watermark)
+        if not parts:
+            return 0
+        offsets = max(behind(parts[-1]) - start, 1)
+        decoded = sum(within(part, _END)[1] for part in parts)
+        return decoded * (end - start) // offsets
+
+    return look_at(topics, partition, see)
+
+
+def cuts(partition: Partition, start: int, end: int, parts: int) -> list[int]:
+    """Offsets that cut [start, end) in at most so many parts; the first is `start`, the last `end`.
+
+    Not inside a transaction on the partition's environment.
+    """
+    found = [start]
+    if parts > 1 and partition.exists:
+        step = max((end - start) / parts, 1)
+        with partition.environment.read() as txn, txn.cursor(db=_log(partition)) as cursor:
+            for i in range(1, parts):
+                wanted = min(start + round(i * step), end)
+                at = wanted
+                if seek_at_or_below(cursor, KEY.pack(wanted)):
+                    (base,) = KEY.unpack(cursor.key())
+                    at = base if base > found[-1] else wanted
+                if found[-1] < at < end:
+                    found.append(at)
+    return [*found, end]
+
+
+def _log(partition: Partition) -> object:
+    return partition.environment.db(LOG)
+
+
+class Reach(NamedTuple):
+    """The part of a partition that can be read at a timestamp.
+
+    Attributes:
+        bounds: of the partition.
+        place: of the first commit above the timestamp; the high watermark when there is none.
+    """
+
+    bounds: Bounds
+    place: int
+
+
+def reach_at(topics: Topics, partition: Partition, timestamp: int, start: int = 0) -> Reach:
+    """Find the place up to which a partition has what was committed at or below a timestamp.
+
+    Args:
+        topics: of the store.
+        partition: where to look.
+        timestamp: at or below the latest commit.
+        start: where the search begins: the place of a commit that is above, or before it.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def see(view: LogView) -> Reach:
+        high = view.high_watermark
+        return Reach(view.bounds, _first_above(view, timestamp, max(start, view.start), high))
+
+    return look_at(topics, partition, see, whole=True)
+
+
+def next_timestamp(topics: Topics, partition: Partition, start: int) -> int | None:
+    """Return the timestamp of the first commit at or behind an offset; None when there is none.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def see(view: LogView) -> int | None:
+        found = view.commits(start, 1)
+        return _dated(view, found[0].marker_offset + 1) if found else None
+
+    return look_at(topics, partition, see, whole=True)
+
+
+def timestamp_before(topics: Topics, partition: Partition, start: int, upto: int) -> int | None:
+    """Return the timestamp of the last commit in [start, upto); None when there is none.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def see(view: LogView) -> int | None:
+        found = view.commit_before(upto)
+        return found.commit_ts if found is not None and found.marker_offset >= start else None
+
+    return look_at(topics, partition, see, whole=True)
+
+
+def between_commits(topics: Topics, partition: Partition, offset: int, start: int, end: int) -> int:
+    """The first place in [offset, end] that cuts no transaction in two; offset is above start.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+
+    def see(view: LogView) -> int:
+        found = view.commit_before(offset)
+        if found is None or found.marker_offset < start:
+            return offset
+        return _first_above(view, found.commit_ts, offset, end)
+
+    return look_at(topics, partition, see)
+
+
+def _first_above(view: LogView, timestamp: int, low: int, high: int) -> int:
+    """The place of the first commit above a timestamp in [low, high); `high` when none is."""
+    first = low
+    while low < high:
+        middle = (low + high) // 2
+        found = view.commit_before(middle + 1)
+        if found is None or found.marker_offset < first or found.commit_ts <= timestamp:
+            low = middle + 1
+        else:
+            high = found.marker_offset
+    return low
+
+
+def _dated(view: LogView, offset: int) -> int:
+    found = view.commit_before(offset)
+    return 0 if found is None else found.commit_ts
