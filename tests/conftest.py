@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import txnkv
+from tests import internals
 from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.clocks import clock
@@ -242,7 +243,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[txnkv.Client], None]:
             maintenance._stop.clear()
 
     def run(client: txnkv.Client) -> None:
-        assert client.instance.coordinator.maintenance.round(resume_all=True)
+        assert internals.maintenance(client).round(resume_all=True)
 
     return run
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import txnkv
+from tests import internals
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "txnkv"
@@ -200,7 +201,7 @@ def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> No
 
     for number in range(50):
         write(number)
-    client.instance.engine.flush()
+    internals.flush(client)
     for number in range(50):
         table.get(number)
     get, written = (calls(partial(do, 7)) for do in (table.get, write))

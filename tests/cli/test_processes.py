@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import txnkv
+from tests import internals
 
 PROGRAM = [sys.executable, "-m", "txnkv"]
 
@@ -154,7 +155,7 @@ def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
     else:
         assert status == -signal.SIGKILL
     with txnkv.connect(store) as client:
-        client.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(client).round(resume_all=True)
         for info in client.transactions():
             if info.state is txnkv.TxnState.OPEN:  # of the killed one: its heartbeats have ended
                 client.abort_transaction(info.id)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import arm, disarm
 
@@ -189,7 +190,7 @@ class Script:
         self._now.forward(float(seconds))
 
     def do_round(self) -> None:
-        assert self.client.instance.coordinator.maintenance.round(resume_all=True)
+        assert internals.maintenance(self.client).round(resume_all=True)
 
     def do_restart(self) -> None:
         """The store is closed and opened; the handles of before are gone."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.transaction.job import Job
 
@@ -225,14 +226,14 @@ def test_with_messages_and_acks(client: txnkv.Client, topic: txnkv.Topic, begin:
 
 
 def test_one_that_is_named_is_ended_by_the_next(client: txnkv.Client, table: txnkv.Table) -> None:
-    coordinator = client.instance.coordinator
+    coordinator = internals.coordinator(client)
     coordinator.end_named("stream")
     txns = [client.new_transaction() for _ in range(3)]
     for n, txn in enumerate(txns):
         txn.context.name = "stream"
         txn.insert(table, (n, "x"))
     txns[0].commit()  # small: nobody finds it
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         assert find_named(cur, "stream") is None
     txns[1].serialize()
     coordinator.end_named("stream")
@@ -251,7 +252,7 @@ def test_one_that_is_named_is_ended_by_the_next(client: txnkv.Client, table: txn
 
 def test_a_name_moves_on_and_tells_of_the_one_before(connect: Callable[..., txnkv.Client]) -> None:
     client = connect(history=0.0)
-    status = client.instance.store.status
+    status = internals.status(client)
     first, second = client.new_transaction(timeout=None), client.new_transaction(timeout=None)
     jobs = [Job.start(txn).id for txn in (first, second)]
     with status.write() as cur:
@@ -275,6 +276,6 @@ def test_a_name_moves_on_and_tells_of_the_one_before(connect: Callable[..., txnk
         assert other is not None
         assert other.row.state is txnkv.TxnState.OPEN
     first.rollback()
-    assert client.instance.coordinator.maintenance.round(resume_all=True)
+    assert internals.maintenance(client).round(resume_all=True)
     with status.read() as cur:
         assert find_named(cur, "stream") is find_named(cur, "other") is None

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.tables import arrow_input
 from txnkv.tables.operations import OPERATIONS
 from txnkv.tables.tablets import row_set_writer
@@ -77,7 +78,7 @@ def rows_of(found: pa.Table) -> Rows:
 
 def staged(client: txnkv.Client) -> int:
     """Row sets that are neither committed nor on their way out."""
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         (count,) = cur.execute("SELECT count(*) FROM row_sets WHERE state < 2").fetchone()
     return int(count)
 

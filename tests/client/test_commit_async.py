@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage.faults import arm, disarm
 
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
@@ -23,7 +24,7 @@ def _begin(client: txnkv.Client, table: txnkv.Table, *keys: int) -> txnkv.Transa
 
 def test_thousands_share_a_few_groups(client: txnkv.Client, table: txnkv.Table) -> None:
     """They wait for the disk together, not one after the other."""
-    metrics = client.instance.coordinator.metrics
+    metrics = internals.coordinator(client).metrics
     before = metrics.commit_groups.read()
     txns = [_begin(client, table, id) for id in range(2000)]
     asked = threading.Event()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 
 ROWS = 120_000
 
@@ -113,7 +114,7 @@ def test_a_fork_while_a_compaction_runs(
     """The lock of a compaction is not waited for by a fork, and a child does not free it."""
     with client.transaction() as txn:
         txn.upsert("t", {"id": 1, "v": "a"})
-    with client.instance.store.compaction():
+    with internals.store(client).compaction():
         child = os.fork()
         if child == 0:
             code = 1
@@ -155,7 +156,7 @@ def test_metrics_as_openmetrics_text(client: txnkv.Client, table: txnkv.Table) -
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     with client.transaction() as txn:
         txn.upsert("t", {"id": 1, "v": "a"})
-    client.instance.engine.flush()
+    internals.flush(client)
     text = client.metrics().openmetrics()
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     assert families["txnkv_flushes"].samples[0].value == 1

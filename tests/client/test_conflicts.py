@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.tables.commit.tablet_participants import TabletParticipants
 
 # Scripts as in the peers' tests; see conftest.
@@ -339,7 +340,7 @@ def some(client: txnkv.Client, table: txnkv.Table) -> txnkv.Table:
         ids = range(first, 100, 4)
         client.new_session().write(table, _rows(ids))
         if first == 0:
-            client.instance.engine.flush()
+            internals.flush(client)
     return table
 
 
@@ -357,7 +358,7 @@ def _begin(client: txnkv.Client, size: str) -> txnkv.Transaction:
 
 def _meanwhile(client: txnkv.Client, what: str) -> None:
     if what != "nothing":
-        client.instance.engine.flush()
+        internals.flush(client)
     if what == "compact":
         client.compact()
 
@@ -476,7 +477,7 @@ def test_a_commit_that_another_driver_aborts_tells_its_reason(
     """
     schema = txnkv.Schema({"id": "int64"}, primary_key=["id"])
     table = client.create_table("taken", schema, txnkv.hash_partition("id", 2))
-    orchestrator = client.instance.coordinator.orchestrator
+    orchestrator = internals.coordinator(client).orchestrator
     refuse = TabletParticipants._refuse_changed
     txn = client.new_transaction()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 
 
 def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> None:
@@ -56,15 +57,15 @@ def test_an_option_of_the_store_is_that_of_all_clients(
 
 def test_an_option_can_be_another_once_the_store_is_closed(connect: Any) -> None:
     connect().close()
-    assert connect(history=60.0).instance.coordinator.history == 60.0
+    assert internals.coordinator(connect(history=60.0)).history == 60.0
 
 
 def test_cache_bytes_is_what_sqlite_keeps(connect: Any) -> None:
-    status = connect(cache_bytes=3 << 20).instance.store.status
+    status = internals.status(connect(cache_bytes=3 << 20))
     for transaction in (status.read(), status.write()):
         with transaction as cur:
             assert cur.execute("PRAGMA cache_size").fetchall() == [(-3072,)]
-    assert connect(read_only=True).instance.store.cache_bytes == 3 << 20
+    assert internals.store(connect(read_only=True)).cache_bytes == 3 << 20
     with pytest.raises(ValueError, match="cache_bytes"):
         connect(read_only=True, cache_bytes=1 << 20).close()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator import ids
 from txnkv.storage.fork import GATE
 from txnkv.storage.threads import WhenDropped
@@ -39,11 +40,11 @@ def _scan(client: txnkv.Client) -> Any:
 
 
 LOCKS = {
-    "of the ids": lambda client: client.instance.coordinator.ids._lock,
-    "of the pins": lambda client: client.instance.store.runtime._lock,
+    "of the ids": lambda client: internals.coordinator(client).ids._lock,
+    "of the pins": lambda client: internals.runtime(client)._lock,
     "of the gate": lambda client: GATE._gate._joining,
-    "of the heartbeats": lambda client: client.instance.coordinator.heartbeats._lock,
-    "to write status.db": lambda client: client.instance.store.status.write(),
+    "of the heartbeats": lambda client: internals.coordinator(client).heartbeats._lock,
+    "to write status.db": lambda client: internals.status(client).write(),
 }
 
 
@@ -72,7 +73,7 @@ def test_dropped_by_a_thread_with_a_lock(
 
 
 def test_a_dropped_snapshot_gives_its_pin_back(client: txnkv.Client, until: Any) -> None:
-    runtime = client.instance.store.runtime
+    runtime = internals.runtime(client)
     snapshot = client.snapshot()
     assert runtime.least_pin() == snapshot.timestamp
     del snapshot
@@ -83,7 +84,7 @@ def test_a_dropped_snapshot_gives_its_pin_back(client: txnkv.Client, until: Any)
 def test_a_closed_snapshot_gives_its_pin_back_at_once(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:
-    runtime = client.instance.store.runtime
+    runtime = internals.runtime(client)
     with client.snapshot() as snapshot, client.snapshot() as other:
         assert runtime.least_pin() == snapshot.timestamp == other.timestamp
         snapshot.close()
@@ -95,7 +96,7 @@ def test_a_closed_snapshot_gives_its_pin_back_at_once(
 
 
 def test_a_dropped_transaction_gives_its_id_back(client: txnkv.Client, until: Any) -> None:
-    coordinator = client.instance.coordinator
+    coordinator = internals.coordinator(client)
     client.create_table("t", txnkv.Schema({"id": "int64"}, primary_key=["id"]))
     txn = client.new_transaction()
     id = txn.id.local
@@ -123,7 +124,7 @@ def test_a_forked_child_gives_nothing_back(client: txnkv.Client) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert client.instance.store.runtime.least_pin() == snapshot.timestamp
+    assert internals.runtime(client).least_pin() == snapshot.timestamp
 
 
 def test_work_that_fails_does_not_stop_the_rest(

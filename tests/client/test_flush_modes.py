@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.errors import RowErrors
 
 MODES = ["manual", "auto_background", "auto_sync"]
@@ -158,7 +159,7 @@ def test_rows_wait_on_while_the_disk_is_away(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(client.instance.coordinator.log, "commit", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "commit", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     assert session.has_pending
@@ -249,7 +250,7 @@ def test_what_could_not_be_flushed_fills_the_buffer_again(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(client.instance.coordinator.log, "commit", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "commit", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):

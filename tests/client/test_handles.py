@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 
 OPEN, ABORTED = txnkv.TxnState.OPEN, txnkv.TxnState.ABORTED
 COMMITTED = txnkv.TxnState.COMMITTED
@@ -192,7 +193,7 @@ def test_a_transaction_that_writes_nothing_costs_no_write(
 ) -> None:
     """The OPEN row is lazy: begin and end of an empty transaction do no write to status.db."""
     client.new_transaction().rollback()  # the range of ids
-    status = client.instance.store.status
+    status = internals.status(client)
     before = status.change_number()
     if end == "with":
         with client.transaction() as txn:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage.faults import arm
 
 
@@ -288,7 +289,7 @@ def test_a_reader_sees_all_of_an_update_or_nothing(client: txnkv.Client, process
             new = pa.table({"id": ids, "n": pa.repeat(n, len(ids))})
             txn.write(table, new, "update_ignore" if n % 2 else "upsert")
         if n % 3 == 0:
-            client.instance.engine.flush()
+            internals.flush(client)
     assert reader.finish() <= set(range(13))
 
 

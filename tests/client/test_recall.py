@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
@@ -59,7 +60,7 @@ def test_what_was_in_memory_is_flushed_meanwhile(
     client.create_table("other", SCHEMA)
     with client.transaction() as txn:
         txn.insert("other", (1, None))
-    client.instance.engine.flush()
+    internals.flush(client)
     client.compact()
     client.close()
     again = connect()
@@ -102,13 +103,13 @@ def test_it_is_kept_for_its_time(
 ) -> None:
     client.drop_table(filled, keep=60.0)
     now.forward(40)
-    client.instance.engine.purge()
+    internals.tables(client).purge()
     assert _rows(client.recall_table("orders")) == ROWS
     client.drop_table(filled, keep=60.0)
-    folders = [client.instance.store.directory.tablet_dir(id) for id in filled.info.tablets]
+    folders = [internals.store(client).directory.tablet_dir(id) for id in filled.info.tablets]
     assert any(folder.exists() for folder in folders)
     now.forward(61)
-    client.instance.engine.purge()
+    internals.tables(client).purge()
     with pytest.raises(txnkv.TableNotFoundError, match="no dropped table 'orders' is kept"):
         client.recall_table("orders")
     assert not any(folder.exists() for folder in folders)

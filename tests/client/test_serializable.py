@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 
 ABORTED, COMMITTED = txnkv.TxnState.ABORTED, txnkv.TxnState.COMMITTED
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
@@ -115,10 +116,10 @@ def test_a_reader_costs_nothing_and_never_fails(client: txnkv.Client, rows: txnk
     assert txn.scan(rows).to_arrow().num_rows == 12
     with client.new_session() as session:
         session.update(rows, (15, "new"))
-    before = client.instance.store.status.change_number()
+    before = internals.status(client).change_number()
     assert txn.get(rows, 15) == {"id": 15, "v": "old"}
     assert txn.commit() == txn.snapshot
-    assert client.instance.store.status.change_number() == before
+    assert internals.status(client).change_number() == before
 
 
 def test_its_own_writes_are_no_conflict(client: txnkv.Client, rows: txnkv.Table) -> None:
@@ -149,7 +150,7 @@ def test_a_large_one_validates_what_it_read(
             txn.commit()
         assert txn.state is outcome
     assert rows.get(2) == {"id": 2, "v": "1"}
-    assert client.instance.engine.read_sets == {}
+    assert internals.tables(client).read_sets == {}
 
 
 def test_one_that_outgrows_takes_what_it_read_along(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import history
 
@@ -18,7 +19,7 @@ OPEN, ABORTED, COMMITTED = (txnkv.TxnState[name] for name in ("OPEN", "ABORTED",
 
 
 def _rows(client: txnkv.Client, sql: str) -> int:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return int(cur.execute(sql).fetchone()[0])
 
 
@@ -35,7 +36,7 @@ def logged(client: txnkv.Client) -> int:
 
 def test_nothing_is_written_before_the_commit(client: txnkv.Client, table: txnkv.Table) -> None:
     client.new_transaction().rollback()  # the range of ids
-    status = client.instance.store.status
+    status = internals.status(client)
     before = status.change_number()
     txn = client.new_transaction()
     for id in range(20):
@@ -60,7 +61,7 @@ def test_nothing_is_written_before_the_commit(client: txnkv.Client, table: txnkv
 
 def test_a_rollback_writes_nothing(client: txnkv.Client, table: txnkv.Table) -> None:
     client.new_transaction().rollback()
-    before = client.instance.store.status.change_number()
+    before = internals.status(client).change_number()
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
@@ -68,7 +69,7 @@ def test_a_rollback_writes_nothing(client: txnkv.Client, table: txnkv.Table) -> 
     txn.rollback()
     assert txn.state is ABORTED
     assert client.transaction_state(txn.id) is ABORTED
-    assert client.instance.store.status.change_number() == before
+    assert internals.status(client).change_number() == before
     assert table.count() == 0
     with pytest.raises(txnkv.InvalidTxnStateError, match="rolled back"):
         txn.commit()
@@ -203,7 +204,7 @@ def test_a_write_outside_of_transactions_looks_again(
     session = client.new_session()
     session.upsert(table, {"id": 1, "v": "mine"})
     session.insert_ignore(table, (2, "mine"))
-    log = client.instance.coordinator.log
+    log = internals.coordinator(client).log
     commit = log.commit
 
     def late(*what: Any) -> Any:
@@ -448,9 +449,9 @@ def test_what_was_forgotten_is_not_known(
     disarm()
     now.forward(120)
     if flushed:
-        client.instance.engine.flush()
+        internals.flush(client)
         by_hand(client)
-        history.trim(client.instance.engine)
+        history.trim(internals.tables(client))
         for ask in (lambda: txn.state, lambda: client.transaction_state(txn.id), txn.rollback):
             with pytest.raises(txnkv.CommitOutcomeUnknownError, match="look for what it wrote"):
                 ask()
@@ -562,11 +563,11 @@ def test_a_dropped_handle_leaves_no_pin(
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
-    assert client.instance.store.runtime.least_pin() == txn.snapshot
+    assert internals.runtime(client).least_pin() == txn.snapshot
     id = txn.id.local
     del txn
     gc.collect()
-    until(lambda: client.instance.store.runtime.least_pin() is None)
+    until(lambda: internals.runtime(client).least_pin() is None)
     client.new_transaction()
     assert id not in client.instance.contexts
     with pytest.raises(txnkv.TxnNotFoundError):
@@ -578,4 +579,4 @@ def test_an_ended_one_leaves_no_pin(client: txnkv.Client, table: txnkv.Table) ->
         txn = client.new_transaction()
         txn.insert(table, (1, "a"))
         getattr(txn, end)()
-        assert client.instance.store.runtime.least_pin() is None
+        assert internals.runtime(client).least_pin() is None

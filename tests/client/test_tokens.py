@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.storage.clocks import clock
 from txnkv.transaction import token as tokens
 from txnkv.transaction.token import TokenContent
@@ -128,8 +129,8 @@ def test_corrupted_token(
 
 def test_forged_token(client: txnkv.Client, txn: txnkv.Transaction) -> None:
     """Everything right but the key."""
-    coordinator = client.instance.coordinator
-    store_id = client.instance.store.store_id
+    coordinator = internals.coordinator(client)
+    store_id = internals.store(client).store_id
     content = tokens.unseal(txn.serialize(), store_id, coordinator.token_key)
     assert tokens.seal(content, coordinator.token_key) == txn.serialize()
     with pytest.raises(txnkv.InvalidTokenError, match="signature"):
@@ -152,8 +153,8 @@ def test_what_is_no_token_at_all(client: txnkv.Client, no_token: Any) -> None:
 
 def test_token_of_an_unknown_transaction(client: txnkv.Client) -> None:
     """testCommitNonExistentTransaction, with a token that the store itself signed."""
-    coordinator = client.instance.coordinator
-    content = TokenContent(client.instance.store.store_id, 123456, None, 30_000_000, False)
+    coordinator = internals.coordinator(client)
+    content = TokenContent(internals.store(client).store_id, 123456, None, 30_000_000, False)
     with pytest.raises(txnkv.TxnNotFoundError, match="123456 was not found; the highest id"):
         deserialize(client, tokens.seal(content, coordinator.token_key))
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txnkv
+from tests import internals
 from tests.topics.test_values import typed_batches
 from txnkv import core
 from txnkv.topics.messages.message import Message
@@ -276,7 +277,7 @@ def test_any_batch_comes_back_by_dict_and_by_batch(
     from txnkv.topics.topic_catalog import TopicOptions
 
     options = TopicOptions(compression=compression, max_message_bytes=most, value_schema=schema)
-    topics = client.instance.topics
+    topics = internals.topics(client)
     client.drop_topic("any", missing_ok=True)
     topics.create("any", 1, buffer, options)
     topic = client.topic("any")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.ids import EPOCH, MAX_JUMP, Timestamp, latest_snapshot, next_timestamp
 from txnkv.storage.clocks import clock
 
@@ -148,7 +149,7 @@ def test_commit_timestamps_rise_over_processes(client: Any, table: Any, process:
     found = [stamp for stamps in lists for stamp in stamps]
     assert all(stamps == sorted(stamps) for stamps in lists)
     assert len(set(found)) == 60
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         assert latest_snapshot(cur) == max(found)
     assert table.count() == 60
     assert Timestamp(max(found)).datetime > EPOCH

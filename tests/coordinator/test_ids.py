@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, RANGE, Timestamp, TxnId
 
 TIMES = st.datetimes(
@@ -129,7 +130,7 @@ def test_ids_of_processes_are_unique(
 
 
 def test_highest_id_covers_every_id_given(client: txnkv.Client) -> None:
-    coordinator = client.instance.coordinator
+    coordinator = internals.coordinator(client)
     before = coordinator.highest_id()
     id = client.new_transaction().id.local
     assert before < id <= coordinator.highest_id()
@@ -138,8 +139,8 @@ def test_highest_id_covers_every_id_given(client: txnkv.Client) -> None:
 @pytest.mark.parametrize("offset", [0, 7, 1 << 100])
 def test_an_unknown_id_is_told_with_the_highest(client: txnkv.Client, offset: int) -> None:
     """testCommitNonExistentTransaction: 'transaction ID .* not found, current highest'."""
-    id = TxnId.of(client.instance.coordinator.tcid, 123456 + offset)
-    highest = client.instance.coordinator.highest_id()
+    id = TxnId.of(internals.coordinator(client).tcid, 123456 + offset)
+    highest = internals.coordinator(client).highest_id()
     for call in (client.transaction_state, client.abort_transaction, client.keep_transaction_alive):
         with pytest.raises(txnkv.TxnNotFoundError, match="not found") as caught:
             call(id)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests import internals
 from txnkv.coordinator.liveness import LEASE_TIME, Lease, LeaseLostError
 
 CODE = """
@@ -18,7 +19,7 @@ while wait() == "again":
 
 def test_one_process_leads(client: Any, process: Any, by_hand: Any) -> None:
     by_hand(client)
-    lease = client.instance.coordinator.maintenance.lease
+    lease = internals.maintenance(client).lease
     term = lease.term
     other = process(CODE)
     assert other.hear() == (False, None)
@@ -36,7 +37,7 @@ def test_a_silent_leader_loses_it(client: Any, process: Any, by_hand: Any, now: 
     other = process(CODE)
     leads, term = other.hear()
     assert leads
-    mine = client.instance.coordinator.maintenance.lease
+    mine = internals.maintenance(client).lease
     assert not mine.acquire()
     now.forward(LEASE_TIME / 1e6 + 1)
     assert mine.acquire()

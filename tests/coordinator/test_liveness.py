@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator import liveness
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.status_table import TxnState
@@ -285,7 +286,7 @@ def test_a_killed_process_loses_its_transaction(
     assert client.transaction_state(id) is OPEN
     assert client.stats()["staged_row_sets"] == 1
     other.kill()
-    client.instance.coordinator.maintenance.start()
+    internals.maintenance(client).start()
     until(lambda: client.transaction_state(id) is ABORTED)
     assert client.stats()["staged_row_sets"] == 0
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.ids import RANGE
 from txnkv.coordinator.status_table import TxnState
 
@@ -81,10 +82,10 @@ def test_ranges_of_a_killed_process_are_forgotten(
     """Its ids hold the mark until the leader sees that it is gone."""
     other = process("txn = client.new_transaction(); say(txn.id.local); wait()")
     txn_id = other.hear()
-    assert client.instance.coordinator.low_water_mark() <= txn_id
+    assert internals.coordinator(client).low_water_mark() <= txn_id
     other.kill()
     by_hand(client)
-    assert client.instance.coordinator.low_water_mark() > txn_id
+    assert internals.coordinator(client).low_water_mark() > txn_id
 
 
 def test_a_store_closed_well_leaves_no_range(world: Any) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.crash_scenarios import BEFORE, rows
 from txnkv.tables.tablets import row_set_format
 from txnkv.tables.tablets.row_set_format import BLOOM, COLUMNS, HEADER, KEYS, block_key
@@ -56,7 +57,7 @@ def path(tmp_path: Path, cut: None, large: None) -> Path:
 def tablet_and_row_set(path: Path, table: str) -> tuple[int, int]:
     with txnkv.connect(path, create=False) as client:
         (tablet,) = client.table(table).info.tablets
-        with client.instance.store.status.read() as cur:
+        with internals.status(client).read() as cur:
             (row_set,) = cur.execute(
                 "SELECT id FROM row_sets WHERE tablet_id = ?", (tablet,)
             ).fetchone()
@@ -269,7 +270,7 @@ def test_damaged_status_database_is_corruption(kind: str, path: Path) -> None:
     database = path / "status.db"
     size = 4096
     with txnkv.connect(path, create=False) as client:
-        client.instance.store.status.checkpoint()
+        internals.status(client).checkpoint()
         size = database.stat().st_size
     for extra in path.glob("status.db-*"):
         extra.unlink()

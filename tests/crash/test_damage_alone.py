@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
@@ -64,7 +65,7 @@ def store_it(txn: txnkv.Transaction) -> None:
 
 def maintain(client: txnkv.Client) -> None:
     """A round of the leader, which resumes what others have left."""
-    assert client.instance.coordinator.maintenance.round(resume_all=True)
+    assert internals.maintenance(client).round(resume_all=True)
 
 
 def values(client: txnkv.Client, topic: str) -> list[bytes | None]:
@@ -73,13 +74,13 @@ def values(client: txnkv.Client, topic: str) -> list[bytes | None]:
 
 
 def states(client: txnkv.Client) -> dict[int, str]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return dict(cur.execute("SELECT txn_id, state FROM transactions WHERE state != 4"))
 
 
 def failing(client: txnkv.Client) -> str:
     assert client.metrics()["failing_parts"] > 0
-    return "; ".join(client.instance.coordinator.damage.parts())
+    return "; ".join(internals.coordinator(client).damage.parts())
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
             for name in ("hurt", "sound"):
                 txn.send(name, b"first", partition=0)
                 txn.write(f"{name} table", rows(0, 200))
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.topic("hurt").info.partitions == (1,)
         assert client.table("hurt table").info.tablets == (1,)
     return path
@@ -118,7 +119,7 @@ def leave(path: Path, *, commit: bool) -> None:
             txn.send(name, b"second", partition=0)
             txn.upsert(f"{name} table", {"id": 7, "text": "new"})
         store_it(txn)
-        coordinator, id = client.instance.coordinator, txn.context.row.txn_id
+        coordinator, id = internals.coordinator(client), txn.context.row.txn_id
         if commit:
             row = coordinator.orchestrator.start_commit(id)
             coordinator.orchestrator.decide(row, coordinator.metadata.participants(id))
@@ -257,7 +258,7 @@ def produce(client: txnkv.Client, topic: str) -> None:
 
 
 def held(client: txnkv.Client) -> tuple[int, int]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         (parts,) = cur.execute("SELECT count(*) FROM held_parts").fetchone()
         (sections,) = cur.execute("SELECT count(*) FROM held_sections").fetchone()
     return parts, sections
@@ -265,7 +266,7 @@ def held(client: txnkv.Client) -> tuple[int, int]:
 
 def forget_flushed(client: txnkv.Client) -> None:
     """Make it a minute later: the commit log has only what no flush has taken."""
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         cur.execute("DELETE FROM commit_log WHERE commit_ts <= (SELECT flushed_ts FROM clock)")
 
 
@@ -297,10 +298,10 @@ def test_flush_beside_damage(path: Path, tmp_path: Path) -> None:
     spoil_topic(path)
     spoil_table(path)
     with txnkv.connect(path) as client:
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (2, 4)
         forget_flushed(client)
-        with client.instance.store.status.read() as cur:
+        with internals.status(client).read() as cur:
             assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (0,)
         assert client.table("hurt table").get(3) == {"id": 3, "text": "new 3"}
         assert lags.communicate("go on", timeout=30)[0] == "new 70\n"
@@ -316,7 +317,7 @@ def test_flush_beside_damage(path: Path, tmp_path: Path) -> None:
                 refused()
         small(client, 71, "sound")
         write(client, "sound table", pa.table({"id": [70], "text": ["new 70"]}))
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (2, 4)
     with txnkv.connect(path) as client:  # another process knows it all
         assert client.table("hurt table").get(70) == {"id": 70, "text": "new 70"}
@@ -326,7 +327,7 @@ def test_flush_beside_damage(path: Path, tmp_path: Path) -> None:
         shutil.rmtree(path / folder)
         shutil.copytree(backup / folder, path / folder)
     with txnkv.connect(path) as client:
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (0, 0)
         small(client, 71, "hurt")
         for name in ("hurt", "sound"):
@@ -354,7 +355,7 @@ def test_killed_while_it_flushes_beside_damage(hurt: Path, children: Children, p
     program = "txnkv.connect(args[0], create=False).instance.engine.flush()"
     children.start(program, hurt, fault=f"{point}=kill").finish(-9)
     with txnkv.connect(hurt) as client:
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (2, 2)
         forget_flushed(client)
     with txnkv.connect(hurt) as client:
@@ -365,11 +366,11 @@ def test_killed_while_it_flushes_beside_damage(hurt: Path, children: Children, p
 
 def test_what_is_held_goes_with_a_drop(hurt: Path) -> None:
     with txnkv.connect(hurt) as client:
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (2, 2)
         client.drop_topic("hurt")
         client.drop_table("hurt table")
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (0, 0)
         assert client.check().problems == []
     with txnkv.connect(hurt) as client:
@@ -385,7 +386,7 @@ def test_staged_rows_of_a_damaged_tablet_do_not_commit(path: Path) -> None:
         txn.upsert("sound table", {"id": 70, "text": "staged"})
         store_it(txn)
         patch.setattr(flush, "_kill", _damaged)
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client)[0] == 2
         with pytest.raises(txnkv.CorruptionError):
             txn.commit()
@@ -413,8 +414,8 @@ def mixed(client: txnkv.Client, buffer: Buffer) -> Partition:
     for n in range(2):
         with client.transaction() as txn:
             txn.send("mixed", b"small %d" % n, partition=0)
-    client.instance.engine.flush()
-    topics = client.instance.topics
+    internals.flush(client)
+    topics = internals.topics(client)
     return topics.partitions(topics.get("mixed"))[0]
 
 
@@ -426,7 +427,7 @@ def test_check_finds_each_byte_that_changed(buffer: Buffer, tmp_path: Path) -> N
         environment = partition.environment
 
         def problems() -> list[str]:
-            return list(check_partition(client.instance.topics, partition.id))
+            return list(check_partition(internals.topics(client), partition.id))
 
         assert problems() == []
         count = 0
@@ -466,7 +467,7 @@ def test_check_compares_the_index_of_commits(buffer: Buffer, tmp_path: Path) -> 
 
 def test_check_names_what_is_held(hurt: Path) -> None:
     with txnkv.connect(hurt) as client:
-        client.instance.engine.flush()
+        internals.flush(client)
         found = "\n".join(client.check().problems)
         for part in ("topic 'hurt', partition 0", "table 'hurt table', tablet 1"):
             assert f"{part} is damaged: " in found
@@ -511,7 +512,7 @@ def test_environment_that_cannot_be_opened(path: Path, left: str) -> None:
                 file.truncate(0)
     with txnkv.connect(path) as client:
         maintain(client)
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.table("sound table").get(7) == {"id": 7, "text": "new"}
         assert values(client, "sound")[:2] == [b"first", b"small 3"]
         with pytest.raises(txnkv.CorruptionError):
@@ -536,10 +537,10 @@ def test_transaction_that_only_a_log_knows(buffer: Buffer, tmp_path: Path) -> No
             store_it(lost)
         with client.transaction() as txn:
             txn.send("t", b"behind", partition=0)
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.check().problems == []
         id = lost.context.row.txn_id
-        with client.instance.store.status.write() as cur:
+        with internals.status(client).write() as cur:
             cur.execute("DELETE FROM transactions WHERE txn_id = ?", (id,))
         (problem,) = client.check().problems
         assert f"transaction {id} is open in its log" in problem
@@ -556,7 +557,7 @@ def test_next_offset_that_went_back(tmp_path: Path) -> None:
         client.create_topic("t")
         with client.transaction() as txn:
             txn.send("t", b"one", partition=0)
-        with client.instance.store.status.write() as cur:
+        with internals.status(client).write() as cur:
             cur.execute("UPDATE partitions SET next_offset = 0")
         assert "topic 't', partition 0: a small commit has offset 0" in client.check().problems[0]
 
@@ -568,11 +569,11 @@ def test_held_tablet_is_not_compacted(path: Path) -> None:
         small(client, 150, "hurt")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flush, "_kill", _damaged)
-            client.instance.engine.flush()
+            internals.flush(client)
             write(client, "sound table", rows(100, 20_000))
             with pytest.raises(txnkv.CorruptionError, match="tablet 1 is damaged"):
                 client.compact()
-        client.instance.engine.flush()
+        internals.flush(client)
         assert held(client) == (0, 0)
         client.compact()
         table = client.table("hurt table")

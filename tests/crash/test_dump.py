@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 from tools.crash import run_child
 from tools.crash_scenarios import BEFORE, prepare, rows
 from tools.dump import dump
@@ -37,7 +38,7 @@ def test_dump_names_transactions_row_sets_and_blocks(
     assert sum("row set" in line and ": committed" in line for line in lines) == 8
     assert sum(line.startswith("    block 0") for line in lines) == 12
     assert "'text':" in text
-    assert client.instance.coordinator.token_key.hex() not in text
+    assert internals.coordinator(client).token_key.hex() not in text
     txn.commit()
 
 

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
@@ -76,7 +77,7 @@ def make(path: Path, older: Path) -> None:
         client.create_topic("aside", buffer="sidecar")
         fill(client, 0)
         for name in FOLDERS.values():
-            client.instance.store.environments.get(name).close()
+            internals.store(client).environments.get(name).close()
     for name in FOLDERS.values():
         shutil.copytree(path / name, older / name)
     with txnkv.connect(path) as client:
@@ -179,9 +180,9 @@ def test_what_was_lost_is_told(made: Path, path: Path, part: str, lose: Loss) ->
             with pytest.raises(txnkv.CorruptionError, match=NAMES[part]):
                 do(client, part)
         assert any(NAMES[part] in problem for problem in client.check().problems)
-        client.instance.engine.flush()
-        assert client.instance.coordinator.maintenance.round(resume_all=True)
-        assert NAMES[part] in client.instance.coordinator.damage.parts()
+        internals.flush(client)
+        assert internals.maintenance(client).round(resume_all=True)
+        assert NAMES[part] in internals.coordinator(client).damage.parts()
         with pytest.raises(txnkv.CorruptionError, match=NAMES[part]):
             read(client, part)
         if lose in (remove_folder, remove_file):
@@ -192,10 +193,10 @@ def test_what_was_lost_is_told(made: Path, path: Path, part: str, lose: Loss) ->
         sound(client)
     with txnkv.connect(path) as client:
         drop(client, part)
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.check().problems == []
         fill_sound(client)
-        with client.instance.store.status.read() as cur:
+        with internals.status(client).read() as cur:
             assert (FOLDERS[part],) not in cur.execute("SELECT name FROM extents").fetchall()
 
 
@@ -263,12 +264,12 @@ def test_own_side_log(
         txn = client.new_transaction(timeout=None)
         send_aside(txn, 0)
         (own,) = [each for each in (path / "logs/3/side").iterdir() if each.name.isdigit()]
-        client.instance.store.environments.get(f"logs/3/side/{own.name}").close()
+        internals.store(client).environments.get(f"logs/3/side/{own.name}").close()
         shutil.copytree(own, tmp_path / "older")
         send_aside(txn, 1)
         if ends:
             txn.commit()
-        client.instance.store.environments.get(f"logs/3/side/{own.name}").close()
+        internals.store(client).environments.get(f"logs/3/side/{own.name}").close()
         lose(own, tmp_path / "older")
         said = f"side log.* of transaction {own.name}|transaction {own.name} is missing"
         for _ in range(2):
@@ -288,7 +289,7 @@ def test_own_side_log(
 
 
 def recorded(client: txnkv.Client) -> dict[str, int]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return dict(cur.execute("SELECT name, written FROM extents"))
 
 
@@ -311,16 +312,16 @@ def test_close_leaves_nothing_to_record(path: Path) -> None:
 
 def test_idle_process_records_the_rest(path: Path) -> None:
     with txnkv.connect(path) as client:
-        store = client.instance.store
+        store = internals.store(client)
         store.environments.get("logs/1").write(lambda txn: txn.put(b"x", b"y"))
         assert recorded(client)["logs/1"] < there(path, "logs/1")
-        client.instance.coordinator.maintenance.round()
+        internals.maintenance(client).round()
         assert recorded(client)["logs/1"] == there(path, "logs/1")
 
 
 def test_write_that_changes_nothing_is_no_write(path: Path) -> None:
     with txnkv.connect(path) as client:
-        store = client.instance.store
+        store = internals.store(client)
         before = there(path, "logs/1")
         store.environments.get("logs/1").write(lambda txn: None)
         assert not store.extents._noted
@@ -329,7 +330,7 @@ def test_write_that_changes_nothing_is_no_write(path: Path) -> None:
 
 def test_copy_without_free_pages_is_as_far(path: Path, tmp_path: Path) -> None:
     with txnkv.connect(path) as client:
-        environment = client.instance.store.environments.get("tablets/1")
+        environment = internals.store(client).environments.get("tablets/1")
         before = there(path, "tablets/1")
         (tmp_path / "copy").mkdir()
         environment.copy_to(tmp_path / "copy")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.flips import BY_OFFSET, changes, outcome, partition_of, readers, records
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import Chunk, ControlType, encode_batch, encode_control, place
@@ -46,7 +47,7 @@ def put(client: txnkv.Client, partition: Partition, *batches: bytes) -> None:
     partition.environment.write(lambda txn: partition.log.put(txn, [placed]))
     with partition.environment.read() as txn:
         end = partition.log.end(txn)
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (end, partition.id))
 
 
@@ -61,7 +62,7 @@ def everything(client: txnkv.Client, buffer: Buffer) -> Partition:
         producer.send(b"idempotent", partition=0).result()
     with client.transaction() as txn:
         txn.send("t", b"compressed " * 50, partition=0)
-    client.instance.engine.flush()
+    internals.flush(client)
     large(client, commit=True)
     large(client, commit=False)
     values = pa.record_batch({"value": pa.array([b"piece"])})
@@ -71,12 +72,12 @@ def everything(client: txnkv.Client, buffer: Buffer) -> Partition:
         client.new_session().send("t", b"plain %d" % n, partition=0)
         with client.transaction() as txn:
             txn.send("t", b"small %d" % n, partition=0)
-        client.instance.engine.flush()
+        internals.flush(client)
     large(client, commit=True, count=3)
     large(client, commit=False)
     with client.transaction() as txn:
         txn.send("t", b"last", partition=0)
-    client.instance.engine.flush()
+    internals.flush(client)
     return partition
 
 
@@ -92,7 +93,7 @@ SIDE = (b"side", b"side_transactions", b"side_by_marker")
 
 
 def sweep(client: txnkv.Client, partition: Partition, stride: int) -> int:
-    engine, label = client.instance.topics, partition.label
+    engine, label = internals.topics(client), partition.label
     with partition.environment.read() as txn:
         middle = partition.log.end(txn) // 2
     every = readers(middle)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.flips import changes
 from txnkv.coordinator import payload
 from txnkv.coordinator.maintenance import Maintenance
@@ -36,7 +37,7 @@ def make(path: Path) -> None:
         with client.transaction() as txn:
             for _ in range(COMMITS):
                 txn.send("in", b"work")
-        client.instance.engine.flush()
+        internals.flush(client)
         with client.topic("in").subscribe("work", start="earliest") as work:
             for number in range(COMMITS):
                 with client.transaction() as txn:
@@ -93,12 +94,12 @@ def answers(client: txnkv.Client) -> dict[str, dict[str, tuple[Any, str | None]]
 
 
 def stored(client: txnkv.Client) -> list[tuple[int, bytes]]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return list(cur.execute("SELECT commit_ts, payload FROM commit_log ORDER BY commit_ts"))
 
 
 def put(client: txnkv.Client, stamp: int, data: bytes) -> None:
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         cur.execute("UPDATE commit_log SET payload = ? WHERE commit_ts = ?", (data, stamp))
 
 
@@ -168,7 +169,7 @@ def flushed(request: pytest.FixtureRequest) -> Callable[[txnkv.Client], object]:
     """The loss is accepted before or after a flush that had to leave it out."""
     if request.param == "before":
         return lambda client: None
-    return lambda client: client.instance.engine.flush()
+    return lambda client: internals.flush(client)
 
 
 def test_a_damaged_commit_of_a_table(
@@ -206,7 +207,7 @@ def test_a_damaged_commit_of_a_table(
         assert [row["id"] for row in table.scan(ordered=True)] == [0, 2]
         with client.transaction() as txn:
             txn.insert("a", (1, "again"))
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.check().ok, client.check().problems
     with txnkv.connect(path, create=False) as client:
         assert [row["id"] for row in client.table("a").scan(ordered=True)] == [0, 1, 2]
@@ -236,7 +237,7 @@ def test_a_damaged_commit_of_a_topic(
         assert polled(client, "x") == ([b"message 0", b"message 2"], None)
         with client.transaction() as txn:
             txn.send("x", b"one more")
-        client.instance.engine.flush()
+        internals.flush(client)
         assert client.check().ok, client.check().problems
     with txnkv.connect(path, create=False) as client:
         assert polled(client, "x") == ([b"message 0", b"message 2", b"one more"], None)

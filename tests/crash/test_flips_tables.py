@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.flips import Reader, Row, changes, outcome, records
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables.tablets import row_set_format
@@ -56,7 +57,7 @@ def everything(client: txnkv.Client) -> list[txnkv.Timestamp]:
     def step(change: Callable[[txnkv.Transaction], object]) -> None:
         with client.transaction() as txn:
             change(txn)
-        client.instance.engine.flush()
+        internals.flush(client)
         times.append(client.snapshot().timestamp)
 
     def upsert(ids: range, text: str) -> None:
@@ -76,7 +77,7 @@ def everything(client: txnkv.Client) -> list[txnkv.Timestamp]:
 
 
 def tablet_of(client: txnkv.Client) -> Tablet:
-    tables = client.instance.engine
+    tables = internals.tables(client)
     (found,) = tables.tablets(tables.get("t"))
     return found
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from tools.crash import leftovers, settle
 from tools.crash_scenarios import BEFORE, TABLES, prepare, rows
@@ -229,7 +230,7 @@ def messages(mib: int) -> pa.Table:
 
 
 def staged(client: txnkv.Client) -> list[str]:
-    return [file.name for file in client.instance.topics.staged.folder.iterdir()]
+    return [file.name for file in internals.topics(client).staged.folder.iterdir()]
 
 
 LIMITED = """

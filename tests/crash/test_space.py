@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE
@@ -55,7 +56,7 @@ def test_space_of_rollbacks_is_used_again(
 
 def test_status_database_does_not_grow_with_rollbacks(store: Path) -> None:
     with txnkv.connect(store, create=False, history=0.0) as client:
-        maintenance = client.instance.coordinator.maintenance
+        maintenance = internals.maintenance(client)
         counts = []
         for _ in range(4):
             for _ in range(8):
@@ -69,7 +70,7 @@ def test_status_database_does_not_grow_with_rollbacks(store: Path) -> None:
 
 def status_rows(client: txnkv.Client) -> dict[str, int]:
     """Count the rows of each table of status.db."""
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         names = [
             name
             for (name,) in cur.execute(
@@ -100,7 +101,7 @@ def test_space_of_dropped_tables_comes_back(store: Path, connect: Connect) -> No
         txn.write("left", bulk())
     before = file_bytes(store)
     client.drop_table("left")
-    client.instance.coordinator.maintenance.round()
+    internals.maintenance(client).round()
     assert file_bytes(store) < before / 4
     assert client.check().problems == []
 
@@ -129,7 +130,7 @@ def test_dead_reader_does_not_keep_space(children: Children, store: Path, connec
         txn.write("left", bulk(first=100_000))
         txn.rollback()
         with later(20):
-            client.instance.coordinator.maintenance.round()
+            internals.maintenance(client).round()
         sizes.append(file_bytes(store))
     assert sizes[-1] <= 1.1 * sizes[4], sizes
 

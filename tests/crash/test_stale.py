@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from tools.crash import later, leftovers, run_child, settle
 from tools.crash_scenarios import BEFORE, ROWS, rows
@@ -55,7 +56,7 @@ def test_stale_worker_stages_nothing(
         txn.rollback()
     if end == "forgotten":
         with later(20):  # the worker may lead, and its lease has to run out
-            assert client.instance.coordinator.maintenance.round()
+            assert internals.maintenance(client).round()
         with pytest.raises(txnkv.TxnNotFoundError):
             client.transaction_state(txn.id)
     assert client.check().problems == []
@@ -144,7 +145,7 @@ def test_stale_leader_changes_nothing(
     leader = children.start(LEADER, store, point)
     leader.until_stopped()
     client = connect()
-    maintenance = client.instance.coordinator.maintenance
+    maintenance = internals.maintenance(client)
     assert not maintenance.round(), "the stopped leader's lease holds"
     with later(20):
         assert maintenance.round(resume_all=True)
@@ -190,12 +191,12 @@ def test_stale_leader_aborts_no_open_transaction(
     client = connect()
     txn = client.new_transaction(timeout=None)
     txn.write("left", rows(BEFORE, ROWS))
-    client.instance.coordinator.maintenance.lease.release()
+    internals.maintenance(client).lease.release()
     leader = children.start(STALE_CHECKER, store)
     leader.until_stopped()
     with later(200):
         client.keep_transaction_alive(txn.id)
-        assert client.instance.coordinator.maintenance.round()
+        assert internals.maintenance(client).round()
         leader.go_on()
         assert leader.finish()[-1] == "False"
     assert txn.state is TxnState.OPEN

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from tools.crash_scenarios import rows
 from txnkv import TxnState
@@ -119,7 +120,7 @@ def path(tmp_path: Path) -> Path:
             for _ in range(row_sets):
                 with client.transaction() as txn:
                     txn.write(name, rows(0, 40), op="upsert")
-                client.instance.engine.flush()
+                internals.flush(client)
     return path
 
 
@@ -134,7 +135,7 @@ def test_background_work_goes_on_beside_a_stopped_process(
     monkeypatch.setattr(write_queue, "PATIENCE", 0.1)
     monkeypatch.setattr("txnkv.coordinator.maintenance._TRY_AGAIN", 100_000)
     with txnkv.connect(path) as client:
-        maintenance = client.instance.coordinator.maintenance
+        maintenance = internals.maintenance(client)
         assert maintenance.round(), "it leads"
         maintenance.set_pace(0.02)
         dead = children.start(DEAD, path, "sound" if place.code == DROP else "all")
@@ -142,7 +143,7 @@ def test_background_work_goes_on_beside_a_stopped_process(
         stopped = children.start(BEGIN + place.code, path, place.point)
         stopped.until_stopped()
         dead.kill()
-        with client.instance.store.status.write() as cur:  # it was silent for as long
+        with internals.status(client).write() as cur:  # it was silent for as long
             ids = (TxnId(stuck).local, TxnId(sound).local)
             cur.execute("UPDATE transactions SET keepalive = 1 WHERE txn_id IN (?, ?)", ids)
         until(lambda: client.transaction_state(sound) is TxnState.ABORTED, seconds=LONG)
@@ -150,7 +151,7 @@ def test_background_work_goes_on_beside_a_stopped_process(
         with client.transaction() as txn:
             txn.write("sound", rows(0, 40, "new"), op="upsert")
         if place.flushes:
-            _soon(client.instance.engine.flush)
+            _soon(internals.tables(client).flush)
         if place.flushes and place.compacts:
             until(lambda: _compacted(client), seconds=LONG)
         come_and_gone = children.start(BEGIN + "client.close(); say('gone')", path)
@@ -173,14 +174,14 @@ def test_close_beside_a_stopped_flush(
     """The leader's threads come back from the lock by themselves."""
     monkeypatch.setattr(write_queue, "PATIENCE", 0.1)
     client = txnkv.connect(path)
-    assert client.instance.coordinator.maintenance.round()
+    assert internals.maintenance(client).round()
     stopped = children.start(BEGIN + FLUSH, path, "flush.claimed")
     stopped.until_stopped()
-    _soon(client.instance.coordinator.maintenance.round)
-    assert client.instance.coordinator.damage.parts() == {}, "it may be at work"
+    _soon(internals.maintenance(client).round)
+    assert internals.coordinator(client).damage.parts() == {}, "it may be at work"
     monkeypatch.setattr(damage, "BUSY_SECONDS", 0.0)
-    _soon(client.instance.coordinator.maintenance.round)
-    assert "tables" in client.instance.coordinator.damage.parts()
+    _soon(internals.maintenance(client).round)
+    assert "tables" in internals.coordinator(client).damage.parts()
     _soon(client.close)
     stopped.go_on()
     assert stopped.finish() == ["done"]
@@ -211,10 +212,10 @@ def test_a_queue_that_is_stuck_is_only_tried(
 
 
 def _compacted(client: txnkv.Client) -> bool:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     engine.compactor.wake()
     (tablet_id,) = client.table("sound").info.tablets
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         ((left,),) = cur.execute(
             "SELECT count(*) FROM row_sets WHERE tablet_id = ? AND state = 2", (tablet_id,)
         )

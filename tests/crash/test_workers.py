@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 from tools.crash import leftovers, run_child
 from tools.crash_scenarios import BEFORE, ROWS, rows
@@ -107,10 +108,10 @@ def test_open_transaction_of_a_living_process_is_left_alone(
     child = children.start(ABANDON, store, 30)
     id = int(child.line())
     client = connect()
-    assert client.instance.coordinator.maintenance.round(resume_all=True) in (True, False)
+    assert internals.maintenance(client).round(resume_all=True) in (True, False)
     assert client.transaction_state(id) is TxnState.OPEN
     child.kill()
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     assert client.transaction_state(id) is TxnState.OPEN, "30 s have not passed"
     client.abort_transaction(id)
     assert leftovers(client) == []
@@ -134,7 +135,7 @@ def test_another_process_finishes_the_commit_of_a_dead_one(
     deadline = time.monotonic() + 60
     while client.transaction_state(txn.id) is not TxnState.COMMITTED:
         assert time.monotonic() < deadline, client.transactions()
-        client.instance.coordinator.maintenance.round()
+        internals.maintenance(client).round()
         time.sleep(0.02)
     assert [client.table(name).count() for name in ("left", "right")] == [BEFORE + ROWS] * 2
     assert leftovers(client) == []

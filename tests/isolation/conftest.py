@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
@@ -54,7 +55,7 @@ def perform(shared_client: txnkv.Client, request: pytest.FixtureRequest) -> Call
             op = f"load insert {key}..{key} {value}" if cast == "on disk" else f"plain insert {row}"
             assert outside.do(op) == "ok"
         if cast == "on disk":
-            client.instance.engine.flush()
+            internals.flush(client)
         sizes = cast.split(", ") if "," in cast else [cast] * 2
         actors = {
             who: Actor(Player(client, name, level, size).do)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.transaction.job import Job
 
 WORKER = """
@@ -94,8 +95,8 @@ def test_each_task_counts_once(
         with client.transaction() as after:
             for task in range(TASKS):
                 after.delete(table, task)
-    client.instance.coordinator.maintenance.round(resume_all=True)
-    staged = client.instance.topics.staged
+    internals.maintenance(client).round(resume_all=True)
+    staged = internals.topics(client).staged
     assert (staged.files(), list(staged.folder.iterdir())) == ([], [])
     for name in ("marker", "sidecar"):
         for partition in (0, 1):

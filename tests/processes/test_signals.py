@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.interrupts import Interruption
 from txnkv.storage import environments, settle_dropped
 from txnkv.storage.fork import GATE
@@ -117,7 +118,7 @@ class World:
         if txn is not None and txn.context.has_written:
             self._end(txn)
         del txn
-        runtime, ids = self.client.instance.store.runtime, self.client.instance.coordinator.ids
+        runtime, ids = internals.runtime(self.client), internals.coordinator(self.client).ids
         _elsewhere(settle_dropped)
         self._until(lambda: gc.collect() >= 0 and not any(runtime._pins.values()) and not ids._live)
         assert _elsewhere(lambda: _drains(GATE._gate)), "the fork gate is in use"
@@ -368,7 +369,7 @@ def test_ctrl_c_in_the_commit_of_a_run(
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with client.instance.store.status.write():
+        with internals.status(client).write():
             held.set()
             let_go.wait(60)
 
@@ -382,7 +383,7 @@ def test_ctrl_c_in_the_commit_of_a_run(
     held.wait(60)
 
     def interrupt() -> None:
-        until(lambda: client.instance.coordinator.log._queue._queue)
+        until(lambda: internals.coordinator(client).log._queue._queue)
         os.kill(os.getpid(), signal.SIGINT)
         let_go.set()
 

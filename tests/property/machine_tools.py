@@ -12,6 +12,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import txnkv
+from tests import internals
 from tests.property.versions import COLUMNS, DEFAULT_N, Given, Row
 from txnkv.storage.faults import arm
 
@@ -49,7 +50,7 @@ def batches(draw: Any, most: int = 24) -> tuple[str, list[str], list[Given]]:
 
 
 def compact_all(client: Any) -> None:
-    client.instance.engine.compactor.compact_all()
+    internals.compact(client)
 
 
 def in_child(work: Any, point: str, hit: int) -> list[Any]:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import txnkv
+from tests import internals
 from tests.property.machine_tools import in_child
 from txnkv.coordinator import jobs
 from txnkv.coordinator.maintenance import Maintenance
@@ -85,9 +86,9 @@ class JobMachine(RuleBasedStateMachine):
                 txn.handle.rollback()
             self.open = []
             self.readers_find_what_counts()
-            staged = self.client.instance.topics.staged
+            staged = internals.topics(self.client).staged
             assert staged.files() == []
-            self.client.instance.coordinator.maintenance.round(resume_all=True)
+            internals.maintenance(self.client).round(resume_all=True)
             assert not staged.folder.exists() or list(staged.folder.iterdir()) == []
             assert self.client.check().problems == []
             self.client.close()
@@ -270,7 +271,7 @@ class JobMachine(RuleBasedStateMachine):
             say(True)
 
         told = bool(in_child(dies, point, hit))
-        with self.client.instance.store.status.read() as cur:
+        with internals.status(self.client).read() as cur:
             state = jobs.state(cur, txn.handle.id.local, id)
         if state == jobs.COMMITTED:
             self.job_committed(txn, work, first + chosen)
@@ -300,7 +301,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(check=st.booleans())
     def look_after(self, check: bool) -> None:
-        self.client.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(self.client).round(resume_all=True)
         if check:
             assert self.client.check().problems == []
 

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 )
 
 import txnkv
+from tests import internals
 from tests.property.machine_tools import (
     KEYS,
     OPERATORS,
@@ -90,7 +91,7 @@ class MutableMachine(RuleBasedStateMachine):
                     self.same(client.table("t").scan(ordered=True).to_arrow(), self.now)
                 settle(self.clients[0])
                 # What flushes and compactions that died have left goes with the next ones.
-                self.clients[0].instance.engine.flush()
+                internals.flush(self.clients[0])
                 compact_all(self.clients[0])
                 assert leftovers(self.clients[0]) == []
                 assert [p for p in self.clients[0].check().problems if "ascending" not in p] == []
@@ -214,7 +215,7 @@ class MutableMachine(RuleBasedStateMachine):
 
     @rule(client=st.integers(0, 1))
     def flush_store(self, client: int) -> None:
-        self.clients[client].instance.engine.flush()
+        internals.flush(self.clients[client])
 
     @rule(client=st.integers(0, 1))
     def compact(self, client: int) -> None:
@@ -223,7 +224,7 @@ class MutableMachine(RuleBasedStateMachine):
     @rule()
     def round(self) -> None:
         """One round of the leader's work."""
-        self.clients[0].instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(self.clients[0]).round(resume_all=True)
 
     @precondition(lambda self: not self.open and not self.pinned)
     @rule()
@@ -262,9 +263,9 @@ class MutableMachine(RuleBasedStateMachine):
                     assert expected.refused
                 handle.commit()
             elif what == "round":
-                client.instance.coordinator.maintenance.round(resume_all=True)
+                internals.maintenance(client).round(resume_all=True)
             elif what == "flush":
-                client.instance.engine.flush()
+                internals.flush(client)
             else:
                 compact_all(client)
 
@@ -274,7 +275,7 @@ class MutableMachine(RuleBasedStateMachine):
 
     def learn(self, txn: Txn, local: int) -> None:
         """Find out whether a transaction of the dead process committed."""
-        coordinator = self.clients[1].instance.coordinator
+        coordinator = internals.coordinator(self.clients[1])
         try:
             row = coordinator.get(local)
         except txnkv.TxnNotFoundError:
@@ -386,7 +387,7 @@ class MutableMachine(RuleBasedStateMachine):
     @rule(rows=st.integers(1, 20), client=st.integers(0, 1))
     def scan_by_tokens(self, rows: int, client: int) -> None:
         tokens = self.clients[client].table("t").scan().tokens(rows)
-        self.clients[client].instance.engine.flush()
+        internals.flush(self.clients[client])
         parts = [token.open(self.clients[1 - client]).to_arrow() for token in tokens]
         self.same(pa.concat_tables([SCHEMA.arrow.empty_table(), *parts]), self.now)
 

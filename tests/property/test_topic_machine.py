@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import txnkv
+from tests import internals
 from tests.property.machine_tools import in_child
 from tests.topics.reading_tools import partition_of
 from tools.crash import run_out, settle
@@ -136,7 +137,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.number = 0
         self.client = txnkv.connect(self.folder / "store")
         options = TopicOptions(segment_bytes=2000)
-        self.client.instance.topics.create("events", PARTITIONS, self.buffer, options)
+        internals.topics(self.client).create("events", PARTITIONS, self.buffer, options)
         self.begin_reading()
 
     def teardown(self) -> None:
@@ -205,7 +206,7 @@ class TopicMachine(RuleBasedStateMachine):
     @rule(count=COUNTS, where=st.integers(0, PARTITIONS - 1))
     def append_alone(self, count: int, where: int) -> None:
         values = self.values(count)
-        engine = self.client.instance.topics
+        engine = internals.topics(self.client)
         append.append_alone(engine, self.partition(where), [batch([value]) for value in values])
         self.model.committed(Sent(None, {where: values}), appended=False)
 
@@ -249,11 +250,11 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.client.instance.engine.flush()
+        internals.flush(self.client)
 
     @rule()
     def look_after(self) -> None:
-        self.client.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(self.client).round(resume_all=True)
 
     @precondition(lambda self: self.model.sidecar)
     @rule(point=st.sampled_from(SWEPT), where=st.integers(0, PARTITIONS - 1))
@@ -280,14 +281,14 @@ class TopicMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.model.open)
     @rule(where=st.integers(0, PARTITIONS - 1), part=st.floats(0, 1))
     def truncate(self, where: int, part: float) -> None:
-        engine, partition = self.client.instance.topics, self.partition(where)
+        engine, partition = internals.topics(self.client), self.partition(where)
         reading = self.consumer("uncommitted", partitions=[where])
         held = []
         while messages := reading.poll(timeout=0):
             held += messages
         offset = int(part * self.topic.end_offsets()[where])
         try:
-            end = truncate(engine, partition, offset, self.client.instance.engine.flush)
+            end = truncate(engine, partition, offset, internals.tables(self.client).flush)
         except txnkv.InvalidTxnStateError:
             return  # it would cut a transaction from its end
         self.model.cut(where, {m.value for m in held if m.offset >= end})
@@ -343,7 +344,7 @@ class TopicMachine(RuleBasedStateMachine):
     def settle_the_dead(self) -> None:
         """End transactions that nobody keeps alive, but those of this process."""
         rows = {txn.row.txn_id for txn in self.model.open}
-        coordinator = self.client.instance.coordinator
+        coordinator = internals.coordinator(self.client)
         coordinator.maintenance.round(resume_all=True)
         for info in self.client.transactions():
             if info.state is txnkv.TxnState.OPEN and info.id.local not in rows:

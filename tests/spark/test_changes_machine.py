@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 import txnkv
+from tests import internals
 from tests.property.machine_tools import SCHEMA, as_table, batches, compact_all, in_child
 from tests.property.versions import Given, Row, Txn, Versions, apply
 from txnkv.coordinator.maintenance import Maintenance
@@ -102,7 +103,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.client.instance.engine.flush()
+        internals.flush(self.client)
 
     @rule()
     def compact(self) -> None:
@@ -110,7 +111,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
     @rule()
     def round(self) -> None:
-        self.client.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(self.client).round(resume_all=True)
 
     # -- the query -----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.spark.streams import changes_planner
 from txnkv.spark.streams.stream_readers import changes_schema
@@ -65,8 +67,8 @@ def delete(client: txnkv.Client, *ids: int) -> txnkv.Timestamp:
 
 
 def compact(client: txnkv.Client) -> None:
-    client.instance.engine.flush()
-    client.instance.engine.compactor.compact_all()
+    internals.flush(client)
+    internals.compact(client)
 
 
 def of(rows: list[Row] | None) -> list[tuple[str, Any, int]]:
@@ -165,7 +167,7 @@ def test_many_tasks(
 ) -> None:
     """The first load and large changes are cut; small ones are one task, nothing is none."""
     monkeypatch.setattr(changes_planner, "LEAST_ROWS", 100)
-    monkeypatch.setattr(changes_planner.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     at = put(client, *range(2000))
     query = make()
     tasks = query.plan()
@@ -277,10 +279,10 @@ def test_what_is_done_is_not_kept(
     assert of(query.trigger())
     assert query.trigger() is None
     put_each_hour(client, now, 3)
-    assert client.instance.engine.log.history_floor > first
+    assert internals.tables(client).log.history_floor > first
     query.stop()
     put_each_hour(client, now, 4)
-    assert client.instance.store.runtime.least_pin() is None
+    assert internals.runtime(client).least_pin() is None
 
 
 def test_a_history_that_passed_a_stopped_query(
@@ -298,7 +300,7 @@ def test_a_history_that_passed_a_stopped_query(
     for _ in range(2):
         with pytest.raises(txnkv.HistoryExpiredError, match="history=") as told:
             query.plan()
-        floor = client.instance.engine.log.history_floor
+        floor = internals.tables(client).log.history_floor
         assert f"({at})" in str(told.value)
         assert f"({floor})" in str(told.value)
         query.stop()
@@ -328,9 +330,9 @@ def test_a_table_that_rests_in_a_store_that_does_not(
         batches += rows == []
     assert 5 <= batches <= 10, "every 7.5 of 60 minutes"
     compact(client)
-    assert client.snapshot().timestamp.micros - client.instance.engine.log.history_floor.micros < (
-        1000 * 1_000_000
-    )
+    assert client.snapshot().timestamp.micros - internals.tables(
+        client
+    ).log.history_floor.micros < (1000 * 1_000_000)
     query.stop()
     now.forward(7 * 60)
     at = put(client, 2)

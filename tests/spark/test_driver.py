@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv import TxnState
 from txnkv.spark import java, keepalive
 
@@ -70,7 +71,7 @@ def test_a_driver_that_is_killed_loses_its_transactions(
     driver.kill()
 
     def over() -> bool:
-        client.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(client).round(resume_all=True)
         return {info.state for info in client.transactions()} == {TxnState.ABORTED}
 
     until(over, 300)
@@ -124,7 +125,7 @@ def beats(client: txnkv.Client, txn: txnkv.Transaction) -> int:
     """The last heartbeat."""
     slot = txn.context.row.heartbeat_slot
     assert slot is not None
-    id, at = client.instance.store.runtime.heartbeat_read(slot)
+    id, at = internals.runtime(client).heartbeat_read(slot)
     assert id == txn.id.local
     return at
 
@@ -178,7 +179,7 @@ def test_a_keeper_does_not_abort_what_is_committing(
     watch = named(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
-    client.instance.coordinator.orchestrator.start_commit(txn.id.local)
+    internals.coordinator(client).orchestrator.start_commit(txn.id.local)
     keepalive._abort(client, txn)
     assert txn.state is TxnState.COMMIT_IN_PROGRESS
     keepalive.keep(client, txn, (watch[0], watch[1]))

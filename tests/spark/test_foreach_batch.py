@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.spark import foreach_batch, query_progress
 from txnkv.spark.foreach_batch import ForeachBatch
 
@@ -446,6 +447,6 @@ def test_the_topic_is_the_one_that_the_query_reads(stream: Stream) -> None:
 
 
 def test_of_a_topic_that_is_read_twice_what_both_have_read(stream: Stream) -> None:
-    stream.ends = [stream.end(7), stream.end(4, store=stream.client.instance.store.store_id)]
+    stream.ends = [stream.end(7), stream.end(4, store=internals.store(stream.client).store_id)]
     foreach_batch(stream.path, lambda df, n, txn: None, "daily", "s")(frame(), 0)
     assert stream.left() == [4, 5, 6, 7, 8, 9]

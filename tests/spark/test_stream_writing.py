@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv import TxnState
 from txnkv.spark import java, worker_client
 from txnkv.spark.streams import stream_writer
@@ -444,7 +445,7 @@ def test_a_committer_is_killed(
     # What the killed one began may stand before the messages until a leader has ended it.
     there = [] if kind == "table" else [b"a", b"b"]
     until(lambda: read(events) == there)
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     assert read(events) == there
     assert client.check().ok
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 import txnkv
+from tests import internals
 from txnkv.spark.reading import topic_planner
 from txnkv.topics.read import offset_reader, pinned_range
 from txnkv.topics.sidecar import side_store, side_sweep
@@ -53,9 +54,9 @@ class StreamMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         path = f"{self.folder.name}/store"
         self.client = txnkv.connect(path)
-        self.client.instance.coordinator.maintenance.close()  # rounds are a rule
+        internals.maintenance(self.client).close()  # rounds are a rule
         options = TopicOptions(segment_bytes=2000, max_message_bytes=150)
-        self.client.instance.topics.create("events", PARTITIONS, self.buffer, options)
+        internals.topics(self.client).create("events", PARTITIONS, self.buffer, options)
         self.txns: dict[int, txnkv.Transaction] = {}
         self.numbers = count()
         place = {"path": path, "topic": "events"}
@@ -105,9 +106,9 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(whole=st.booleans())
     def flush(self, whole: bool) -> None:
-        self.client.instance.engine.flush()
+        internals.flush(self.client)
         if whole:
-            self.client.instance.coordinator.maintenance.round(resume_all=True)
+            internals.maintenance(self.client).round(resume_all=True)
 
     # -- what is read ----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import txnkv
+from tests import internals
 from tools.topic_writing import Writer
 from txnkv.spark.query_progress import lag
 from txnkv.spark.reading import topic_planner
@@ -191,7 +192,7 @@ def test_a_long_log_is_cut_into_tasks(
             with client.transaction() as txn:
                 numbers = pa.array([partition] * rows, pa.int32())
                 txn.send_batch(topic, data.append_column("partition", numbers))
-    client.instance.engine.flush()
+    internals.flush(client)
     monkeypatch.setattr(topic_planner.os, "cpu_count", lambda: 2)
     tasks = batch_read(options(client, columns="partition,offset"))
     assert 4 <= len(tasks) <= 6
@@ -266,8 +267,8 @@ def test_a_batch_again_gives_the_same(client: txnkv.Client, buffer: str, order: 
         query.drain()
     assert len(query.batches) > 4
     opened(client, "late").rollback()
-    client.instance.engine.flush()
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.flush(client)
+    internals.maintenance(client).round(resume_all=True)
     assert query.same_again()
     assert sorted(values(query.rows())) == sorted(
         [b"small%d" % i for i in range(6)]
@@ -317,7 +318,7 @@ def test_commit_order_has_whole_transactions_over_partitions(
 
 def test_large_messages_go_over_ends_of_batches(client: txnkv.Client) -> None:
     small = TopicOptions(max_message_bytes=1000)
-    client.instance.topics.create("events", 1, "marker", small)
+    internals.topics(client).create("events", 1, "marker", small)
     txn = opened(client, "a", "F" * 5500, "b")
     opened(client, "x" * 3500).rollback()
     send(client, "G" * 2500)
@@ -406,8 +407,8 @@ def test_lag(client: txnkv.Client) -> None:
 
 def cut(client: txnkv.Client, offset: int, number: int = 0) -> None:
     """Take the beginning of a partition, as retention does."""
-    partition = client.instance.topics.partitions(client.topic("events").info)[number]
-    roll_forward.complete(client.instance.topics, partition)
+    partition = internals.topics(client).partitions(client.topic("events").info)[number]
+    roll_forward.complete(internals.topics(client), partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, offset))
 
 
@@ -481,7 +482,7 @@ def test_retention_takes_the_beginning_of_a_transaction(client: txnkv.Client) ->
 
 
 def test_retention_takes_the_beginning_of_a_large_message(client: txnkv.Client) -> None:
-    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=100))
+    internals.topics(client).create("events", 1, "marker", TopicOptions(max_message_bytes=100))
     query = Query(options(client))
     send(client, "a", "F" * 350, "b")  # a is 0, F 1 to 4, b 5
     assert query.trigger(most=3)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 
 ID = txnkv.Schema({"id": "int64"}, primary_key=["id"])
@@ -81,7 +82,7 @@ def test_maintenance_finds_out(client: txnkv.Client, path: Path, gone: str) -> N
     """Also what the write itself cannot see: a folder that was moved."""
     GONE[gone](path)
     with pytest.raises(txnkv.StoreNotFoundError):
-        client.instance.coordinator.maintenance.round()
+        internals.maintenance(client).round()
     with pytest.raises(txnkv.StoreNotFoundError):
         _insert(client, 2)
 
@@ -171,7 +172,7 @@ def test_background_work_ends_with_one_line(
     client.create_table("t", ID)
     _insert(client, 1)
     shutil.rmtree(path)
-    thread = client.instance.coordinator.maintenance._thread
+    thread = internals.maintenance(client)._thread
     assert thread is not None
     until(lambda: not thread.is_alive())
     with pytest.raises(txnkv.StoreNotFoundError):

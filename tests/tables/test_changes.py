@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv import core
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.commit import changes
@@ -30,8 +31,8 @@ WHERE = ("memory", "flushed", "bulk", "being finalized", "compacted")
 def tablet(client: txnkv.Client, table: txnkv.Table, by_hand: Any) -> Tablet:
     for first in range(3):
         _write(client, table, "insert", range(first, 100, 3), bulk=first < 2)
-    client.instance.engine.flush()
-    (found,) = client.instance.engine.tablets(client.table_info(table))
+    internals.flush(client)
+    (found,) = internals.tables(client).tablets(client.table_info(table))
     return found
 
 
@@ -50,7 +51,7 @@ def put(
             return
         _write(client, table, op, ids, bulk=request.param in ("bulk", "compacted"))
         if request.param == "flushed":
-            client.instance.engine.flush()
+            internals.flush(client)
         if request.param == "compacted":
             client.compact()
 
@@ -87,10 +88,10 @@ def _key(tablet: Tablet, id: int | None) -> bytes | None:
 def test_changes_are_found(
     client: txnkv.Client, tablet: Tablet, put: Any, op: str, ids: list[int]
 ) -> None:
-    before = client.instance.coordinator.latest()
+    before = internals.latest(client)
     pin = client.snapshot()
     put(op, ids)
-    after = client.instance.coordinator.latest()
+    after = internals.latest(client)
 
     def changed(asked: Any, since: int = before) -> bytes | None:
         return changes.changed(tablet, _keys(tablet, asked), since, after)
@@ -108,10 +109,10 @@ def test_changes_are_found(
 @pytest.mark.parametrize("op", ["insert", "update", "delete"])
 def test_ranges_of_changes(client: txnkv.Client, tablet: Tablet, put: Any, op: str) -> None:
     ids = [110, 120] if op == "insert" else [33, 34, 60]
-    before = client.instance.coordinator.latest()
+    before = internals.latest(client)
     pin = client.snapshot()
     put(op, ids)
-    after = client.instance.coordinator.latest()
+    after = internals.latest(client)
 
     def changed(low: int | None, high: int | None, since: int = before) -> bytes | None:
         bounds = _key(tablet, low), _key(tablet, high)
@@ -132,24 +133,24 @@ def test_the_first_of_several_places(
     client: txnkv.Client, table: txnkv.Table, tablet: Tablet
 ) -> None:
     """The lowest of the keys changed in row sets, deletes and memory is answered."""
-    before = client.instance.coordinator.latest()
+    before = internals.latest(client)
     for op, ids, bulk in [("update", [70], True), ("delete", [60], True), ("update", [80], False)]:
         _write(client, table, op, ids, bulk=bulk)
-    after = client.instance.coordinator.latest()
+    after = internals.latest(client)
     assert changes.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 60)
     assert changes.changed_range(tablet, None, None, before, after) == _key(tablet, 60)
     _write(client, table, "update", [50], bulk=False)
-    after = client.instance.coordinator.latest()
+    after = internals.latest(client)
     assert changes.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 50)
     assert changes.changed_range(tablet, None, None, before, after) == _key(tablet, 50)
 
 
 def test_reads_are_validated(client: txnkv.Client, tablet: Tablet, put: Any) -> None:
-    engine = client.instance.engine
-    before = client.instance.coordinator.latest()
+    engine = internals.tables(client)
+    before = internals.latest(client)
     pin = client.snapshot()
     put("update", [30, 40])
-    after = client.instance.coordinator.latest()
+    after = internals.latest(client)
 
     def validate(*, key: int | None = None, reach: tuple[int, int] | None = None) -> None:
         reads = ReadSet()
@@ -172,10 +173,10 @@ def test_the_changed_keys_of_a_row_set(
     client: txnkv.Client, table: txnkv.Table, tablet: Tablet
 ) -> None:
     """All of those inserted later, and of older row sets those deleted later."""
-    before = client.instance.coordinator.latest()
+    before = internals.latest(client)
     _write(client, table, "delete", [0, 30, 33, 90], bulk=True)
     _write(client, table, "update", [1, 4, 31], bulk=True)
-    state = tablet.state(client.instance.coordinator.latest())
+    state = tablet.state(internals.latest(client))
     seen: set[int] = set()
     rows = 0
     for info in changes.changed_row_sets(state, before):

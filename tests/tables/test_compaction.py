@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables.maintenance import compaction, flush, history, picking
@@ -37,12 +38,12 @@ def small(monkeypatch: pytest.MonkeyPatch, by_hand: Callable[..., None]) -> None
 
 
 def tablet_of(client: txnkv.Client) -> Tablet:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     return engine.tablets(engine.get("t"))[0]
 
 
 def infos(client: txnkv.Client) -> list[RowSetInfo]:
-    return list(tablet_of(client).state(client.instance.coordinator.latest()).infos)
+    return list(tablet_of(client).state(internals.latest(client)).infos)
 
 
 class Model:
@@ -136,7 +137,7 @@ def test_like_a_dict_of_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = made(connect, seconds, seed)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     acts: list[tuple[float, Callable[[], Any]]] = [
         (10, model.commit),
         (2, lambda: model.bulk(monkeypatch)),
@@ -172,7 +173,7 @@ def test_what_is_deleted_while_a_compaction_runs_is_deleted_in_its_result(
 ) -> None:
     """A flush, a bulk commit and more come between the reading of the sources and the swap."""
     model = made(connect, 0.0, 1)
-    engine = model.client.instance.engine
+    engine = internals.tables(model.client)
     for _ in range(3):
         for _ in range(10):
             model.commit()
@@ -207,7 +208,7 @@ def test_deletes_that_come_at_the_swap_make_it_look_again(
     bulk commit              deletes, noted, finalized
     """
     model = made(connect, 0.0, 2)
-    engine = model.client.instance.engine
+    engine = internals.tables(model.client)
     for _ in range(3):
         for _ in range(10):
             model.commit()
@@ -236,14 +237,14 @@ def test_a_compaction_that_failed_leaves_nothing(
     model = made(connect, 900.0, 3)
     for _ in range(3):
         model.commit()
-        model.client.instance.engine.flush()
+        internals.flush(model.client)
     before = infos(model.client)
     arm(point, "error")
     with pytest.raises(InjectedFault):
         model.client.compact()
     arm(point, lambda: None)
     assert infos(model.client) == before
-    with model.client.instance.store.status.read() as cur:
+    with internals.status(model.client).read() as cur:
         assert replacing.unfinished(cur, compaction.WHO) == {}
     assert model.client.check().problems == []
     model.client.compact()
@@ -257,7 +258,7 @@ def test_old_stamps_become_one_when_no_snapshot_tells_them_apart(
     model = made(connect, 0.0)
     for _ in range(4):
         model.commit()
-        model.client.instance.engine.flush()
+        internals.flush(model.client)
     model.hold()
     model.commit()
     model.client.compact()
@@ -273,7 +274,7 @@ def test_a_flush_still_knows_newer_from_older(connect: Callable[..., txnkv.Clien
     30. With one stamp of 30 for all, the row would look newer than its delete.
     """
     model = made(connect, 0.0)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     for value in ("1", "2"):
         with client.transaction() as txn:
             txn.upsert("t", {"id": 1, "v": value})
@@ -299,7 +300,7 @@ def test_replaced_row_sets_stay_while_somebody_reads_them(
     connect: Callable[..., txnkv.Client],
 ) -> None:
     model = made(connect, 900.0)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     for _ in range(3):
         model.commit()
         engine.flush()
@@ -324,7 +325,7 @@ def test_a_scan_goes_on_over_a_compaction(connect: Callable[..., txnkv.Client]) 
     model = made(connect, 900.0)
     for _ in range(8):
         model.commit()
-        model.client.instance.engine.flush()
+        internals.flush(model.client)
     scan = iter(model.table.scan(ordered=True).to_batches())
     first = next(scan)
     state = dict(model.rows)
@@ -339,7 +340,7 @@ def test_a_scan_goes_on_over_a_compaction(connect: Callable[..., txnkv.Client]) 
 
 def test_the_floor_follows_the_history(connect: Callable[..., txnkv.Client], now: Any) -> None:
     model = made(connect, 60.0)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     model.commit()
     first = model.states[0][0]
     assert history.floor(engine) < first
@@ -366,14 +367,14 @@ def test_a_snapshot_of_an_empty_store_lives_as_long_as_others(
         empty = snapshot.timestamp
     with client.transaction() as txn:
         txn.insert(table, (1, None))
-    client.instance.engine.flush()
-    assert history.floor(client.instance.engine) > 0
+    internals.flush(client)
+    assert history.floor(internals.tables(client)) > 0
     assert table.count(snapshot=empty) == 0
     now.forward(901)
     with client.transaction() as txn:
         txn.insert(table, (2, None))
-    client.instance.engine.flush()
-    history.floor(client.instance.engine)
+    internals.flush(client)
+    history.floor(internals.tables(client))
     with pytest.raises(txnkv.HistoryExpiredError):
         table.count(snapshot=empty)
 
@@ -382,7 +383,7 @@ def test_open_snapshots_and_transactions_hold_the_floor(
     connect: Callable[..., txnkv.Client],
 ) -> None:
     model = made(connect, 0.0)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     model.commit()
     with client.snapshot() as snapshot:
         model.commit()
@@ -403,7 +404,7 @@ def test_a_pin_below_the_floor_is_refused_and_taken_back(
     connect: Callable[..., txnkv.Client],
 ) -> None:
     model = made(connect, 0.0)
-    client, engine = model.client, model.client.instance.engine
+    client, engine = model.client, internals.tables(model.client)
     model.commit()
     model.commit()
     history.floor(engine)
@@ -462,7 +463,7 @@ def test_a_base_is_not_written_for_every_few_small_ones(plain: None) -> None:
 
 def test_background_merges_come_to_an_end(connect: Callable[..., txnkv.Client]) -> None:
     model = made(connect, 0.0)
-    engine = model.client.instance.engine
+    engine = internals.tables(model.client)
     for _ in range(30):
         model.commit()
         engine.flush()

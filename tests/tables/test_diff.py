@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import InjectedFault, arm, disarm
 from txnkv.tables.write import write_buffer
@@ -88,9 +89,9 @@ def test_every_kind_of_change(table: txnkv.Table, client: txnkv.Client, change: 
         assert changes(table, t16, t17) == [("update", "bee", 17, t17)]
 
     look()
-    client.instance.engine.flush()
+    internals.flush(client)
     look()
-    client.instance.engine.compactor.compact_all()
+    internals.compact(client)
     look()
     kept.close()
 
@@ -112,7 +113,7 @@ def test_of_a_commit_that_is_not_finalized(
     end = int(client.snapshot().timestamp)
     wanted = [("delete", "c", 2, end), ("insert", "z", 11, end), ("update", "b", 10, end)]
     assert changes(table, start, end) == wanted
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     assert changes(table, start, end) == wanted
 
 
@@ -122,7 +123,7 @@ def test_many_rows_come_by_tablet_and_key(client: txnkv.Client, small_blocks: No
     with client.transaction() as txn:
         txn.write(table, pa.table({"k": names, "v": range(1000)}))
     start = txn.commit()
-    client.instance.engine.flush()
+    internals.flush(client)
     with client.transaction() as txn:
         txn.write(table, pa.table({"k": names[::3], "v": range(0, 2000, 6)}), "update")
         txn.write(table, pa.table({"k": names[1::3]}), "delete")
@@ -175,8 +176,8 @@ def test_no_further_than_the_history(connect: Any, now: Any, monkeypatch: Any) -
         now.forward(1)
     kept = client.snapshot(stamps[2])
     now.forward(3600)
-    client.instance.engine.flush()
-    client.instance.engine.compactor.compact_all()
+    internals.flush(client)
+    internals.compact(client)
     assert changes(table, stamps[2], stamps[3]) == [("update", "a", 3, stamps[3])]
     assert kept.get(table, "a") == {"k": "a", "v": 2}
     for ask in (
@@ -190,8 +191,8 @@ def test_no_further_than_the_history(connect: Any, now: Any, monkeypatch: Any) -
         with pytest.raises(txnkv.HistoryExpiredError, match="history goes back to"):
             ask()
     kept.close()
-    client.instance.engine.flush()
-    client.instance.engine.compactor.compact_all()
+    internals.flush(client)
+    internals.compact(client)
     with pytest.raises(txnkv.HistoryExpiredError):
         client.snapshot(stamps[2])
     assert table.get("a") == {"k": "a", "v": 3}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables.read import diff_tokens
 
@@ -28,7 +29,7 @@ def table(client: txnkv.Client) -> txnkv.Table:
     """Rows 0 to 99 in two tablets, on the disk."""
     table = client.create_table("t", SCHEMA, txnkv.hash_partition("k", 2))
     upsert(client, range(100))
-    client.instance.engine.flush()
+    internals.flush(client)
     return table
 
 
@@ -68,9 +69,9 @@ def test_tokens_together_are_the_diff(
         assert len(tokens) >= 4
         assert all(0 < token.rows <= 64 for token in tokens)
         assert by_key(elsewhere(READ, tokens=tokens)) == wanted
-        client.instance.engine.flush()
+        internals.flush(client)
         assert by_key(elsewhere(READ, tokens=tokens)) == wanted
-        client.instance.engine.compactor.compact_all()
+        internals.compact(client)
         assert by_key(elsewhere(READ, tokens=tokens)) == wanted
         assert by_key([row for token in tokens for row in of(token.open(client))]) == wanted
         again = table.diff_tokens(start, end, rows=16)
@@ -102,7 +103,7 @@ def test_costs_by_what_changed(client: txnkv.Client, table: txnkv.Table) -> None
     end = upsert(client, [42], 1)
     (token,) = table.diff_tokens(start)
     assert token.rows == 1
-    client.instance.engine.flush()
+    internals.flush(client)
     (token,) = table.diff_tokens(start, end)
     assert token.rows == 2, "the delete of the old version, and the new one"
     assert [row["v"] for row in of(token.open(client))] == [1]
@@ -110,7 +111,7 @@ def test_costs_by_what_changed(client: txnkv.Client, table: txnkv.Table) -> None
 
 
 def test_whether_anything_changed(client: txnkv.Client, table: txnkv.Table) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     other = client.create_table("other", SCHEMA)
     with client.snapshot() as start:
 
@@ -173,12 +174,12 @@ def test_what_a_token_is_not_good_for(
     # While the snapshot is open the history is kept, for whoever reads; then no longer.
     now.forward(3600)
     delete(client, [1])
-    client.instance.engine.flush()
-    client.instance.engine.compactor.compact_all()
+    internals.flush(client)
+    internals.compact(client)
     assert [row["k"] for row in of(tokens[0].open(client))] == [1]
     start.close()
     later = upsert(client, [3], 1)
-    client.instance.engine.flush()
+    internals.flush(client)
     with pytest.raises(txnkv.HistoryExpiredError, match="goes back to"):
         tokens[0].open(client)
     with pytest.raises(txnkv.HistoryExpiredError, match="goes back to"):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables import table_engine
@@ -44,12 +45,12 @@ def rows(client: txnkv.Client, snapshot: Any = None) -> dict[str, str]:
 
 
 def tablet(client: txnkv.Client) -> Tablet:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     return engine.tablets(engine.get("t"))[0]
 
 
 def infos(client: txnkv.Client) -> tuple[RowSetInfo, ...]:
-    return tablet(client).state(client.instance.coordinator.latest()).infos
+    return tablet(client).state(internals.latest(client)).infos
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_every_snapshot_reads_the_same_before_and_after(
     client: txnkv.Client, at: dict[str, Timestamp]
 ) -> None:
     check_states(client, at)
-    assert client.instance.engine.flush() == at["last"]
+    assert internals.flush(client) == at["last"]
     check_states(client, at)
     (info,) = infos(client)
     assert (info.rows, info.deleted, info.versioned) == (5, 3, True)
@@ -101,18 +102,18 @@ def test_every_snapshot_reads_the_same_before_and_after(
 def test_a_part_of_the_commits_can_be_flushed(
     client: txnkv.Client, at: dict[str, Timestamp]
 ) -> None:
-    assert client.instance.engine.flush(at["gone"]) == at["gone"]
+    assert internals.tables(client).flush(at["gone"]) == at["gone"]
     check_states(client, at)
     assert tablet(client).state(at["last"]).memory.n == 2
-    assert client.instance.engine.flush(at["first"]) == at["gone"]  # was flushed already
-    client.instance.engine.flush()
+    assert internals.tables(client).flush(at["first"]) == at["gone"]  # was flushed already
+    internals.flush(client)
     check_states(client, at)
 
 
 def test_rows_on_disk_die_with_what_replaces_them(
     client: txnkv.Client, at: dict[str, Timestamp]
 ) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     engine.flush()
     more = upsert(client, a="9", d="9")
     last = delete(client, "b")
@@ -128,7 +129,7 @@ def test_rows_on_disk_die_with_what_replaces_them(
 def test_a_flush_of_deletes_alone_writes_no_row_set(
     client: txnkv.Client, at: dict[str, Timestamp]
 ) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     engine.flush()
     delete(client, "a", "b")
     engine.flush()
@@ -144,7 +145,7 @@ def test_what_nobody_sees_is_left_out(connect: Callable[..., txnkv.Client], quie
     kept = client.snapshot()
     upsert(client, a="2")
     upsert(client, a="3")
-    client.instance.engine.flush()
+    internals.flush(client)
     (info,) = infos(client)
     assert info.rows == 4, "a pinned snapshot keeps all that was alive since"
     assert rows(client, kept) == {"a": "1", "b": "1"}
@@ -152,7 +153,7 @@ def test_what_nobody_sees_is_left_out(connect: Callable[..., txnkv.Client], quie
     upsert(client, c="1")
     upsert(client, c="2")
     delete(client, "b")
-    client.instance.engine.flush()
+    internals.flush(client)
     assert [info.rows for info in infos(client)] == [4, 1]
     assert client.metrics()["dropped_versions"] == 1
     assert rows(client) == {"a": "3", "c": "2"}
@@ -170,7 +171,7 @@ def test_a_bulk_commit_flushes_what_its_snapshot_has(
     check_states_before(client, at)
     upsert(client, a="after")
     assert rows(client)["a"] == "after"
-    client.instance.engine.flush()
+    internals.flush(client)
     assert rows(client) == {"a": "after", "b": "y", "c": "z"}
     check_states_before(client, at)
 
@@ -184,7 +185,7 @@ def test_many_row_sets_when_there_are_many_rows(
     client: txnkv.Client, at: dict[str, Timestamp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flush, "ROW_SET_ROWS", 2)
-    client.instance.engine.flush()
+    internals.flush(client)
     assert [info.rows for info in infos(client)] == [2, 2, 1]
     check_states(client, at)
 
@@ -195,7 +196,7 @@ def test_many_row_sets_when_there_are_many_rows(
 def test_a_flush_that_failed_is_done_again(
     client: txnkv.Client, at: dict[str, Timestamp], point: str
 ) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     engine.flush(at["gone"])
     arm(point, "error")
     with pytest.raises(InjectedFault):
@@ -214,7 +215,7 @@ def test_deletes_of_a_flush_that_died_are_counted(
     """The deltas were there, the count was not: a second flush that finds the rows dead already
     must note them, or the table's count is wrong for ever.
     """
-    engine = client.instance.engine
+    engine = internals.tables(client)
     engine.flush()
     delete(client, "a")
     arm("flush.deleted", "error")
@@ -254,14 +255,14 @@ def test_the_log_is_trimmed_a_minute_after_the_flush(
     by_hand: Callable[[txnkv.Client], None],
     now: Any,
 ) -> None:
-    client.instance.engine.flush()
+    internals.flush(client)
     by_hand(client)
     assert client.stats()["log_commits"] == 0, "none is in the log alone"
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (5,)
     now.forward(61)
     by_hand(client)
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         assert cur.execute("SELECT count(*) FROM commit_log").fetchone() == (0,)
     check_states(client, at)
 
@@ -278,7 +279,7 @@ def test_another_process_adopts_a_flush(
     )
     other.tell("look")
     assert other.hear() == STATES["last"]
-    client.instance.engine.flush()
+    internals.flush(client)
     other.tell("look")
     assert other.hear() == STATES["last"]
     upsert(client, a="7")
@@ -289,7 +290,7 @@ def test_another_process_adopts_a_flush(
 def test_flushed_rows_are_there_after_reopening(
     connect: Callable[..., txnkv.Client], client: txnkv.Client, at: dict[str, Timestamp]
 ) -> None:
-    client.instance.engine.flush(at["gone"])
+    internals.tables(client).flush(at["gone"])
     client.close()
     check_states(connect(), at)
 
@@ -306,8 +307,8 @@ def test_what_is_left_of_a_dropped_table_does_not_stay_in_the_log(
             txn.insert("other", {"id": 1})
         """
     )
-    engine = client.instance.engine
-    latest = client.instance.coordinator.latest()
+    engine = internals.tables(client)
+    latest = internals.latest(client)
     assert engine.flush() == latest > at["last"]
     assert client.stats()["log_commits"] == 0
     assert client.table("other").count() == 1
@@ -335,7 +336,7 @@ def test_a_flush_replaces_rows_of_a_bulk_commit_whose_driver_is_gone(
         arm("commit.decided", lambda: None)
     upsert(client, a="newer")
     assert rows(client) == {"a": "newer", "b": "y", "c": "z"}
-    client.instance.engine.flush()
+    internals.flush(client)
     assert rows(client) == {"a": "newer", "b": "y", "c": "z"}
     by_hand(client)
     assert rows(client) == {"a": "newer", "b": "y", "c": "z"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 from tools.children import Children
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
@@ -51,13 +52,13 @@ def test_a_reader_keeps_nothing_of_row_sets_that_were_replaced(
     with txnkv.connect(path) as client:
         client.create_table("t", SCHEMA)
         other = children.start(CHANGE, path)
-        (tablet,) = client.instance.engine.tablets(client.table("t").info)
+        (tablet,) = internals.tables(client).tablets(client.table("t").info)
         for _ in range(6):
             other.tell()
             assert other.line() == "done"
             assert client.table("t").get(7) == {"id": 7, "text": "new 7"}
             assert client.table("t").count() == 400
-        live = {info.id for info in tablet.state(client.instance.coordinator.latest()).infos}
+        live = {info.id for info in tablet.state(internals.latest(client)).infos}
         assert set(tablet._row_sets) <= live
         other.tell("end")
         other.finish()
@@ -83,10 +84,10 @@ def test_a_process_closes_what_another_dropped(
                 txn.insert(f"t{number}", {"id": 1, "text": None})
                 txn.insert("stays", {"id": number, "text": None})
                 txn.send(f"e{number}", b"one")
-        client.instance.engine.flush()
+        internals.flush(client)
     other = children.start(DROP, path)
     with txnkv.connect(path, read_only=read_only) as client:
-        engine, topics = client.instance.engine, client.instance.topics
+        engine, topics = internals.tables(client), internals.topics(client)
         for number in range(3):
             assert client.table(f"t{number}").count() == 1
             with client.topic(f"e{number}").consumer() as consumer:

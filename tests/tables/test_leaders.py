@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.tables.maintenance import history
 
 
@@ -23,7 +24,7 @@ def replace_rows(client: txnkv.Client, rounds: int) -> None:
         with client.transaction() as txn:
             for key in range(3):
                 txn.upsert("t", {"id": key, "v": str(number)})
-        client.instance.engine.flush()
+        internals.flush(client)
 
 
 def test_a_new_leader_writes_into_no_tablet(
@@ -37,17 +38,17 @@ def test_a_new_leader_writes_into_no_tablet(
     )
     replace_rows(taken, 1)
     by_hand(taken)
-    term = taken.instance.coordinator.maintenance.lease.term
+    term = internals.maintenance(taken).lease.term
     assert term is not None
-    folder = taken.instance.store.directory.path / "tablets"
+    folder = internals.store(taken).directory.path / "tablets"
     taken.close()
     before = {file: file.read_bytes() for file in folder.glob("*/data.mdb")}
     assert before
 
     leader = connect()
     by_hand(leader)
-    assert leader.instance.coordinator.maintenance.lease.term == term + 1
-    assert leader.instance.store.environments.open_count == 0
+    assert internals.maintenance(leader).lease.term == term + 1
+    assert internals.store(leader).environments.open_count == 0
     assert {file: file.read_bytes() for file in folder.glob("*/data.mdb")} == before
     assert leader.table(table.name).count() == 3
 
@@ -58,7 +59,7 @@ def test_an_old_leader_that_goes_on_collecting_harms_nothing(
     """It is stopped before it removes a row set; another collects, flushes and compacts."""
     taken.create_table("t", txnkv.Schema({"id": "int64", "v": "string"}, primary_key=["id"]))
     replace_rows(taken, 3)
-    engine = taken.instance.engine
+    engine = internals.tables(taken)
     monkeypatch.setattr(history, "collect", lambda engine: 0)
     taken.compact()
     monkeypatch.undo()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator import damage
 from txnkv.storage import environments, lmdb_open
 from txnkv.storage.environment import Environment
@@ -57,11 +58,11 @@ def tables(client: txnkv.Client) -> None:
 def test_a_new_table_costs_one_opening_and_one_commit(
     client: txnkv.Client, tables: None, asked: Counter[str]
 ) -> None:
-    client.instance.engine.flush()
+    internals.flush(client)
     assert asked == {"opened": MANY, "commits": MANY, "names": 2 * MANY}
     asked.clear()
     fill(client, MANY, 2)
-    client.instance.engine.flush()
+    internals.flush(client)
     assert asked["commits"] <= 2 * MANY  # the row set, and the delete of what it replaces
     assert asked["names"] == 0
     assert [client.table(f"t{n}").get(1)["value"] for n in range(MANY)] == [2] * MANY
@@ -71,10 +72,10 @@ def test_few_stay_open_to_write(
     client: txnkv.Client, tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environments, "WRITABLE_CAP", 4)
-    client.instance.engine.flush()
+    internals.flush(client)
     writable = sum(each.is_writable for each in _TABLE.opened())
     assert writable <= 4 + damage.SIDE_BY_SIDE
-    assert client.instance.store.environments.open_count == len(_TABLE.opened())
+    assert internals.store(client).environments.open_count == len(_TABLE.opened())
 
 
 def test_an_error_in_one_of_many_is_told(
@@ -89,9 +90,9 @@ def test_an_error_in_one_of_many_is_told(
 
     monkeypatch.setattr(environments, "make_environment_files", refuse)
     with pytest.raises(txnkv.StorageFullError):
-        client.instance.engine.flush()
+        internals.flush(client)
     monkeypatch.undo()
-    client.instance.engine.flush()
+    internals.flush(client)
     assert [client.table(f"t{n}").get(1)["value"] for n in range(MANY)] == [1] * MANY
     assert client.check().problems == []
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 
 ROWS = 20_000
@@ -44,12 +45,12 @@ def table(client: txnkv.Client, monkeypatch: pytest.MonkeyPatch) -> txnkv.Table:
 def put(client: txnkv.Client, version: int, keys: range, op: str = "upsert") -> None:
     with client.transaction(timeout=None) as txn:
         txn.write("t", data(version, keys), op)
-    client.instance.engine.flush()
+    internals.flush(client)
 
 
 def at_hand(client: txnkv.Client, table: txnkv.Table) -> Iterator[Any]:
     """The blocks that are remembered, and whose addresses are good beyond one read."""
-    (tablet,) = client.instance.engine.tablets(table.info)
+    (tablet,) = internals.tables(client).tablets(table.info)
     for info in tablet.state(client.snapshot().timestamp).infos:
         for block in tablet.row_set(info).points.values():
             assert block.map is not None
@@ -85,7 +86,7 @@ def test_row_sets_that_were_replaced_and_whose_pages_are_used_again(
         put(client, version, changed)
         versions |= dict.fromkeys(changed, version)
         look(table, versions)
-        client.instance.engine.compactor.compact_all()
+        internals.compact(client)
         look(table, versions)
     elsewhere(
         """
@@ -111,7 +112,7 @@ def test_a_map_that_has_moved(client: txnkv.Client, table: txnkv.Table) -> None:
     """Grown, or closed and opened again: at another address, or at the same."""
     put(client, 1, range(ROWS))
     look(table, dict.fromkeys(range(ROWS), 1))
-    (tablet,) = client.instance.engine.tablets(table.info)
+    (tablet,) = internals.tables(client).tablets(table.info)
     before = {id(block) for block in at_hand(client, table)}
     assert tablet.environment().close()
     look(table, dict.fromkeys(range(ROWS), 1))
@@ -133,7 +134,7 @@ def test_small_blocks_are_asked_for_each_time(client: txnkv.Client, table: txnkv
 def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.Table) -> None:
     """The case after a column was added: reads give its default, or null."""
     put(client, 1, range(ROWS))
-    (tablet,) = client.instance.engine.tablets(table.info)
+    (tablet,) = internals.tables(client).tablets(table.info)
     ids = table.info.schema.ids
     ids["a"], ids["n"] = 77, 78
     readers = tuple(

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import InjectedFault, arm, disarm
 from txnkv.storage.threads import WhenDropped
@@ -107,7 +108,7 @@ def test_every_place_where_rows_are(
     look: Callable[[Rows], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     expected = rows(1.0, *range(50))
     with client.transaction() as txn:
         txn.write(table, data(expected))
@@ -126,7 +127,7 @@ def test_every_place_where_rows_are(
     look(expected)  # memory hides rows on disk
     engine.flush()
     look(expected)  # deletes and a versioned row set
-    client.instance.engine.compactor.compact_all()
+    internals.compact(client)
     look(expected)
 
     monkeypatch.setattr(write_buffer, "MAX_ROWS", -1)
@@ -152,11 +153,11 @@ def test_every_place_where_rows_are(
     expected = own | rows(5.0, 0, 1, 2, 3)
     expected = {key: v for key, v in expected.items() if key not in keys(6, 70)}
     look(expected)  # memory over that
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     look(expected)
     engine.flush()
     look(expected)
-    client.instance.engine.compactor.compact_all()
+    internals.compact(client)
     look(expected)
 
 
@@ -184,10 +185,10 @@ def test_an_unfinished_commit_and_one_that_came_after_it(
         for snapshot, expected in zip(stamps, states, strict=True):
             same(snapshot, table, expected)
     look(states[-1])
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     for snapshot, expected in zip(stamps, states, strict=True):
         same(snapshot, table, expected)
-    client.instance.engine.compactor.compact_all()
+    internals.compact(client)
     for snapshot, expected in zip(stamps, states, strict=True):
         same(snapshot, table, expected)
 
@@ -206,7 +207,7 @@ def test_a_row_that_a_transaction_made_and_deleted_itself(
         txn.commit()
     with client.snapshot() as snapshot:
         same(snapshot, table, expected)
-    client.instance.coordinator.maintenance.round(resume_all=True)
+    internals.maintenance(client).round(resume_all=True)
     with client.snapshot() as snapshot:
         same(snapshot, table, expected)
 
@@ -217,7 +218,7 @@ def test_a_scan_goes_on_while_flush_and_compaction_replace_its_row_sets(
     for n in range(4):
         with client.transaction() as txn:
             txn.write(table, data(rows(float(n), *range(n * 10, n * 10 + 10))))
-        client.instance.engine.flush()
+        internals.flush(client)
     with client.transaction() as txn:
         txn.write(table, data(rows(9.0, *range(0, 40, 5))), "upsert")
     scan = table.scan(ordered=True)
@@ -226,8 +227,8 @@ def test_a_scan_goes_on_while_flush_and_compaction_replace_its_row_sets(
     with client.transaction() as txn:
         txn.write(table, data(rows(0.0, *range(40))).select(["a", "b"]), "delete")
     for _ in range(2):
-        client.instance.engine.flush()
-        client.instance.engine.compactor.compact_all()
+        internals.flush(client)
+        internals.compact(client)
     seen += [each for batch in batches for each in batch.to_pylist()]
     expected = {key: float(key[1] // 10) for key in keys(*range(40))} | rows(9.0, *range(0, 40, 5))
     assert seen == [row(key, expected[key]) for key in sorted(expected)]
@@ -239,7 +240,7 @@ def test_a_scan_goes_on_while_flush_and_compaction_replace_its_row_sets(
 def test_old_row_sets_go_when_the_last_scan_of_them_has_ended(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:
-    engine = client.instance.engine
+    engine = internals.tables(client)
     for first in (0, 1):
         with client.transaction() as txn:
             txn.write(table, data(rows(1.0, *range(first, 40, 2))))

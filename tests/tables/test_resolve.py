@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv import core
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import intents
@@ -27,7 +28,7 @@ Rows = dict[int, str | None]
 
 @pytest.fixture
 def tablet(client: txnkv.Client, table: txnkv.Table) -> Tablet:
-    (found,) = client.instance.engine.tablets(client.table_info(table))
+    (found,) = internals.tables(client).tablets(client.table_info(table))
     return found
 
 
@@ -54,7 +55,7 @@ def seen(table: txnkv.Table, snapshot: Any = None) -> Rows:
 
 
 def infos(client: txnkv.Client, tablet: Tablet) -> tuple[RowSetInfo, ...]:
-    return tablet.state(client.instance.coordinator.latest()).infos
+    return tablet.state(internals.latest(client)).infos
 
 
 def settled(client: txnkv.Client, tablet: Tablet) -> None:
@@ -194,7 +195,7 @@ def test_row_sets_that_are_replaced_meanwhile(
         with client.transaction() as txn:
             txn.upsert(table, (5, "between"))
         if what == "flush":
-            client.instance.engine.flush()
+            internals.flush(client)
         else:
             client.compact()
 
@@ -297,7 +298,7 @@ def _found(tablet: Tablet, state: Any, ids: Any, stamps: Any) -> dict[int, dict[
 def test_rows_are_found_by_the_stamps_of_their_keys(
     client: txnkv.Client, table: txnkv.Table, tablet: Tablet
 ) -> None:
-    latest = client.instance.coordinator.latest
+    latest = internals.coordinator(client).latest
     stamps = []
     for op, ids in [("insert", range(10)), ("update", range(4, 8)), ("delete", [6, 7])]:
         txn = begin(client)
@@ -336,9 +337,9 @@ def test_settle_goes_by_commit_and_leaves_later_ones(
         write(txn, "update", ids, "new ")
         with pytest.raises(OSError, match="injected"):
             txn.commit()
-        stamps.append(client.instance.coordinator.latest())
+        stamps.append(internals.latest(client))
     disarm()
-    intents.settle(client.instance.engine, [tablet.id], stamps[1])
+    intents.settle(internals.tables(client), [tablet.id], stamps[1])
     left = [info.stamp for info in infos(client, tablet) if not info.resolved]
     assert left == [stamps[2]]
     assert seen(table) == {i: f"new {i}" if i not in (2, 3, 6, 7) else str(i) for i in range(10)}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
 from txnkv.tables.tablets import row_set_writer
@@ -162,7 +163,7 @@ class Made:
 
 @pytest.fixture
 def tablet(client: txnkv.Client, table: txnkv.Table) -> Tablet:
-    return client.instance.engine.tablets(client.instance.engine.get("t"))[0]
+    return internals.tables(client).tablets(internals.tables(client).get("t"))[0]
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def make(
         return Made(tablet, builder.finish(), rows)
 
     yield run
-    with client.instance.store.status.write() as cur:  # so that the check knows them
+    with internals.status(client).write() as cur:  # so that the check knows them
         for id in range(1_000_000, next(ids)):
             cur.execute(
                 "INSERT INTO row_sets (id, tablet_id, state, counts, retired) "

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.tables.write import write_buffer
 
 SCHEMA = txnkv.Schema(
@@ -71,11 +72,11 @@ def many(
         monkeypatch.setattr(write_buffer, "MAX_ROWS", 10_000)
     if where == "flushed":
         put(table, rows(*range(90)))
-        client.instance.engine.flush()
+        internals.flush(client)
         gone = {"k": pa.array(range(0, 90, 3), pa.int64())}
         with client.transaction() as txn:
             txn.write(table, pa.table(gone), "delete")
-        client.instance.engine.flush()
+        internals.flush(client)
         with client.transaction() as txn:
             txn.write(table, rows(*range(0, 100, 2)), "upsert")
         keys = [k for k in range(0, 100) if k % 2 and (k % 3 == 0 or k >= 90)]
@@ -309,7 +310,7 @@ def test_token_of_a_dropped_table(
     tokens = many.scan().tokens()
     client.drop_table(many)
     gc.collect()
-    runtime, engine = client.instance.store.runtime, client.instance.engine
+    runtime, engine = internals.runtime(client), internals.tables(client)
     until(lambda: runtime.least_pin() is None)
     engine.purge()
     with pytest.raises(txnkv.TableNotFoundError, match="dropped"):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator import status_table
 
 NAMES = {
@@ -218,7 +219,7 @@ def test_drop_while_a_scan_runs(
     scan.close()
     del scan, batches, batch
     gc.collect()
-    client.instance.engine.purge()
+    internals.tables(client).purge()
     assert not folder.exists()
 
 
@@ -275,10 +276,10 @@ def test_drop_after_the_commit_point(client: txnkv.Client) -> None:
     for table in (gone, kept):
         txn.insert(table, (1,))
     txn.flush()
-    coordinator = client.instance.coordinator
+    coordinator = internals.coordinator(client)
     local = txn.id.local
     row = coordinator.orchestrator.start_commit(local)
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         parts = status_table.participants(cur, local)
     coordinator.orchestrator.decide(row, parts)
     client.drop_table("gone")
@@ -400,8 +401,8 @@ def test_partition_by_takes_partitionings(client: txnkv.Client) -> None:
 
 
 def _row_sets(client: txnkv.Client, table: txnkv.Table) -> list[Any]:
-    engine = client.instance.engine
-    latest = client.instance.coordinator.latest()
+    engine = internals.tables(client)
+    latest = internals.latest(client)
     return [seen for tablet in engine.tablets(table.info) for seen in tablet.state(latest).infos]
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables.write import write_buffer
 
@@ -50,7 +51,7 @@ def test_they_outlive_flush_and_compaction(
     client: txnkv.Client, table: txnkv.Table, elsewhere: Any
 ) -> None:
     put(client, "insert", *range(0, 100, 2))
-    client.instance.engine.flush()
+    internals.flush(client)
     put(client, "insert", *range(1, 100, 2))
     put(client, "delete", *range(20, 30))
     scan = table.scan(["k"])
@@ -59,8 +60,8 @@ def test_they_outlive_flush_and_compaction(
     put(client, "delete_ignore", *range(50))
     put(client, "insert", 1000)
     for _ in range(2):
-        client.instance.engine.flush()
-        client.instance.engine.compactor.compact_all()
+        internals.flush(client)
+        internals.compact(client)
         assert elsewhere(READ, tokens=tokens) == wanted
         assert sorted(row["k"] for token in tokens for row in token.open(client)) == wanted
     assert table.count() == 51
@@ -68,7 +69,7 @@ def test_they_outlive_flush_and_compaction(
 
 def test_an_ordered_scan_is_cut_by_tablet(client: txnkv.Client, table: txnkv.Table) -> None:
     put(client, "insert", *range(60))
-    client.instance.engine.flush()
+    internals.flush(client)
     put(client, "upsert", *range(30, 90))
     tokens = table.scan(ordered=True).tokens(5)
     assert len(tokens) == len(table.info.tablets)
@@ -79,7 +80,7 @@ def test_an_ordered_scan_is_cut_by_tablet(client: txnkv.Client, table: txnkv.Tab
 
 def test_predicates_go_with_them(client: txnkv.Client, table: txnkv.Table, elsewhere: Any) -> None:
     put(client, "insert", *range(60))
-    client.instance.engine.flush()
+    internals.flush(client)
     put(client, "insert", *range(60, 90))
     tokens = table.scan(["k"], [("k", ">=", 13), ("k", "<", 70), ("v", "!=", "v40")]).tokens(9)
     assert elsewhere(READ, tokens=tokens) == [k for k in range(13, 70) if k != 40]
@@ -114,12 +115,12 @@ def test_too_late(connect: Any, now: Any, monkeypatch: pytest.MonkeyPatch) -> No
     tokens = scan.tokens(10)
     put(client, "delete", *range(10))
     now.forward(3600)
-    client.instance.engine.flush()
+    internals.flush(client)
     assert sum(len(list(token.open(client))) for token in tokens) == 30  # the scan holds it
     scan.close()
     put(client, "delete", 20)
     now.forward(3600)
-    client.instance.engine.flush()
-    client.instance.engine.compactor.compact_all()
+    internals.flush(client)
+    internals.compact(client)
     with pytest.raises(txnkv.HistoryExpiredError):
         tokens[0].open(client)

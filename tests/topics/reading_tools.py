@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import data
 from txnkv import core
 from txnkv.topics.partition import Partition
@@ -12,7 +13,7 @@ from txnkv.topics.partition import Partition
 
 def partition_of(client: txnkv.Client, topic: Any, number: int = 0) -> Partition:
     """A partition of a topic."""
-    return client.instance.topics.partitions(topic.info)[number]
+    return internals.topics(client).partitions(topic.info)[number]
 
 
 def put(client: txnkv.Client, topic: Any, *batches: bytes, number: int = 0, ts: int = 0) -> int:
@@ -24,7 +25,7 @@ def put(client: txnkv.Client, topic: Any, *batches: bytes, number: int = 0, ts: 
         for batch in batches:
             partition.log.put(txn, [core.place(batch, at, ts)])
             at = partition.log.end(txn)
-        with client.instance.store.status.write() as cur:
+        with internals.status(client).write() as cur:
             cur.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (at, partition.id))
         return first
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import begin, commit, send, small
@@ -108,7 +109,7 @@ def test_memory_and_log(client: txnkv.Client, topic: Any) -> None:
     partition = partition_of(client, topic)
     for i in range(3):
         small(client, [partition], [b"a%d" % i, b"b%d" % i])
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     row = begin(client)
     send(client, row, partition, [b"large"])
     small(client, [partition], [b"c"])
@@ -148,7 +149,7 @@ def test_over_a_sidecar_it_is_the_order_of_offsets(client: txnkv.Client) -> None
 def test_commits_at_or_below_a_timestamp_are_passed_over(client: txnkv.Client, topic: Any) -> None:
     partition = partition_of(client, topic)
     stamps = [small(client, [partition], [b"%d" % i]) for i in range(5)]
-    engine = client.instance.topics
+    engine = internals.topics(client)
     reader = CommitReader(engine, partition, 0, above=stamps[2])
     assert reader.load(stamps[3])
     assert reader.head == (stamps[3], 1, True)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
 from tests.topics.reading_tools import drained, given, offsets, partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
@@ -198,7 +199,7 @@ def test_where_it_begins(client: txnkv.Client, topic: Any) -> None:
     send_all(client, topic, b"d")
     assert offsets(latest) == [3]
     partition = partition_of(client, topic)
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 2))
     assert offsets(topic.consumer()) == [2, 3]
 
@@ -266,7 +267,7 @@ def test_seek_drops_what_is_known_of_aborted_transactions(client: txnkv.Client, 
 def test_a_position_that_retention_took(client: txnkv.Client, topic: Any) -> None:
     send_all(client, topic, b"a", b"b", b"c")
     partition = partition_of(client, topic)
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     consumer = topic.consumer()
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 3))
     with pytest.raises(txnkv.OffsetOutOfRangeError, match=r"earliest"):

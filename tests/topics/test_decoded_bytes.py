@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import data
 from tests.topics.reading_tools import partition_of, put
 from txnkv import core
@@ -160,7 +161,7 @@ def test_small_messages_count_what_stands_beside_them(client: txnkv.Client) -> N
 
 def test_ranges_weigh_what_they_are_in_memory(client: txnkv.Client, topic: Any) -> None:
     partition = partition_of(client, topic)
-    engine = client.instance.topics
+    engine = internals.topics(client)
     found = weight(engine, partition, 0, topic.end_offsets()[0])
     assert COUNT * PIECE * 0.9 < found < COUNT * PIECE * 1.1
 

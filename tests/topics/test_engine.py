@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.engine_tools import controls, is_dense, no_room, offsets
 from tools.topic_contents import raw, stored, values
 from tools.topic_writers import abort, batch, begin, commit, create, send, small
@@ -31,7 +32,7 @@ def test_messages_of_a_small_commit_are_in_every_tail(
     left, right = create(client, partitions=2)
     first = small(client, [left, right], [b"a", b"b"])
     second = small(client, [left], [b"c"])
-    engine = client.instance.topics
+    engine = internals.topics(client)
     entries = engine.tail.entries(left.id, 0, engine.log.latest())
     assert [(e.base_offset, e.count, e.stamp) for e in entries] == [(0, 2, first), (2, 1, second)]
     assert engine.tail.entries(left.id, 0, first) == entries[:1]
@@ -58,8 +59,8 @@ def test_a_flush_writes_the_tail_into_the_log(client: txnkv.Client, buffer: str)
     (partition,) = create(client, buffer=buffer)
     for i in range(5):
         small(client, [partition], [b"%d" % i])
-    engine = client.instance.topics
-    client.instance.engine.flush()
+    engine = internals.topics(client)
+    internals.flush(client)
     assert engine.tail.partition_ids == []
     assert engine.tail.nbytes == 0
     with partition.environment.read() as txn:
@@ -67,17 +68,17 @@ def test_a_flush_writes_the_tail_into_the_log(client: txnkv.Client, buffer: str)
         assert partition.log.last_stable_offset(txn) == 5
     small(client, [partition], [b"5"])
     assert values(client, "events") == [b"%d" % i for i in range(6)]
-    client.instance.engine.flush()
+    internals.flush(client)
     assert values(client, "events") == [b"%d" % i for i in range(6)]
 
 
 def test_a_flush_without_new_messages_writes_nothing(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    client.instance.engine.flush()
-    before = client.instance.store.directory.log_dir(partition.id).joinpath("data.mdb").stat()
-    client.instance.engine.flush()
-    after = client.instance.store.directory.log_dir(partition.id).joinpath("data.mdb").stat()
+    internals.flush(client)
+    before = internals.store(client).directory.log_dir(partition.id).joinpath("data.mdb").stat()
+    internals.flush(client)
+    after = internals.store(client).directory.log_dir(partition.id).joinpath("data.mdb").stat()
     assert before.st_mtime_ns == after.st_mtime_ns
 
 
@@ -93,7 +94,7 @@ def test_what_a_store_has_in_its_log_is_there_when_it_is_opened_again(
 
 def test_a_commit_that_is_refused_takes_no_offset(client: txnkv.Client) -> None:
     (partition,) = create(client)
-    engine = client.instance.topics
+    engine = internals.topics(client)
     small(client, [partition], [b"a"])
     arm("log.written", "error@1")
     with pytest.raises(txnkv.TxnkvError):
@@ -207,7 +208,7 @@ def test_ended_transactions_send_nothing(client: txnkv.Client) -> None:
         with pytest.raises(InvalidTxnStateError, match="cannot send messages"):
             send(client, row, partition, [b"late"])
     assert values(client, "events") == [b"a"]
-    assert client.instance.topics.look(partition.id).next_offset == 2
+    assert internals.topics(client).look(partition.id).next_offset == 2
 
 
 def test_offsets_of_a_failed_append_are_filled(client: txnkv.Client) -> None:
@@ -240,12 +241,12 @@ def test_markers_stand_in_commit_order(client: txnkv.Client) -> None:
 
 def test_a_reader_helps_a_commit_that_is_decided(client: txnkv.Client) -> None:
     """Its marker has an offset and is not in the log; a small commit lies behind it."""
-    engine = client.instance.topics
+    engine = internals.topics(client)
     partition, other = create(client, partitions=2)
     row = begin(client)
     send(client, row, partition, [b"a"])
     send(client, row, other, [b"a"])
-    orchestrator = client.instance.coordinator.orchestrator
+    orchestrator = internals.coordinator(client).orchestrator
     orchestrator.start_commit(row.txn_id)
     arm("commit.decided", "error@1")
     with pytest.raises(Exception, match=r"commit\.decided"):
@@ -262,7 +263,7 @@ def test_a_reader_helps_a_commit_that_is_decided(client: txnkv.Client) -> None:
 
 
 def test_an_append_under_way_is_not_waited_for(client: txnkv.Client) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     (partition,) = create(client)
     row = begin(client)
     arm("append.reserved", "error@1")
@@ -278,7 +279,7 @@ def test_plain_batches_are_appended_without_a_transaction(client: txnkv.Client) 
     (partition,) = create(client)
     small(client, [partition], [b"a"])
     found = append.append_alone(
-        client.instance.topics, partition, [batch([b"b", b"c"]), batch([b"d"])]
+        internals.topics(client), partition, [batch([b"b", b"c"]), batch([b"d"])]
     )
     assert found == [1, 3]
     assert values(client, "events") == [b"a", b"b", b"c", b"d"]
@@ -288,12 +289,12 @@ def test_plain_batches_are_appended_without_a_transaction(client: txnkv.Client) 
 def test_the_leader_writes_markers_that_were_left(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
 ) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     partitions = create(client, partitions=2)
     row = begin(client)
     for partition in partitions:
         send(client, row, partition, [b"a"])
-    orchestrator = client.instance.coordinator.orchestrator
+    orchestrator = internals.coordinator(client).orchestrator
     orchestrator.start_commit(row.txn_id)
     arm("commit.decided", "error@1")
     with pytest.raises(Exception, match=r"commit\.decided"):
@@ -330,7 +331,7 @@ def test_a_read_only_client_reads_what_is_in_the_log(
 def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     row = begin(client)
     arm("lmdb.before_commit", no_room)
     with pytest.raises((UnavailableError, txnkv.StorageFullError)):
@@ -345,11 +346,11 @@ def test_a_full_disk_refuses_the_append_and_loses_nothing(client: txnkv.Client) 
 def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: str) -> None:
     """Several fillers, which every reader passes; and one that nobody can have made is damage."""
     topic = client.create_topic("far", buffer=buffer)
-    (partition,) = client.instance.topics.partitions(topic.info)
+    (partition,) = internals.topics(client).partitions(topic.info)
     hole = (1 << 32) + 5
 
     def skip(offsets: int) -> None:
-        with client.instance.store.status.write() as cur:
+        with internals.status(client).write() as cur:
             cur.execute(
                 "UPDATE partitions SET next_offset = next_offset + ? WHERE id = ?",
                 (offsets, partition.id),
@@ -357,7 +358,7 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
 
     small(client, [partition], [b"a"])
     skip(hole)
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     small(client, [partition], [b"b"])
     for make in (
         topic.consumer,
@@ -370,5 +371,5 @@ def test_holes_of_more_than_one_batch_can_count(client: txnkv.Client, buffer: st
     assert topic.end_offsets()[0] == hole + 2
     skip(1 << 45)
     with pytest.raises(txnkv.CorruptionError, match="given to nobody"):
-        roll_forward.complete(client.instance.topics, partition)
+        roll_forward.complete(internals.topics(client), partition)
     skip(-(1 << 45))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import ABORT, COMMIT, data, marker, script
 from tests.topics.reading_tools import partition_of, put
 from tools.topic_writers import abort, begin, commit, send, small
@@ -34,7 +35,7 @@ def flush(client: txnkv.Client) -> None:
 
 def reserve(client: txnkv.Client, topic: Any, count: int) -> None:
     """Take offsets and write nothing, as one who dies does."""
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         topic_catalog.take_offsets(cur, topic.info.partitions[0], count)
 
 
@@ -55,7 +56,7 @@ def test_memory_and_log_are_one_row_of_offsets(client: txnkv.Client, topic: Any)
     small(client, [partition], [b"a", b"b"])
     small(client, [partition], [b"c"])
     assert found(topic) == [(0, 2), (2, 1)]
-    roll_forward.complete(client.instance.topics, partition)  # they are in both now
+    roll_forward.complete(internals.topics(client), partition)  # they are in both now
     small(client, [partition], [b"d"])
     assert found(topic) == [(0, 2), (2, 1), (3, 1)]
     assert found(topic, 3) == [(3, 1)]
@@ -167,9 +168,9 @@ def test_a_snapshot_of_the_start_is_not_below_it(client: txnkv.Client, topic: An
     put(client, topic, data(1, 5), data(n=5))
     partition = partition_of(client, topic)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 7))
-    assert bounds(client.instance.topics, partition) == (7, 10, 7)
+    assert bounds(internals.topics(client), partition) == (7, 10, 7)
     put(client, topic, marker(ABORT, 1))
-    assert bounds(client.instance.topics, partition) == (7, 11, 11)
+    assert bounds(internals.topics(client), partition) == (7, 11, 11)
 
 
 # -- nobody misses a commit that returned ----------------------------------------------
@@ -252,7 +253,7 @@ def test_commits_of_another_process(
 def test_a_long_tail_is_walked_once(client: txnkv.Client, topic: Any, monkeypatch: Any) -> None:
     """Entries reached without a gap are not looked at again, until a flush takes them away."""
     partition = partition_of(client, topic)
-    engine = client.instance.topics
+    engine = internals.topics(client)
     for i in range(50):
         small(client, [partition], [b"%d" % i])
     assert topic.end_offsets() == {0: 50}
@@ -321,7 +322,7 @@ def test_damage_is_told(client: txnkv.Client, topic: Any) -> None:
     broken[90] ^= 1
     partition = partition_of(client, topic)
     small(client, [partition], [b"a"])
-    engine = client.instance.topics
+    engine = internals.topics(client)
     placed = core.place(bytes(broken), 1)
     from txnkv.topics.tail import TailEntry
 

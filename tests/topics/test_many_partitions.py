@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.reading_tools import partition_of
 from tools.topic_writers import abort, begin, commit, send
 from txnkv.storage import lmdb_open
@@ -61,7 +62,7 @@ def test_an_empty_poll_looks_at_nothing(
     send_to(client, topic, 7, 12)
     assert sorted(message.partition for message in consumer.poll(timeout=0)) == [7, 12]
     assert looked["looks"] == 2
-    client.instance.engine.flush()
+    internals.flush(client)
     assert consumer.poll(timeout=0) == []  # 7 and 12 had not been looked at to their end
     looked.clear()
     assert consumer.poll(timeout=0) == []
@@ -97,6 +98,6 @@ def test_a_log_is_looked_at_where_the_tail_lacks_something(
     client: txnkv.Client, topic: txnkv.Topic
 ) -> None:
     send_to(client, topic, 3)
-    client.instance.engine.flush()
-    assert log_view.bounds(client.instance.topics, partition_of(client, topic, 3)).start == 0
+    internals.flush(client)
+    assert log_view.bounds(internals.topics(client), partition_of(client, topic, 3)).start == 0
     assert [m.value for m in topic.consumer().poll(timeout=0)] == [b"3"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.engine_tools import controls, is_dense, no_room
 from tools.topic_contents import raw, values
 from tools.topic_writers import begin, commit, create, send, small
@@ -26,13 +27,13 @@ def test_who_sent_to_one_partition_takes_the_short_way(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
 ) -> None:
     """From OPEN to COMMITTED in one write of status.db; the note of its marker goes later."""
-    engine, orchestrator = client.instance.topics, client.instance.coordinator.orchestrator
+    engine, orchestrator = internals.topics(client), internals.coordinator(client).orchestrator
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
     ended = orchestrator.start_commit(row.txn_id)
     assert ended.state is txnkv.TxnState.COMMITTED
-    assert ended.commit_ts == client.instance.coordinator.latest()
+    assert ended.commit_ts == internals.latest(client)
     with partition.environment.read() as txn:
         (entry,) = partition.log.commits(txn, 0, 10)
         assert partition.log.last_stable_offset(txn) == 2
@@ -48,12 +49,12 @@ def test_a_short_commit_that_breaks_off_before_its_marker_is_one(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None], buffer: str
 ) -> None:
     (partition,) = create(client, buffer=buffer)
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     row = begin(client)
     send(client, row, partition, [b"a"])
     arm("lmdb.before_commit", no_room)
     assert commit(client, row).state is txnkv.TxnState.COMMITTED
-    assert client.instance.topics.behind(partition.id, 0)
+    assert internals.topics(client).behind(partition.id, 0)
     small(client, [partition], [b"b"])
     assert values(client, "events") == [b"a", b"b"]
     by_hand(client)
@@ -76,7 +77,7 @@ def test_a_job_that_runs_stops_the_short_way(client: txnkv.Client) -> None:
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
-    client.instance.coordinator.start_job(row.txn_id, "job")
+    internals.coordinator(client).start_job(row.txn_id, "job")
     with pytest.raises(InvalidTxnStateError, match="job that still runs"):
         commit(client, row)
     assert client.transaction_state(row.txn_id) is txnkv.TxnState.OPEN
@@ -112,13 +113,13 @@ def test_a_late_note_of_a_marker_changes_nothing(
     client: txnkv.Client, by_hand: Callable[[txnkv.Client], None]
 ) -> None:
     """The write that forgets it is not synced: after a power loss it may be there again."""
-    engine = client.instance.topics
+    engine = internals.topics(client)
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
     commit(client, row)
     by_hand(client)
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         cur.execute(
             "INSERT INTO end_markers VALUES (?, 1, 1, ?, ?, 5, 0, 0)",
             (partition.id, row.txn_id, int(ControlType.COMMIT)),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import Log, LogOptions, data, script
 from tests.topics.reading_tools import drained, given
 from tools.topic_contents import raw, stored
@@ -240,7 +241,7 @@ def test_ten_rounds_with_a_restart(connect: Callable[..., txnkv.Client]) -> None
         if number == 0:
             create(client)
         topic = client.topic("events")
-        (partition,) = client.instance.topics.partitions(topic.info)
+        (partition,) = internals.topics(client).partitions(topic.info)
         rows = [begin(client) for _ in range(3)]
         committed, aborted, open_ = rows
         for row, word in zip(rows, (b"committed", b"aborted", b"open"), strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.crash_topics import committed
 from tools.topic_contents import stored
 from tools.topic_writers import create
@@ -95,7 +96,7 @@ def test_offsets_are_dense_and_nothing_is_lost(
         decided = [stamp for stamp in order if stamp]
         assert decided == sorted(decided)
         with part.environment.read() as txn:
-            assert part.log.end(txn) == client.instance.topics.look(part.id).next_offset
+            assert part.log.end(txn) == internals.topics(client).look(part.id).next_offset
             assert part.log.open_transactions(txn) == []
             stamps = [entry.commit_ts for entry in part.log.commits(txn, 0, 10_000)]
         assert stamps == sorted(stamps)

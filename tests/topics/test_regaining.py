@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 from tools.topic_writers import batch, begin, send
 from txnkv.topics.partition import Partition
 from txnkv.topics.write import append
@@ -18,10 +19,10 @@ def _forget(path: Path, forget: Callable[[txnkv.Client, Partition], object]) -> 
     """Make messages whose offsets are lost; the end of the log and its last commit."""
     with txnkv.connect(path) as client:
         client.create_topic("t", partitions=2)
-        engine = client.instance.topics
+        engine = internals.topics(client)
         partition = engine.partitions(engine.get("t"))[0]
         append.append_alone(engine, partition, [batch([b"told"])])
-        status = client.instance.store.status
+        status = internals.status(client)
         with status.read() as cur:
             before = cur.execute("SELECT last_timestamp, last_commit FROM clock").fetchone()
         forget(client, partition)
@@ -52,13 +53,13 @@ def test_messages_that_outlived_their_offsets_stay(tmp_path: Path, isolation: st
     end, stamp = _forget(
         path,
         lambda client, partition: append.append_alone(
-            client.instance.topics, partition, [batch([b"a", b"b"]), batch([b"c"])]
+            internals.topics(client), partition, [batch([b"a", b"b"]), batch([b"c"])]
         ),
     )
     assert end == 4
     with txnkv.connect(path) as client:
         assert client.topic("t").end_offsets()[0] == 4
-        with client.instance.store.status.read() as cur:
+        with internals.status(client).read() as cur:
             clock = cur.execute("SELECT last_timestamp, last_commit FROM clock").fetchone()
         assert clock is not None
         assert min(clock) >= stamp
@@ -84,8 +85,8 @@ def test_an_open_transaction_whose_batches_outlived_them_can_end(tmp_path: Path)
     with txnkv.connect(path) as client:
         assert client.topic("t").end_offsets()[0] == 3
         _send(client, b"behind")
-        client.instance.coordinator.maintenance.round(resume_all=True)
-        client.instance.engine.flush()
+        internals.maintenance(client).round(resume_all=True)
+        internals.flush(client)
         assert client.check().problems == []
 
 
@@ -94,7 +95,7 @@ def test_it_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with txnkv.connect(path) as client:
         client.create_topic("t")
         _send(client, b"x")
-        assert client.instance.store.runtime.regained
+        assert internals.runtime(client).regained
     monkeypatch.setattr("txnkv.topics.write.roll_forward._partitions", lambda engine: 1 / 0)
     with txnkv.connect(path):
         pass

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.topic_contents import partitions, raw, values
 from tools.topic_writing import Writer
 from txnkv.client.producer import Producer
@@ -48,7 +49,7 @@ def copy(source: Writer, dest: txnkv.Client, **options: Any) -> Replicated:
 
 def state(client: txnkv.Client, number: int = 0) -> dict[str, Any]:
     """Return what a log says of itself, after it was brought up to date."""
-    roll_forward.complete(client.instance.topics, partitions(client, TOPIC)[number])
+    roll_forward.complete(internals.topics(client), partitions(client, TOPIC)[number])
     partition = partitions(client, TOPIC)[number]
     log = partition.log
     with partition.environment.read() as txn:
@@ -112,13 +113,13 @@ def test_an_open_transaction_is_open_in_the_copy(source: Writer, dest: txnkv.Cli
     agree(source, dest)
     assert state(dest)["bounds"] == (0, 4, 1)
     origin = partitions(dest, TOPIC)[0]
-    assert fetch(dest.instance.topics, origin, 1).records == b""
-    uncommitted = fetch(dest.instance.topics, origin, 1, isolation="read_uncommitted")
+    assert fetch(internals.topics(dest), origin, 1).records == b""
+    uncommitted = fetch(internals.topics(dest), origin, 1, isolation="read_uncommitted")
     assert uncommitted.records == raw(dest, TOPIC, 0, 1)
     source.abort(txn)
     copy(source, dest)
     agree(source, dest)
-    found = fetch(dest.instance.topics, origin, 1)
+    found = fetch(internals.topics(dest), origin, 1)
     assert (found.last_stable_offset, found.high_watermark) == (5, 5)
     assert [each.first_offset for each in found.aborted or []] == [1]
 
@@ -128,10 +129,10 @@ def test_its_high_watermark_is_its_own(source: Writer, dest: txnkv.Client) -> No
     copy(source, dest)
     source.small("b")
     ours = fetch(source.engine, partitions(source.client, TOPIC)[0], 0)
-    theirs = fetch(dest.instance.topics, partitions(dest, TOPIC)[0], 0)
+    theirs = fetch(internals.topics(dest), partitions(dest, TOPIC)[0], 0)
     assert (ours.high_watermark, theirs.high_watermark) == (2, 1)
     with pytest.raises(OffsetOutOfRangeError):
-        fetch(dest.instance.topics, partitions(dest, TOPIC)[0], 2)
+        fetch(internals.topics(dest), partitions(dest, TOPIC)[0], 2)
 
 
 def test_messages_that_nobody_has_flushed_come_too(source: Writer, dest: txnkv.Client) -> None:
@@ -145,8 +146,8 @@ def test_messages_that_nobody_has_flushed_come_too(source: Writer, dest: txnkv.C
 def test_snapshots_of_the_follower_hold_what_was_copied(source: Writer, dest: txnkv.Client) -> None:
     source.small("a")
     done = copy(source, dest)
-    assert dest.instance.coordinator.latest() >= done.snapshot
-    assert done.snapshot == source.client.instance.coordinator.latest()
+    assert internals.latest(dest) >= done.snapshot
+    assert done.snapshot == internals.latest(source.client)
     with dest.snapshot() as snapshot:
         assert snapshot.timestamp >= done.snapshot
 
@@ -155,7 +156,7 @@ def test_nobody_else_writes_to_a_copy(source: Writer, dest: txnkv.Client) -> Non
     source.small("a")
     copy(source, dest)
     with pytest.raises(NotSupportedError, match="copy"):
-        Producer(dest, dest.instance.topics.get(TOPIC), "p")
+        Producer(dest, internals.topics(dest).get(TOPIC), "p")
     assert values(dest, TOPIC) == [b"a"]
 
 
@@ -218,7 +219,7 @@ def test_truncated_in_a_transaction_its_index_goes_back(source: Writer, dest: tx
     copy(source, dest)
     partition = partitions(dest, TOPIC)[0]
     partition.environment.write(lambda txn: partition.log.truncate(txn, 2))
-    with dest.instance.store.status.write() as cur:
+    with internals.status(dest).write() as cur:
         cur.execute("UPDATE partitions SET next_offset = 2 WHERE id = ?", (partition.id,))
     assert state(dest)["bounds"] == (0, 2, 0)
     copy(source, dest)
@@ -232,7 +233,7 @@ def test_topics_can_be_named(source: Writer, dest: txnkv.Client) -> None:
     Writer(source.client, "other").small("x")
     source.small("a")
     assert list(copy(source, dest, topics=["other"]).high_watermarks) == ["other"]
-    assert dest.instance.topics.names() == ["other"]
+    assert internals.topics(dest).names() == ["other"]
     assert sorted(copy(source, dest).high_watermarks) == [TOPIC, "other"]
     with pytest.raises(TopicNotFoundError):
         copy(source, dest, topics=["none"])

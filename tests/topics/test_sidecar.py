@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.topic_contents import partitions
 from tools.topic_writers import send as send_batch
 from txnkv.core import walk
@@ -33,7 +34,7 @@ def topic(client: txnkv.Client) -> txnkv.Topic:
 @pytest.fixture
 def segmented(client: txnkv.Client) -> txnkv.Topic:
     """Each commit begins another segment."""
-    client.instance.topics.create(NAME, 1, "sidecar", TopicOptions(segment_bytes=1))
+    internals.topics(client).create(NAME, 1, "sidecar", TopicOptions(segment_bytes=1))
     return client.topic(NAME)
 
 
@@ -58,7 +59,7 @@ def messages(topic: txnkv.Topic, **options: Any) -> list[txnkv.Message]:
 
 def sweep(client: txnkv.Client, number: int = 0) -> side_sweep.SideSwept:
     partition = partitions(client, NAME)[number]
-    roll_forward.complete(client.instance.topics, partition)
+    roll_forward.complete(internals.topics(client), partition)
     assert partition.side is not None
     return partition.side.sweep(partition.log)
 
@@ -158,7 +159,7 @@ def test_small_large_and_plain_side_by_side(
             open_.flush()
         expected.append(value)
         if number % 7 == 6:
-            client.instance.engine.flush()
+            internals.flush(client)
         if number % 11 == 10:
             sweep(client)
     open_.commit()
@@ -174,7 +175,7 @@ def test_no_side_log_without_large_transactions(client: txnkv.Client, topic: txn
         txn.send(topic, b"a")
     with client.new_session() as session:
         session.send(topic, b"b")
-    client.instance.engine.flush()
+    internals.flush(client)
     sweep(client)
     assert values(topic) == [b"a", b"b"]
     partition = partitions(client, NAME)[0]
@@ -255,7 +256,7 @@ def test_what_is_sent_after_a_timeout_is_never_seen(
         assert look(client, "transaction", zombie.id.local) is None
     with pytest.raises(TransactionTimedOutError):
         zombie.send(topic, b"late")
-    row = client.instance.coordinator.get(zombie.id.local)
+    row = internals.coordinator(client).get(zombie.id.local)
     with pytest.raises(InvalidTxnStateError):  # one that was stopped behind all such checks
         send_batch(client, row, partitions(client, NAME)[0], [b"late"])
     with pytest.raises(TransactionTimedOutError):
@@ -406,7 +407,7 @@ def test_retention_by_size(
 ) -> None:
     """Segments count the bytes that their markers stand for."""
     options = TopicOptions(segment_bytes=2000, retention_bytes=4000)
-    client.instance.topics.create(NAME, 1, "sidecar", options)
+    internals.topics(client).create(NAME, 1, "sidecar", options)
     topic = client.topic(NAME)
     expected = fill(client, topic, rounds=10)
     assert values(topic) == expected
@@ -432,8 +433,8 @@ def test_truncation_takes_transactions_whole(
     reader = topic.consumer()
     assert [m.value for m in reader.poll(max_messages=10, timeout=0)] == expected[:10]
     partition = partitions(client, NAME)[0]
-    flush = client.instance.engine.flush
-    assert roll_forward.truncate(client.instance.topics, partition, 100, flush) == 90
+    flush = internals.tables(client).flush
+    assert roll_forward.truncate(internals.topics(client), partition, 100, flush) == 90
     assert values(topic) == expected[:90]
     with client.transaction() as txn:
         for number in range(30):
@@ -451,7 +452,7 @@ def test_an_open_transaction_outlives_a_truncation(
     txn.flush()
     fill(client, topic, rounds=1)
     partition = partitions(client, NAME)[0]
-    roll_forward.truncate(client.instance.topics, partition, 0, client.instance.engine.flush)
+    roll_forward.truncate(internals.topics(client), partition, 0, internals.tables(client).flush)
     txn.commit()
     assert [(m.offset, m.value) for m in messages(topic)] == [(0, b"mine")]
 

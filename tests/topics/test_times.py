@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
+from tests import internals
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -24,7 +25,7 @@ def _fill(path: Path, flushed: int, count: int) -> None:
             with client.transaction() as txn:
                 txn.send("t", b"%d" % number, timestamp=_at(2 * number))
             if number + 1 == flushed:
-                client.instance.engine.flush()
+                internals.flush(client)
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writer", "reader"])

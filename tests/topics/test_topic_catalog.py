@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.topic_contents import values
 from tools.topic_writers import begin, create, send, small
 from txnkv.errors import (
@@ -19,7 +20,7 @@ from txnkv.topics.write import append, roll_forward
 
 
 def test_topics_are_made_found_and_dropped(client: txnkv.Client) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     made = engine.create("events", 3, "sidecar", TopicOptions(compression="lz4"))
     assert engine.get("events") == made
     assert len(made.partitions) == 3
@@ -43,7 +44,7 @@ def test_topics_are_made_found_and_dropped(client: txnkv.Client) -> None:
 )
 def test_arguments_that_make_no_sense(client: txnkv.Client, partitions: Any, buffer: str) -> None:
     with pytest.raises(ValueError, match=r"partitions|buffer"):
-        client.instance.topics.create("t", partitions, buffer, TopicOptions())
+        internals.topics(client).create("t", partitions, buffer, TopicOptions())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
 
 
 def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
@@ -73,7 +74,7 @@ def test_a_dropped_topic_takes_no_messages(client: txnkv.Client) -> None:
 
 
 def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client) -> None:
-    engine, directory = client.instance.topics, client.instance.store.directory
+    engine, directory = internals.topics(client), internals.store(client).directory
     (partition,) = create(client)
     small(client, [partition], [b"a"])
     roll_forward.complete(engine, partition)
@@ -87,18 +88,18 @@ def test_files_of_a_dropped_topic_go_once_nobody_reads_them(client: txnkv.Client
 
 
 def test_messages_of_a_dropped_topic_do_not_stop_the_flush(client: txnkv.Client) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     (dropped,) = create(client, "dropped")
     (kept,) = create(client, "kept")
     small(client, [dropped, kept], [b"a"])
     engine.drop("dropped")
-    client.instance.engine.flush()
+    internals.flush(client)
     assert engine.tail.partition_ids == []
     assert values(client, "kept") == [b"a"]
 
 
 def test_a_copy_of_a_topic_takes_no_messages(client: txnkv.Client) -> None:
-    engine = client.instance.topics
+    engine = internals.topics(client)
     topic = engine.create("copy", 1, "marker", TopicOptions(replica_of="elsewhere"))
     (partition,) = engine.partitions(topic)
     row = begin(client)

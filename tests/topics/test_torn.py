@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.reading_tools import given, partition_of
 
 READERS: list[dict[str, Any]] = [{"order": "commit"}, {"isolation": "serializable"}]
@@ -14,7 +15,7 @@ READERS: list[dict[str, Any]] = [{"order": "commit"}, {"isolation": "serializabl
 
 def lose(client: txnkv.Client, topic: txnkv.Topic, start: int, number: int = 0) -> None:
     """Let retention take what lies before an offset."""
-    client.instance.engine.flush()
+    internals.flush(client)
     partition = partition_of(client, topic, number)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, start))
 

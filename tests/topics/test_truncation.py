@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tools.topic_contents import raw, stored, values
 from tools.topic_writing import Writer
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError, OutOfOrderSequenceError
@@ -256,9 +257,9 @@ def test_a_dropped_topic_is_not_truncated(to: Writer) -> None:
     to.small("a")
     partition = to.partitions[0]
     roll_forward.complete(to.engine, partition)
-    with to.client.instance.store.status.write() as cur:
+    with internals.status(to.client).write() as cur:
         cur.execute("UPDATE topics SET dropped_ts = 1")
     with pytest.raises(txnkv.TopicNotFoundError):
-        truncate(to.engine, partition, 0, to.client.instance.engine.flush)
-    with to.client.instance.store.status.write() as cur:
+        truncate(to.engine, partition, 0, internals.tables(to.client).flush)
+    with internals.status(to.client).write() as cur:
         cur.execute("UPDATE topics SET dropped_ts = NULL")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.log_tools import COMMIT, data, marker
 from tests.topics.reading_tools import drained, partition_of, put
 from tools.topic_writers import begin, commit, send, small
@@ -118,7 +119,7 @@ def test_what_is_open_and_what_was_aborted(client: txnkv.Client, topic: Any) -> 
     send(client, gone, p0, [b"gone"])
     small(client, [p0, p1], [b"quick"])
     send(client, slow, p1, [b"slow"])
-    client.abort_transaction(client.instance.coordinator.txn_id(gone.txn_id))
+    client.abort_transaction(internals.coordinator(client).txn_id(gone.txn_id))
     consumer = whole(topic)
     assert told(drained(consumer)) == [(0, b"quick"), (1, b"quick")]
     commit(client, slow)
@@ -135,7 +136,7 @@ def test_a_marker_that_is_missing_in_one_partition(
         send(client, row, partition, [b"a"])
     monkeypatch.setattr("txnkv.topics.write.roll_forward.complete_marked", lambda *_: {})
     commit(client, row)
-    roll_forward.complete(client.instance.topics, p0)
+    roll_forward.complete(internals.topics(client), p0)
     assert told(drained(whole(topic))) == [(0, b"a"), (1, b"a")]
 
 
@@ -169,9 +170,9 @@ def test_a_reader_that_cannot_write_waits_for_the_marker(
     with monkeypatch.context() as patch:
         patch.setattr("txnkv.topics.write.roll_forward.complete_marked", lambda *_: {})
         commit(client, row)
-    roll_forward.complete(client.instance.topics, p0)
+    roll_forward.complete(internals.topics(client), p0)
     assert seen() == []
-    roll_forward.complete(client.instance.topics, p1)
+    roll_forward.complete(internals.topics(client), p1)
     assert seen() == [(0, b"a"), (1, b"a")]
     reader.tell("end")
     reader.finish()
@@ -194,7 +195,7 @@ def test_an_append_that_is_under_way_is_waited_for(
         """,
         fault="append.reserved=pause:0.3",
     )
-    until(lambda: client.instance.topics.look(p0.id).next_offset == 1)
+    until(lambda: internals.topics(client).look(p0.id).next_offset == 1)
     small(client, [p1], [b"second"])
     assert told(drained(whole(topic))) == [(0, b"first"), (1, b"second")]
     other.finish()
@@ -284,7 +285,7 @@ def test_appends_that_begin_while_it_helps_are_for_the_next_look(
     """Beside busy writers it answered that nothing was there: offsets were taken since it had
     begun to look, so it took what it had for incomplete.
     """
-    engine, partition = client.instance.topics, partition_of(client, topic, 0)
+    engine, partition = internals.topics(client), partition_of(client, topic, 0)
     small(client, [partition], [b"T1"])
     complete = roll_forward.complete
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import txnkv
+from tests import internals
 from tools.crash_topics import committed
 from tools.topic_contents import partitions
 
@@ -54,7 +55,7 @@ def test_a_store_without_tables_looks_after_its_topics(
     for i in range(3):
         with client.transaction() as txn:
             txn.send(events, b"%d" % i)
-    client.instance.engine.flush()
+    internals.flush(client)
     by_hand(client)
     assert client.stats()["log_commits"] == 0
     assert client.stats()["topics"]["events"]["tail_bytes"] == 0
@@ -69,7 +70,7 @@ def test_damage_in_a_log_is_found(
     events = client.create_topic("events")
     with client.transaction() as txn:
         txn.send(events, b"all is well")
-    client.instance.engine.flush()
+    internals.flush(client)
     partition = partitions(client, "events")[0]
 
     def damage(txn: object) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tools.crash_topics import committed
 from tools.topic_contents import raw
 from tools.topic_writers import abort, batch, begin, commit, create, send, small
@@ -112,7 +113,7 @@ def test_one_that_was_stopped_while_it_appends(
     aborted = threading.Event()
 
     def end_it() -> None:
-        client.instance.coordinator.abort(txn_id, "by hand")
+        internals.coordinator(client).abort(txn_id, "by hand")
         aborted.set()
 
     thread = threading.Thread(target=end_it)
@@ -142,7 +143,7 @@ def test_a_commit_waits_for_an_append_that_saw_it_open(
     )
     _, txn_id = worker.hear()
     wait_stopped(worker.popen.pid)
-    row = client.instance.coordinator.get(txn_id)
+    row = internals.coordinator(client).get(txn_id)
     thread = threading.Thread(target=commit, args=(client, row))
     thread.start()
     thread.join(timeout=0.2)
@@ -165,8 +166,8 @@ def test_a_batch_that_comes_late_all_the_same_is_dropped(client: txnkv.Client) -
     abort(client, gone)
 
     def force(txn_id: int) -> None:
-        base = roll_forward.complete(client.instance.topics, partition)
-        with client.instance.store.status.write() as cur:
+        base = roll_forward.complete(internals.topics(client), partition)
+        with internals.status(client).write() as cur:
             topic_catalog.take_offsets(cur, partition.id, 1)
         late = core.place(batch([b"late"], txn_id), base)
         partition.environment.write(lambda txn: partition.log.put(txn, [late]))
@@ -176,7 +177,7 @@ def test_a_batch_that_comes_late_all_the_same_is_dropped(client: txnkv.Client) -
     new = begin(client)
     send(client, new, partition, [b"new"])
     # Ids are alive until their process says otherwise: it does when it stores its ranges.
-    client.instance.coordinator.ids.close()
+    internals.coordinator(client).ids.close()
     commit(client, new)
     force(old.txn_id)
     small(client, [partition], [b"small"])
@@ -189,7 +190,7 @@ def test_an_append_that_the_fork_cut_off_is_refused_after_the_end(client: txnkv.
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
-    engine = client.instance.topics
+    engine = internals.topics(client)
     entered, go_on = threading.Event(), threading.Event()
 
     def hold(txn: Any) -> None:
@@ -207,14 +208,14 @@ def test_an_append_that_the_fork_cut_off_is_refused_after_the_end(client: txnkv.
         except InvalidTxnStateError as error:
             errors.append(error)
 
-    client.instance.coordinator.orchestrator.start_abort(row.txn_id, "by hand")
+    internals.coordinator(client).orchestrator.start_abort(row.txn_id, "by hand")
     writer = threading.Thread(target=late)
     writer.start()
     go_on.set()
     writer.join()
     holder.join()
     assert len(errors) == 1
-    client.instance.coordinator.orchestrator.finish(row.txn_id)
+    internals.coordinator(client).orchestrator.finish(row.txn_id)
     assert committed(client, partition) == []
 
 
@@ -226,6 +227,6 @@ def test_an_abort_that_dies_is_done_again(client: txnkv.Client) -> None:
     assert abort(client, row).state is txnkv.TxnState.ABORTED  # decided; the rest is tried again
     assert client.transaction_state(row.txn_id) is not txnkv.TxnState.ABORTED
     small(client, [partition], [b"b"])
-    client.instance.coordinator.orchestrator.finish(row.txn_id)
+    internals.coordinator(client).orchestrator.finish(row.txn_id)
     assert committed(client, partition) == [b"b"]
     assert client.transaction_state(row.txn_id) is txnkv.TxnState.ABORTED

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import txnkv
+from tests import internals
 from txnkv.topics.write import staged_files
 from txnkv.transaction.job import Job
 
@@ -27,12 +28,12 @@ def read(topic: txnkv.Topic, partition: int = 0) -> list[bytes]:
 
 
 def staged(client: txnkv.Client) -> list[Path]:
-    folder = client.instance.topics.staged.folder
+    folder = internals.topics(client).staged.folder
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
 def rows(client: txnkv.Client) -> list[staged_files.StagedFile]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return staged_files.all_files(cur)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.client.job_sends.job_sends_tools import (
     BrokenOff,
     ByHand,
@@ -90,7 +91,7 @@ def test_messages_are_whole_whatever_they_are(
 ) -> None:
     """Keys, headers, timestamps, nulls, compression, and one in pieces."""
     options = TopicOptions(compression="zstd", max_message_bytes=1000)
-    client.instance.topics.create("packed", 1, "marker", options)
+    internals.topics(client).create("packed", 1, "marker", options)
     packed = client.topic("packed")
     when = txnkv.Timestamp.from_micros(5_000_000).datetime
     large = os.urandom(4500)
@@ -385,7 +386,7 @@ def test_the_format_of_a_file_is_frozen(
     data = staged(client)[0].read_bytes()
     header = struct.pack("<IQQ", 1, int(staged(client)[0].name), txn.id.local)
     assert data[:32] == b"txnkvsnd" + struct.pack("<I", core.crc32c(header)) + header
-    partition = client.instance.topics.get("events").partitions[1]
+    partition = internals.topics(client).get("events").partitions[1]
     frame = struct.pack("<IQQ", 0, partition, len(data) - 56)
     assert data[32:56] == struct.pack("<I", core.crc32c(frame)) + frame
     batch = core.read_header(data, 56)
@@ -398,12 +399,12 @@ def test_a_copy_of_the_store_without_its_staged_files_opens(
 ) -> None:
     """Only the job's attempts are lost, which no copy could go on with."""
     stage(job, "0", b"a")
-    client.instance.store.status.checkpoint()
-    source = client.instance.store.directory.path
+    internals.status(client).checkpoint()
+    source = internals.store(client).directory.path
     shutil.copytree(source, tmp_path / "copy", ignore=shutil.ignore_patterns("staged", "runtime"))
     now.forward(3600)
     with txnkv.connect(tmp_path / "copy") as copy:
-        copy.instance.coordinator.maintenance.round(resume_all=True)
+        internals.maintenance(copy).round(resume_all=True)
         copy.abort_transaction(job._txn.id)
         assert rows(copy) == []
         assert copy.check().problems == []

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.client.job_sends.job_sends_tools import (
     BrokenOff,
     break_off,
@@ -58,7 +59,7 @@ def test_a_job_whose_commit_broke_off_can_only_be_rolled_back(
 
 
 def _participants(client: txnkv.Client) -> set[int]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         found = cur.execute("SELECT txn_id FROM participants WHERE kind = 'partition'")
         return {id for (id,) in found}
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.acks.ack_tools import COUNT, TAKE_CUMULATIVE, Acks
 from txnkv.topics.delivery import leases
 from txnkv.topics.messages.message import MessageId
@@ -22,10 +23,12 @@ def test_who_holds_which_message(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(1, a)
     acks.sub.nack(acks.messages[4])
-    found = leases.held_messages(acks.client.instance.topics, acks.sub.info)
+    found = leases.held_messages(internals.topics(acks.client), acks.sub.info)
     states = {each.first: (each.state, each.pid) for each in found.held}
     pending = ("pending", None if "A" in acks._stored else os.getpid())
-    if acks.client.instance.topics.local.exclusive(acks.sub.info.id) is None:  # counted, or shared
+    if (
+        internals.topics(acks.client).local.exclusive(acks.sub.info.id) is None
+    ):  # counted, or shared
         leased = ("leased", os.getpid())
         free = ("free", None)
         assert states == {0: leased, 1: pending, 2: leased, 3: leased, 4: free, 5: leased}
@@ -114,7 +117,7 @@ def large(
     """Acknowledges offsets 0 (a), 1 to 3 (a large message in pieces) or 4 (b); answers what a new
     consumer gets.
     """
-    client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=1000))
+    internals.topics(client).create("large", 1, "marker", TopicOptions(max_message_bytes=1000))
     topic = client.topic("large")
     options: Any = {"max_deliveries": 1000} if type == "counted" else {"type": type}
     with client.transaction() as txn:
@@ -158,7 +161,7 @@ def test_small_messages_before_a_large_one_come_again(
     client: txnkv.Client, type: str, stored: bool, how: str
 ) -> None:
     """Only the large one did, and a cumulative ack of what came next lost the others."""
-    client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=100))
+    internals.topics(client).create("large", 1, "marker", TopicOptions(max_message_bytes=100))
     topic = client.topic("large")
     options: Any = {"max_deliveries": 1000} if type == "counted" else {"type": type}
     values = [b"a", b"b", b"x" * 1000, b"c"]

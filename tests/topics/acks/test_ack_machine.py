@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import txnkv
+from tests import internals
 from txnkv.storage import settle_dropped
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
@@ -112,7 +113,7 @@ class AckMachine(RuleBasedStateMachine):
     def begin_store(self) -> None:
         self.client = txnkv.connect(self.folder / "store")
         options = TopicOptions(max_message_bytes=100)
-        self.client.instance.topics.create("events", PARTITIONS, "marker", options)
+        internals.topics(self.client).create("events", PARTITIONS, "marker", options)
         self.subscribe()
         self.send(3, 0)
         self.send(3, 1)
@@ -130,7 +131,7 @@ class AckMachine(RuleBasedStateMachine):
                 self.end(name, commit=False)
             self.reopen()
             self.check_delivered()
-            with self.client.instance.store.status.read() as cur:
+            with internals.status(self.client).read() as cur:
                 assert cur.execute("SELECT count(*) FROM pending_acks").get == 0
             assert self.client.check().problems == []
             self.client.close()
@@ -296,7 +297,7 @@ class AckMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.client.instance.engine.flush()
+        internals.flush(self.client)
 
     @invariant()
     def check_delivered(self) -> None:

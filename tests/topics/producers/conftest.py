@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.producers.producer_tools import TOPIC, Make
 from txnkv.client.producer import Producer
 from txnkv.errors import (
@@ -19,7 +20,7 @@ from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
 @pytest.fixture
 def topic(client: txnkv.Client) -> TopicInfo:
-    return client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+    return internals.topics(client).create(TOPIC, 1, "marker", TopicOptions())
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def make(client: txnkv.Client, topic: TopicInfo) -> Iterator[Make]:
     made: list[Producer] = []
 
     def make_one(name: str | None = "billing", **options: Any) -> Producer:
-        made.append(Producer(client, client.instance.topics.get(TOPIC), name, **options))
+        made.append(Producer(client, internals.topics(client).get(TOPIC), name, **options))
         return made[-1]
 
     yield make_one

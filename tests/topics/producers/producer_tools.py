@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 import txnkv
+from tests import internals
 from txnkv.client.producer import Producer
 from txnkv.topics.write import producers
 from txnkv.topics.write.producer_sender import Delivered, Sender
@@ -18,7 +19,7 @@ Make = Callable[..., Producer]
 
 
 def sender(client: txnkv.Client, name: str | None = "billing", patience: float = 20.0) -> Sender:
-    return Sender(client.instance.topics, client.instance.topics.get(TOPIC), name, patience)
+    return Sender(internals.topics(client), internals.topics(client).get(TOPIC), name, patience)
 
 
 def batch(*texts: str) -> pa.RecordBatch:
@@ -42,13 +43,13 @@ def back_to(by: Sender, numbers: dict[int, int]) -> None:
 
 
 def rows(client: txnkv.Client) -> tuple[int, int]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         (names,) = cur.execute("SELECT count(*) FROM producers").fetchone() or (0,)
         (states,) = cur.execute("SELECT count(*) FROM producer_states").fetchone() or (0,)
     return int(str(names)), int(str(states))
 
 
 def sweep(client: txnkv.Client) -> int:
-    lease = client.instance.coordinator.maintenance.lease
+    lease = internals.maintenance(client).lease
     assert lease.acquire()
-    return producers.forget_idle(client.instance.store, lease)
+    return producers.forget_idle(internals.store(client), lease)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import txnkv
+from tests import internals
 from tests.topics.producers.producer_tools import TOPIC, Make, back_to, deliver, sender
 from tools.topic_contents import stored, values
 from txnkv.client.producer import Producer
@@ -121,7 +122,7 @@ def test_a_later_producer_of_the_name_fences_this_one(make: Make, client: txnkv.
 
 
 def test_names_and_topics_do_not_meet(make: Make, client: txnkv.Client) -> None:
-    other = client.instance.topics.create("other", 1, "marker", TopicOptions())
+    other = internals.topics(client).create("other", 1, "marker", TopicOptions())
     first, second, nameless = make("a"), make("b"), make(None)
     third, also_nameless = Producer(client, other, "a"), make(None)
     for producer in (first, second, nameless, third, also_nameless):
@@ -133,7 +134,7 @@ def test_names_and_topics_do_not_meet(make: Make, client: txnkv.Client) -> None:
 def test_epochs_run_out_and_the_name_gets_another_id(make: Make, client: txnkv.Client) -> None:
     elder = make()
     elder.send("a").result(20)
-    with client.instance.store.status.write() as cur:
+    with internals.status(client).write() as cur:
         cur.execute("UPDATE producers SET epoch = ?", (producers.EPOCHS - 1,))
     later = make()
     later.send("b").result(20)
@@ -292,10 +293,10 @@ def test_whatever_fails_each_message_is_there_once_and_in_order(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         client = txnkv.connect(folder + "/store")
-        client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+        internals.topics(client).create(TOPIC, 1, "marker", TopicOptions())
 
         def begin() -> Producer:
-            info = client.instance.topics.get(TOPIC)
+            info = internals.topics(client).get(TOPIC)
             return Producer(client, info, "p", linger=60.0, batch_bytes=batch_bytes)
 
         producer, sent = begin(), 0

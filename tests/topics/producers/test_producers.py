@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.producers.producer_tools import (
     TOPIC,
     Make,
@@ -84,7 +85,7 @@ def test_batches_say_who_sent_them(make: Make, client: txnkv.Client) -> None:
 
 
 def test_keys_keep_their_partition_and_their_order(client: txnkv.Client) -> None:
-    info = client.instance.topics.create("keyed", 4, "marker", TopicOptions())
+    info = internals.topics(client).create("keyed", 4, "marker", TopicOptions())
     with Producer(client, info, "p", batch_bytes=500) as producer:
         futures = [(i % 7, producer.send(f"{i}", key=f"k{i % 7}")) for i in range(300)]
     by_key: dict[int, list[MessageId]] = {}
@@ -101,7 +102,7 @@ def test_keys_keep_their_partition_and_their_order(client: txnkv.Client) -> None
 
 
 def test_partition_headers_and_timestamp_are_taken(client: txnkv.Client) -> None:
-    info = client.instance.topics.create("full", 3, "marker", TopicOptions())
+    info = internals.topics(client).create("full", 3, "marker", TopicOptions())
     at = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
     with Producer(client, info, "p") as producer:
         id = producer.send(b"v", b"k", partition=2, headers=[("h", b"1")], timestamp=at)
@@ -115,7 +116,9 @@ def test_partition_headers_and_timestamp_are_taken(client: txnkv.Client) -> None
 
 
 def test_a_large_message_is_pieces_that_stand_together(client: txnkv.Client) -> None:
-    info = client.instance.topics.create("large", 1, "marker", TopicOptions(max_message_bytes=1000))
+    info = internals.topics(client).create(
+        "large", 1, "marker", TopicOptions(max_message_bytes=1000)
+    )
     with Producer(client, info, "p", linger=30.0) as producer:
         ids = [producer.send(value) for value in (b"a", b"x" * 3500, b"b")]
     assert [id.result(0).offset for id in ids] == [0, 4, 5]  # of its last piece
@@ -234,8 +237,8 @@ def test_a_first_batch_has_to_be_the_first(client: txnkv.Client, topic: TopicInf
 
 
 def test_partitions_have_sequences_of_their_own(client: txnkv.Client) -> None:
-    info = client.instance.topics.create("two", 2, "marker", TopicOptions())
-    by = Sender(client.instance.topics, info, "p")
+    info = internals.topics(client).create("two", 2, "marker", TopicOptions())
+    by = Sender(internals.topics(client), info, "p")
     assert [d.base for d in by.deliver([(0, batch("a", "b")), (1, batch("c"))])] == [0, 0]
     numbers = sequences(by)
     assert [d.base for d in by.deliver([(0, batch("d")), (1, batch("e", "f"))])] == [2, 1]
@@ -286,7 +289,7 @@ def test_a_client_sends_what_waits_in_its_producers(
 
 
 def test_a_producer_that_nobody_holds_sends_what_it_has(make: Make, client: txnkv.Client) -> None:
-    future = Producer(client, client.instance.topics.get(TOPIC), "dropped").send("a")
+    future = Producer(client, internals.topics(client).get(TOPIC), "dropped").send("a")
     assert future.result(20) == MessageId(0, 0)
 
 
@@ -329,15 +332,15 @@ def test_a_dropped_topic_takes_nothing(make: Make, client: txnkv.Client) -> None
     producer.send("a")
     producer.flush()
     lost = producer.send("b")
-    client.instance.topics.drop(TOPIC)
+    internals.topics(client).drop(TOPIC)
     with pytest.raises(TopicNotFoundError):
         producer.flush()
     assert isinstance(lost.exception(0), TopicNotFoundError)
     with pytest.raises(TopicNotFoundError):
         producer.send("c")
-    client.instance.topics.create(TOPIC, 1, "marker", TopicOptions())
+    internals.topics(client).create(TOPIC, 1, "marker", TopicOptions())
     make().send("d").result(20)
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         assert len(cur.execute("SELECT * FROM producer_states").fetchall()) == 1
 
 
@@ -349,7 +352,7 @@ def test_the_state_of_a_producer_does_not_grow(client: txnkv.Client, topic: Topi
     sizes = set()
     for i in range(20):
         deliver(by, *(f"{i}-{j}" for j in range(i + 1)))
-        with client.instance.store.status.read() as cur:
+        with internals.status(client).read() as cur:
             sizes.add(len(cur.execute("SELECT state FROM producer_states").fetchall()[0][0]))
     assert max(sizes) == 16 + 5 * 32
     assert rows(client) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import txnkv
+from tests import internals
 
 
 def send(client: txnkv.Client, *values: Any, topic: str = "events", **options: Any) -> None:
@@ -24,7 +25,7 @@ def take(sub: txnkv.Subscription) -> Any:
 
 
 def cursor_rows(client: txnkv.Client) -> list[tuple[Any, ...]]:
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return (
             cur.execute("SELECT mark_delete FROM cursors").fetchall()
             + cur.execute("SELECT first, last FROM acked_ranges").fetchall()
@@ -34,5 +35,5 @@ def cursor_rows(client: txnkv.Client) -> list[tuple[Any, ...]]:
 def left_over(client: txnkv.Client) -> int:
     """Rows that only unfinished business has."""
     tables = ("pending_acks", "leases", "returned_acks", "acked_ranges")
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return sum(cur.execute(f"SELECT count(*) FROM {name}").get for name in tables)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.subscriptions.subscription_tools import received, send, take
 from txnkv.errors import CorruptionError, StorageFullError
 from txnkv.topics.delivery import leases, redelivery
@@ -160,7 +161,7 @@ def test_a_large_message_between_others_comes_back(
     """Pieces of one stand among the messages of another transaction: a consumer that went on
     behind the first pieces never had it.
     """
-    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
+    internals.topics(client).create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
     topic = client.topic("events")
     txn = client.new_transaction()
     txn.serialize()
@@ -183,7 +184,7 @@ def test_a_large_message_between_others_comes_back(
 
 
 def test_two_consumers_share_a_large_message_and_what_lies_between(client: txnkv.Client) -> None:
-    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
+    internals.topics(client).create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
     topic = client.topic("events")
     one, two = (topic.subscribe("s", type="shared") for _ in range(2))
     send(client, "x" * 1500, "y" * 1500)
@@ -197,7 +198,7 @@ def test_two_consumers_share_a_large_message_and_what_lies_between(client: txnkv
 
 
 def writes(client: txnkv.Client) -> int:
-    number = client.instance.store.status.change_number()
+    number = internals.status(client).change_number()
     assert number is not None
     return number
 

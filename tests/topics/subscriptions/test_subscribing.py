@@ -9,6 +9,7 @@ import pytest
 
 import txnkv
 import txnkv.aio
+from tests import internals
 from tests.topics.subscriptions.subscription_tools import received, send, take
 from txnkv.topics.acks.subscription_rows import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
@@ -17,12 +18,12 @@ from txnkv.topics.topic_catalog import TopicOptions
 def rows(client: txnkv.Client) -> dict[str, list[Any]]:
     """All that status.db has of topics and subscriptions."""
     tables = ("topics", "subscriptions", "cursors", "leases", "acked_ranges", "returned_acks")
-    with client.instance.store.status.read() as cur:
+    with internals.status(client).read() as cur:
         return {name: cur.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
 
 
 def info_of(client: txnkv.Client, topic: txnkv.Topic) -> SubscriptionInfo:
-    (found,) = client.instance.topics.subscriptions.of_topic(topic.info)
+    (found,) = internals.topics(client).subscriptions.of_topic(topic.info)
     return found
 
 
@@ -103,7 +104,7 @@ def test_a_start_beyond_the_end_is_refused(client: txnkv.Client, topic: txnkv.To
     for start in ({0: 3}, {0: -1}):
         with pytest.raises(txnkv.OffsetOutOfRangeError, match=r"\[0, 2\)"):
             topic.subscribe("s", start=start)
-    assert client.instance.topics.subscriptions.of_topic(topic.info) == []
+    assert internals.topics(client).subscriptions.of_topic(topic.info) == []
     sub = topic.subscribe("s", start={0: 2})
     send(client, 2)
     assert received(sub) == ["2"]
@@ -266,7 +267,7 @@ def test_a_seek_elsewhere_is_refused(client: txnkv.Client, topic: txnkv.Topic, t
 
 @KINDS
 def test_seek_to_a_large_message(client: txnkv.Client, kind: dict[str, Any]) -> None:
-    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=100))
+    internals.topics(client).create("events", 1, "marker", TopicOptions(max_message_bytes=100))
     topic = client.topic("events")
     send(client, "a", "x" * 1000, "b")
     sub = topic.subscribe("s", **kind)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.subscriptions.subscription_tools import left_over, received, send, take
 from txnkv.topics.acks import exclusive
 from txnkv.topics.messages.message import MessageId
@@ -410,15 +411,15 @@ def test_an_ack_is_durable_when_it_returns(client: txnkv.Client, topic: txnkv.To
     send(client, 0, 1)
     sub = topic.subscribe("s")
     sub.ack(take(sub))
-    assert client.instance.store.runtime.all_synced()
+    assert internals.runtime(client).all_synced()
 
 
 def test_time_is_not_wasted_on_an_idle_subscription(
     client: txnkv.Client, topic: txnkv.Topic
 ) -> None:
     sub = topic.subscribe("s", type="shared")
-    before = client.instance.store.runtime.change_word()
+    before = internals.runtime(client).change_word()
     began = time.process_time()
     assert sub.receive(timeout=0.3) is None
-    assert client.instance.store.runtime.change_word() == before
+    assert internals.runtime(client).change_word() == before
     assert time.process_time() - began < 0.3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.subscriptions.subscription_tools import (
     cursor_rows,
     left_over,
@@ -123,7 +124,7 @@ def test_a_dropped_subscription_is_refused(
     send(client, 0, 1)
     sub = topic.subscribe("s", **options)
     first = take(sub)
-    assert client.instance.topics.subscriptions.drop(sub.info)
+    assert internals.topics(client).subscriptions.drop(sub.info)
     with pytest.raises(txnkv.TopicNotFoundError, match="dropped"):
         sub.receive(timeout=0)
     sub.ack(first)  # of no effect
@@ -283,7 +284,7 @@ def test_a_cursor_stays_short_over_markers_and_aborted_messages(
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])
 def test_a_cursor_over_a_large_message(client: txnkv.Client, type: str) -> None:
-    client.instance.topics.create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
+    internals.topics(client).create("events", 1, "marker", TopicOptions(max_message_bytes=1000))
     topic = client.topic("events")
     send(client, "a")
     send(client, "x" * 5000)
@@ -309,12 +310,12 @@ def test_cursors_follow_retention(
     client: txnkv.Client, topic: txnkv.Topic, by_hand: Callable[[txnkv.Client], None]
 ) -> None:
     send(client, *range(10))
-    client.instance.engine.flush()
+    internals.flush(client)
     sub, shared = topic.subscribe("s"), topic.subscribe("shared", type="shared")
     sub.ack(take(sub))
     late = topic.subscribe("late", type="shared")
     first = take(late)
-    (partition,) = client.instance.topics.partitions(topic.info)
+    (partition,) = internals.topics(client).partitions(topic.info)
     partition.environment.write(lambda txn: partition.log.advance_start(txn, 10))
     send(client, "next")
     by_hand(client)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests import internals
 from tests.topics.subscriptions.subscription_tools import send, take
 
 
@@ -45,7 +46,7 @@ def until(there: Callable[[], bool]) -> None:
 
 
 def asleep(client: txnkv.Client) -> int:
-    return len(client.instance.topics.watch._asleep)
+    return len(internals.topics(client).watch._asleep)
 
 
 def subscribed(topic: txnkv.Topic, n: int) -> list[txnkv.Subscription]:
@@ -72,10 +73,10 @@ def test_one_looks_for_all_that_wait(
     until(lambda: asleep(client) == 19)
     with monkeypatch.context() as counted:
         counted.setattr(time, "sleep", sleep)
-        start = client.instance.store.status.change_number()
+        start = internals.status(client).change_number()
         until(lambda: len(lookers) > 20)
         assert len({*lookers}) == 1
-        assert client.instance.store.status.change_number() == start
+        assert internals.status(client).change_number() == start
     send(client, "for all")
     until(lambda: all(found))
     assert {each[0].value for each in found} == {b"for all"}
@@ -86,7 +87,7 @@ def test_another_leads_when_the_first_has_its_message(
 ) -> None:
     other = client.create_topic("other")
     first = receivers(other.subscribe("s"))
-    until(lambda: client.instance.topics.watch._led)
+    until(lambda: internals.topics(client).watch._led)
     rest = [receivers(sub) for sub in subscribed(topic, 6)]
     until(lambda: asleep(client) == 6)
     send(client, "other", topic="other")
@@ -118,7 +119,7 @@ def test_what_no_change_shows_wakes_whom_it_concerns(
     txn.ack(exclusive, take(exclusive))
     take(shared)
     receivers(client.create_topic("other").subscribe("s"))
-    until(lambda: client.instance.topics.watch._led)
+    until(lambda: internals.topics(client).watch._led)
     concerned = shared if kind == "lease" else exclusive
     found = receivers(concerned)
     if kind == "rollback":
