@@ -16,7 +16,7 @@ import apsw
 import pyarrow as pa
 
 import txnkv
-from txnkv.options import Buffer
+from txnkv.topics import Buffer
 
 from .kafka import Broker, KafkaQueue
 from .stores import Store

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, settings
 
 import txnkv
 from tests import internals
-from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.clocks import clock
 from txnkv.storage.faults import disarm
+from txnkv.transaction import instance
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

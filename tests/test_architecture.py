@@ -13,13 +13,13 @@ PACKAGE = ROOT / "txnkv"
 
 # Lowest first. A module may import from its own layer and those below.
 LAYERS = [
-    {"errors", "metrics", "options", "version"},
+    {"errors", "metrics"},
     {"core"},
     {"storage"},
     {"coordinator"},
     {"tables", "topics"},
     {
-        "instance", "transaction", "client", "aio", "api", "__init__",
+        "transaction", "client", "aio", "api", "__init__",
     },
     {"spark", "cli", "__main__"},
 ]  # fmt: skip

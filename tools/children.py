@@ -33,7 +33,7 @@ _PRELUDE: Final = """
 import os, signal, sys, threading, time
 import pyarrow as pa
 import txnkv
-from txnkv import instance
+from txnkv.transaction import instance
 from txnkv.storage import arm
 from tools.crash_scenarios import *
 args = sys.argv[1:]

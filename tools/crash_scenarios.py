@@ -29,11 +29,11 @@ from tools import (
     crash_topics,
 )
 from txnkv.client import admin
-from txnkv.options import Locking
 from txnkv.tables import arrow_input
 from txnkv.tables.maintenance import history
 from txnkv.tables.tablets import merging, row_set_format, row_set_writer
 from txnkv.tables.write import write_buffer
+from txnkv.transaction import Locking
 
 TABLES: Final = ("left", "right")
 TABLETS: Final = 4

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import txnkv
-from txnkv.options import Buffer
 from txnkv.storage.directory import FORMAT_VERSION
+from txnkv.topics import Buffer
 
 COLUMNS = {
     "k": "string",

@@ -17,11 +17,10 @@ they are: `txnkv --version`, and a program that imports txnkv and may not use it
 
 from typing import TYPE_CHECKING
 
-from txnkv.version import __version__ as __version__
+__version__ = "0.1.0"  # which setuptools reads from here as well
 
 if TYPE_CHECKING:
     from txnkv import aio as aio
-    from txnkv import options as options
     from txnkv.api import *  # noqa: F403
     from txnkv.api import __all__ as __all__
 else:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 import txnkv
-from txnkv import options
+from txnkv import client as client_room
 
 ID = txnkv.Schema({"id": "int64"}, primary_key=["id"])
 
@@ -176,4 +176,4 @@ def test_options_have_the_types_of_their_words(
 ) -> None:
     parameter = inspect.signature(call).parameters[name]
     assert parameter.annotation == alias
-    assert parameter.default in get_args(getattr(options, alias))
+    assert parameter.default in get_args(getattr(client_room, alias))

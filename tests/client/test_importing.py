@@ -34,7 +34,7 @@ def loaded_by(program: str, *args: object) -> set[str]:
 def test_importing_loads_nothing_that_takes_long() -> None:
     found = loaded_by("import txnkv; txnkv.__version__")
     assert not found & (SLOW | {"apsw", "lmdb", "pyarrow"})
-    assert {name for name in found if name.startswith("txnkv.")} == {"txnkv.version"}
+    assert not {name for name in found if name.startswith("txnkv.")}
 
 
 def test_opening_a_store_loads_what_that_takes(tmp_path: Path) -> None:

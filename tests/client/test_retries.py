@@ -19,9 +19,9 @@ import pytest
 
 import txnkv
 from txnkv.errors import CommitOutcomeUnknownError, StorageFullError, UnavailableError
-from txnkv.options import Operation
 from txnkv.storage.faults import arm, disarm
 from txnkv.storage.wal import WalFile
+from txnkv.tables import Operation
 from txnkv.tables.write import write_buffer
 from txnkv.topics import outbox
 from txnkv.topics.messages.message import MessageId

@@ -21,11 +21,11 @@ from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import walk
-from txnkv.options import Buffer
 from txnkv.storage.environment import Environment
 from txnkv.tables.maintenance import flush
 from txnkv.tables.tablets import row_set_format
 from txnkv.tables.tablets.row_set_format import KEYS, block_key
+from txnkv.topics import Buffer
 from txnkv.topics.partition import Partition
 from txnkv.topics.topic_check import check_partition
 

@@ -13,7 +13,7 @@ from tests import internals
 from tools.flips import BY_OFFSET, changes, outcome, partition_of, readers, records
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import Chunk, ControlType, encode_batch, encode_control, place
-from txnkv.options import Buffer
+from txnkv.topics import Buffer
 from txnkv.topics.partition import Partition
 from txnkv.topics.topic_check import check_partition
 

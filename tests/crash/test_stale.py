@@ -115,7 +115,7 @@ def test_stale_worker_that_looks_at_its_own_rows_is_told_of_the_end(
 # -- leaders ---------------------------------------------------------------------------
 
 LEADER = """
-    from txnkv.instance import acquire
+    from txnkv.transaction.instance import acquire
     arm(args[1], stop)
     client = txnkv.connect(args[0], create=False)
     say(str(client.instance.coordinator.maintenance.round()))

@@ -14,8 +14,8 @@ from tools.powerloss.explore import STORE, Loss, losses
 from tools.powerloss.recording import Recording
 from tools.powerloss.states import States
 from tools.powerloss.topics import examine
-from txnkv import instance
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.transaction import instance
 
 RUN = """
 from tools.powerloss.topics import run

@@ -21,9 +21,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark import TaskContext
 
-from txnkv import instance
 from txnkv.spark.source import TxnkvDataSource
 from txnkv.spark.streams.stream_writer import StreamWriter
+from txnkv.transaction import instance
 
 FOLDER: Final = "TXNKV_TEST_STALL"
 _WAIT: Final = 120.0

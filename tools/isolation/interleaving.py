@@ -28,7 +28,7 @@ import pyarrow as pa
 
 import txnkv
 from tools.children import Children
-from txnkv.options import Operation
+from txnkv.tables import Operation
 
 __all__ = ["CASTS", "LEVELS", "SCHEMA", "Actor", "Elsewhere", "Player", "play"]
 

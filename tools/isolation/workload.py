@@ -31,7 +31,7 @@ from tools.isolation.histories import (
     Write,
     record,
 )
-from txnkv.options import Isolation, Locking
+from txnkv.transaction import Isolation, Locking
 
 __all__ = ["KEYS", "Load", "prepare", "read_all", "work"]
 

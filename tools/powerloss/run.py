@@ -33,7 +33,7 @@ from tools.powerloss.workload import (
     to_text,
 )
 from txnkv.client import admin
-from txnkv.options import Operation
+from txnkv.tables import Operation
 
 
 def run(store: Path, workload: Workload) -> None:

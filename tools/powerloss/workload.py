@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 import txnkv
-from txnkv.options import Operation
+from txnkv.tables import Operation
 
 TABLES: Final = ("left", "right")
 BRIEF: Final = "brief"

@@ -20,6 +20,7 @@ from tools.soak.audit import auditor
 from tools.soak.scene import ACCOUNTS, GENERATION, START, Place, connect, floor
 from txnkv.storage import clock
 from txnkv.storage.clocks import EPOCH_SECONDS
+from txnkv.topics import SubscriptionType
 
 TOLERATED: Final = (
     txnkv.TransactionConflictError,
@@ -129,7 +130,7 @@ def _passing(
     chance: random.Random,
     chain: str,
     names: tuple[str, str, str | None],
-    type: txnkv.options.SubscriptionType,
+    type: SubscriptionType,
 ) -> Step:
     source, target = client.topic(f"{names[0]}_{chain}"), client.table(f"{names[1]}_{chain}")
     onward = client.topic(f"{names[2]}_{chain}") if names[2] else None

@@ -27,14 +27,14 @@ from txnkv.client import connect as connect_blocking
 from txnkv.coordinator import Applied, Loss, Timestamp, TxnId, TxnState
 from txnkv.errors import CommitOutcomeUnknownError, RowError, TxnkvError
 from txnkv.metrics import MetricsSnapshot
-from txnkv.options import FlushMode, Operation
-from txnkv.tables import PartitionBy, Schema
+from txnkv.tables import Operation, PartitionBy, Schema
 from txnkv.topics import Hold
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
     DEFAULTS,
     Acknowledged,
+    FlushMode,
     Retries,
     Session,
     Transaction,

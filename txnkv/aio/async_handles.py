@@ -16,9 +16,8 @@ import pyarrow as pa
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper
 from txnkv.client import Consumer, DiffToken, Producer, Snapshot, Subscription, Table, Topic
 from txnkv.coordinator import Timestamp
-from txnkv.options import Start, SubscriptionType
 from txnkv.tables import TOKEN_ROWS, Schema
-from txnkv.topics import FetchResult, Message, MessageId
+from txnkv.topics import FetchResult, Message, MessageId, Start, SubscriptionType
 from txnkv.transaction import Acknowledged, Scan, ScanToken
 
 T = TypeVar("T")

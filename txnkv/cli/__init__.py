@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import click
 
+from txnkv import __version__
 from txnkv.cli.command_group import Group
-from txnkv.version import __version__
 
 _HOMES = {
     "init": "txnkv.cli.store_commands",

@@ -13,7 +13,7 @@ import txnkv
 from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import plural, store_argument
-from txnkv.options import Start
+from txnkv.topics import Start
 
 _ROUND: Final = 5000
 _PLACES: Final = ("earliest", "latest")

@@ -29,8 +29,7 @@ from txnkv.errors import (
     TableNotFoundError,
     TxnkvError,
 )
-from txnkv.options import Operation
-from txnkv.tables import DELETES, INSERTS, OPERATIONS, UPDATES, HashPartition
+from txnkv.tables import DELETES, INSERTS, OPERATIONS, UPDATES, HashPartition, Operation
 
 
 @click.command()

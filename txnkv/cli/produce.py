@@ -18,7 +18,7 @@ from txnkv.cli.command_group import stopping
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument
 from txnkv.cli.message_lines import Row, TypedLines
 from txnkv.errors import TopicNotFoundError
-from txnkv.options import Buffer, Compression
+from txnkv.topics import Buffer, Compression
 
 Lines: TypeAlias = "pa.RecordBatch | list[Row]"
 Parse = Callable[[Sequence[bytes], int], Lines]

@@ -24,13 +24,14 @@ from txnkv.cli.console import (
     store_argument,
 )
 from txnkv.errors import TopicNotFoundError
-from txnkv.options import Start, SubscriptionType
 from txnkv.topics import (
     OPTIONS,
     HeldMessages,
     Holders,
     PartitionOverview,
+    Start,
     SubscriptionInfo,
+    SubscriptionType,
     TopicOverview,
     held_messages,
     overview,

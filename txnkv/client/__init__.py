@@ -3,6 +3,9 @@
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
 replica, admin                        copies of topics; a whole store seen, checked and compacted
+
+With them come the words that options take, as types: a checker finds a wrong one before the program
+runs.
 """
 
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
@@ -13,16 +16,38 @@ from txnkv.client.replica import replicate
 from txnkv.client.subscription import Subscription
 from txnkv.client.table import DiffToken, Snapshot, Table
 from txnkv.client.topic import Topic
+from txnkv.tables import Operation
+from txnkv.topics import (
+    Buffer,
+    Compression,
+    FetchIsolation,
+    Order,
+    ReadIsolation,
+    Start,
+    SubscriptionType,
+)
+from txnkv.transaction import FlushMode, Isolation, Locking
 
 __all__ = [
+    "Buffer",
     "CheckReport",
     "Client",
     "CompactReport",
+    "Compression",
     "Consumer",
     "DiffToken",
+    "FetchIsolation",
+    "FlushMode",
+    "Isolation",
+    "Locking",
+    "Operation",
+    "Order",
     "Producer",
+    "ReadIsolation",
     "Snapshot",
+    "Start",
     "Subscription",
+    "SubscriptionType",
     "Table",
     "Topic",
     "TxnInfo",

@@ -27,7 +27,6 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.instance import Instance
 from txnkv.storage import shrink
 from txnkv.tables import (
     Counted,
@@ -46,6 +45,7 @@ from txnkv.tables import accept_loss as accept_tablet
 from txnkv.topics import accept_loss as accept_log
 from txnkv.topics import topic_catalog as topics
 from txnkv.topics import topic_check as topic_checking
+from txnkv.transaction import Instance
 
 
 def store_stats(instance: Instance) -> dict[str, Any]:

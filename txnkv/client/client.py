@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from txnkv import instance as instances
 from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.producer import close_producers
@@ -38,16 +37,18 @@ from txnkv.errors import (
     TxnNotFoundError,
 )
 from txnkv.metrics import MetricsSnapshot
-from txnkv.options import Buffer, Compression, FlushMode, Isolation, Locking
 from txnkv.storage import shielded
 from txnkv.tables import PartitionBy, Partitioning, Schema
-from txnkv.topics import Hold, TopicOptions
+from txnkv.topics import Buffer, Compression, Hold, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
     DEFAULTS,
     Closing,
     Connection,
+    FlushMode,
+    Isolation,
+    Locking,
     Retries,
     Session,
     Transaction,
@@ -57,6 +58,7 @@ from txnkv.transaction import (
     one_phase_commit,
     two_phase_commit,
 )
+from txnkv.transaction import instance as instances
 
 T = TypeVar("T")
 

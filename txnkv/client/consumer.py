@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
-from txnkv.options import Order, ReadIsolation, Start
 from txnkv.storage import new_rlock, shielded
 from txnkv.topics import (
     FETCH_BYTES,
@@ -21,8 +20,11 @@ from txnkv.topics import (
     Ends,
     Message,
     OffsetReader,
+    Order,
     Partition,
     PartitionReader,
+    ReadIsolation,
+    Start,
     TopicInfo,
     TransactionOrder,
     ValueCodec,

@@ -30,7 +30,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from txnkv import instance as instances
 from txnkv.errors import (
     ClosedError,
     ProducerFencedError,
@@ -52,6 +51,7 @@ from txnkv.topics import (
     spread,
 )
 from txnkv.transaction import Closing, Connection, encoder_of
+from txnkv.transaction import instance as instances
 
 _log = logging.getLogger("txnkv")
 

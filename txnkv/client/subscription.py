@@ -25,7 +25,6 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.options import Start, SubscriptionType
 from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.topics import (
     Delivery,
@@ -37,9 +36,11 @@ from txnkv.topics import (
     MessageId,
     Place,
     Standby,
+    Start,
     SubscriptionInfo,
     SubscriptionOptions,
     Subscriptions,
+    SubscriptionType,
     TopicInfo,
     Waiting,
     deadline,

@@ -11,14 +11,18 @@ from txnkv.client.consumer import Consumer
 from txnkv.client.producer import Producer
 from txnkv.client.subscription import Subscription
 from txnkv.errors import TopicNotFoundError
-from txnkv.options import FetchIsolation, Order, ReadIsolation, Start, SubscriptionType
 from txnkv.storage import shielded
 from txnkv.topics import (
     HELD_BYTES,
     Bounds,
+    FetchIsolation,
     FetchResult,
+    Order,
     Partition,
+    ReadIsolation,
+    Start,
     SubscriptionOptions,
+    SubscriptionType,
     TopicEngine,
     TopicInfo,
     bounds,

@@ -15,10 +15,9 @@ from typing import Final
 from txnkv.client import Client, connect
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
 from txnkv.errors import NotSupportedError
-from txnkv.options import Operation
 from txnkv.spark import option_table
 from txnkv.spark.option_table import EARLIEST, Position
-from txnkv.tables import DELETES, UPDATES, require_operation
+from txnkv.tables import DELETES, UPDATES, Operation, require_operation
 
 
 @dataclass(frozen=True, kw_only=True)

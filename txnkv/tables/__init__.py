@@ -31,6 +31,7 @@ from txnkv.tables.operations import (
     OPERATIONS,
     PARTIAL,
     UPDATES,
+    Operation,
     require_operation,
 )
 from txnkv.tables.partitioning import (
@@ -83,6 +84,7 @@ __all__ = [
     "Normaliser",
     "OP",
     "OPERATIONS",
+    "Operation",
     "Outcome",
     "PARTIAL",
     "PartitionBy",

@@ -16,10 +16,13 @@ table; single rows (`write_buffer`) and batches (`mutations`) both go by it.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple, cast, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from txnkv.errors import AlreadyPresentError, NotFoundError, SchemaError
-from txnkv.options import Operation
+
+Operation: TypeAlias = Literal[
+    "insert", "insert_ignore", "upsert", "update", "update_ignore", "delete", "delete_ignore"
+]
 
 
 class Effect(Enum):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import apsw
 import pyarrow as pa
 
 from txnkv.coordinator import next_timestamp, one, payload
 from txnkv.errors import NotSupportedError, TopicExistsError, TopicNotFoundError
-from txnkv.options import Buffer, Compression
 from txnkv.topics.messages import ValueCodec, value_codec, values
+
+Buffer: TypeAlias = Literal["marker", "sidecar"]
+Compression: TypeAlias = Literal["lz4", "zstd"]
 
 BUFFERS: Final = get_args(Buffer)
 CODECS: Final = get_args(Compression)

@@ -1,5 +1,6 @@
 """Transactions and sessions of a process, from the first change to the commit.
 
+instance                              what all clients of a store share in a process
 connection                            a client's hold on a store, for its handles
 transaction, session, table_scan      what a user holds
 begin, context, local_state           an open transaction, and how it stands
@@ -10,14 +11,15 @@ one_phase_commit, two_phase_commit    small ones, in a row of the commit log; la
 autocommit, job, token                writes outside of a transaction; attempts; other processes
 """
 
-from txnkv.transaction import one_phase_commit, two_phase_commit
-from txnkv.transaction.begin import DEADLINE, DEFAULTS, Retries
+from txnkv.transaction import instance, one_phase_commit, two_phase_commit
+from txnkv.transaction.begin import DEADLINE, DEFAULTS, Isolation, Locking, Retries
 from txnkv.transaction.connection import Acknowledged, AnyTable, At, Closing, Connection, Handle
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of
-from txnkv.transaction.session import Session
+from txnkv.transaction.session import FlushMode, Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
 from txnkv.transaction.table_scan import Scan, ScanToken, unpin
 from txnkv.transaction.token import TxnToken
@@ -32,9 +34,13 @@ __all__ = [
     "Connection",
     "DEADLINE",
     "DEFAULTS",
+    "FlushMode",
     "Handle",
+    "Instance",
+    "Isolation",
     "Job",
     "Local",
+    "Locking",
     "Retries",
     "Scan",
     "ScanToken",
@@ -46,6 +52,7 @@ __all__ = [
     "WriteResult",
     "declared",
     "encoder_of",
+    "instance",
     "one_phase_commit",
     "two_phase_commit",
     "unpin",

@@ -20,11 +20,11 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.instance import Instance
 from txnkv.storage import back_off
 from txnkv.tables import Outcome
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.one_phase_commit import commit_small, make_sure
 from txnkv.transaction.uncommitted import Heart
 

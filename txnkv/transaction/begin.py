@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from txnkv.coordinator import LOCK_TIMEOUT, Timestamp
 from txnkv.errors import TransactionLockedError, TxnkvError
-from txnkv.instance import Instance
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.uncommitted import Holding
+
+Isolation: TypeAlias = Literal["snapshot", "serializable"]
+Locking: TypeAlias = Literal["optimistic", "partition"]
+
+ISOLATIONS: Final = get_args(Isolation)
+LOCKINGS: Final = get_args(Locking)
+
+
+def one_of(option: str, given: object, words: Sequence[str]) -> None:
+    """Refuse what is none of the words that an option takes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if given not in words:
+        raise ValueError(f"{option} is one of {', '.join(words)}, not {given!r}")
 
 
 def begin(

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, NotSupportedError
-from txnkv.instance import Instance
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
+from txnkv.transaction.instance import Instance
 
 
 class Handle:

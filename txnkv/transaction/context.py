@@ -51,7 +51,6 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.instance import Instance
 from txnkv.storage import fault_point
 from txnkv.tables import (
     Outcome,
@@ -69,6 +68,7 @@ from txnkv.tables import (
     write_buffer,
 )
 from txnkv.topics import Hold, MessageId, StagedSends, SubscriptionInfo, TopicInfo, as_arrow
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Attempt, Local, LocalState
 from txnkv.transaction.uncommitted import Flushable, HeartOwner, Holding, Parts, SmallParts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -19,11 +19,11 @@ from txnkv.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from txnkv.options import FLUSH_MODES, FlushMode, Operation, one_of
 from txnkv.storage import new_rlock, shielded
-from txnkv.tables import Adder, Outcome, arrow_input, nothing, require_operation
+from txnkv.tables import Adder, Operation, Outcome, arrow_input, nothing, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import write_alone
+from txnkv.transaction.begin import one_of
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -38,6 +38,10 @@ from txnkv.transaction.context import TxnContext
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
 from txnkv.transaction.session_buffer import Background, ErrorBuffer, Room, WriteResult
 from txnkv.transaction.session_rows import Acks, Lot, Run, SessionRows, Unsure
+
+FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
+
+FLUSH_MODES: Final = get_args(FlushMode)
 
 
 class Session(Closing):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from txnkv.errors import InvalidTxnStateError, RowError, RowErrors
-from txnkv.instance import Instance
 from txnkv.storage import new_lock
 from txnkv.tables import Outcome
+from txnkv.transaction.instance import Instance
 
 BUFFER_BYTES: Final = 64 << 20
 """The default `buffer_bytes` of `new_session`."""

@@ -23,12 +23,11 @@ from txnkv.errors import (
     TxnkvError,
     TxnNotFoundError,
 )
-from txnkv.options import ISOLATIONS, LOCKINGS, FlushMode, Isolation, Locking, Operation, one_of
 from txnkv.storage import clock, new_rlock, shielded
-from txnkv.tables import lookup
+from txnkv.tables import Operation, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import begin
+from txnkv.transaction.begin import ISOLATIONS, LOCKINGS, Isolation, Locking, begin, one_of
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -39,7 +38,7 @@ from txnkv.transaction.connection import (
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Local
-from txnkv.transaction.session import Session
+from txnkv.transaction.session import FlushMode, Session
 from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
 from txnkv.transaction.table_scan import Scan
 from txnkv.transaction.token import TxnToken

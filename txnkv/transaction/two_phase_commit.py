@@ -10,9 +10,9 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
-from txnkv.instance import Instance
 from txnkv.topics import abort_unknown
 from txnkv.transaction.context import TxnContext
+from txnkv.transaction.instance import Instance
 from txnkv.transaction.local_state import Local
 
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from txnkv.coordinator import IdPin, Marks, SmallCommit, Timestamp, TxnRow
 from txnkv.errors import ClosedError
-from txnkv.instance import Instance
 from txnkv.storage import WhenDropped, fault_point
 from txnkv.tables import ReadSet, SmallWrites, WriteContext, staging
 from txnkv.topics import Hold, Outbox, Single
+from txnkv.transaction.instance import Instance
 
 
 class Heart:

@@ -29,9 +29,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from txnkv.client import Client
 from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, SchemaError
-from txnkv.options import Operation
 from txnkv.spark.columns import FromSpark, Retyped
-from txnkv.tables import Schema
+from txnkv.tables import Operation, Schema
 from txnkv.topics import TopicInfo, message_input, topic_catalog
 from txnkv.transaction import Job, Transaction, WriteResult
 

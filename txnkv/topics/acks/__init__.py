@@ -16,6 +16,7 @@ from txnkv.topics.acks.subscription_rows import (
     Place,
     SubscriptionInfo,
     SubscriptionOptions,
+    SubscriptionType,
     dropped,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "SHARED",
     "SubscriptionInfo",
     "SubscriptionOptions",
+    "SubscriptionType",
     "ack_rows",
     "conflict",
     "dropped",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
 import apsw
 
@@ -13,6 +13,8 @@ from txnkv.errors import TopicNotFoundError, UnavailableError
 from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+
+SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover"]
 
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"

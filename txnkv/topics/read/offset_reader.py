@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -63,6 +63,11 @@ from txnkv.topics.partition import Partition
 from txnkv.topics.read.log_view import LogView, look_at
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
+
+FetchIsolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
+ReadIsolation: TypeAlias = Literal["read_uncommitted", "read_committed", "serializable"]
+Order: TypeAlias = Literal["offset", "commit"]
+Start: TypeAlias = Literal["earliest", "latest"]
 
 READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
