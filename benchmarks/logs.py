@@ -13,7 +13,7 @@ import pyarrow as pa
 import txnkv
 from txnkv import core
 from txnkv.core import ControlType
-from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Partition
 from txnkv.topics.write import roll_forward
 
 from .harness import Line

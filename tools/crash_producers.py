@@ -21,8 +21,8 @@ from tools.topic_writing import Writer
 from txnkv.client.producer import Producer
 from txnkv.client.replica import replicate
 from txnkv.storage import clock
+from txnkv.topics import retention
 from txnkv.topics.log.log_check import problems
-from txnkv.topics.maintenance import retention
 from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import producers, roll_forward

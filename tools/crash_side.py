@@ -21,9 +21,9 @@ import lmdb
 import txnkv
 from tools.topic_contents import stored
 from txnkv.topics import outbox
-from txnkv.topics.partition import Partition
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
+from txnkv.topics.topics import Partition
 
 TOPIC: Final = "side"
 MESSAGES: Final = 12

@@ -14,7 +14,7 @@ from typing import Final
 import txnkv
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
-from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Partition
 from txnkv.topics.write import roll_forward
 
 TOPICS: Final = {"crash-marker": "marker", "crash-side": "sidecar"}

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import txnkv
 from txnkv.core import CommittedFilter, CoreError, all_data, decode, intact, walk
 from txnkv.storage import Environment
-from txnkv.topics.partition import Partition
 from txnkv.topics.read import pinned_range
 from txnkv.topics.read.log_view import bounds
+from txnkv.topics.topics import Partition
 
 Row: TypeAlias = tuple[Any, ...]
 Reader: TypeAlias = Callable[[txnkv.Client, str], Iterator[Row]]

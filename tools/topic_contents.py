@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import txnkv
 from txnkv import core
-from txnkv.topics.partition import Partition
 from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.topics.topics import Partition
 from txnkv.topics.write import roll_forward
 
 

@@ -21,8 +21,8 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_table import TxnRow
 from txnkv.topics import topic_catalog
-from txnkv.topics.partition import Partition
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
+from txnkv.topics.topics import Partition
 from txnkv.topics.write.append import append
 
 

@@ -26,8 +26,8 @@ from txnkv.tables.maintenance import flush
 from txnkv.tables.tablets import row_set_format
 from txnkv.tables.tablets.row_set_format import KEYS, block_key
 from txnkv.topics import Buffer
-from txnkv.topics.partition import Partition
-from txnkv.topics.topic_check import check_partition
+from txnkv.topics.overview import check_partition
+from txnkv.topics.topics import Partition
 
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string"}, primary_key=["id"])
 

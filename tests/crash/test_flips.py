@@ -14,8 +14,8 @@ from tools.flips import BY_OFFSET, changes, outcome, partition_of, readers, reco
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import Chunk, ControlType, encode_batch, encode_control, place
 from txnkv.topics import Buffer
-from txnkv.topics.partition import Partition
-from txnkv.topics.topic_check import check_partition
+from txnkv.topics.overview import check_partition
+from txnkv.topics.topics import Partition
 
 
 @pytest.fixture(autouse=True)

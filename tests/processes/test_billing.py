@@ -19,7 +19,7 @@ import pytest
 import txnkv
 from tests import internals
 from tools.forked import Popen
-from txnkv.topics import overview
+from txnkv.topics import overview_of
 
 PROGRAM = Path(__file__).parent.parent.parent / "examples" / "billing.py"
 RECEIPT = re.compile(rb"(customer \d+): order (\d+), (\d+) in all")
@@ -61,7 +61,7 @@ def test_every_order_is_billed_once(
             name: sorted(b - a for a, b in pairwise([0, *sums])) for name, sums in totals.items()
         }
         assert billed == {name: sorted(paid) for name, paid in amounts.items()}
-        seen = overview.look(internals.topics(client), client.topic("orders").info)
+        seen = overview_of(internals.topics(client), client.topic("orders").info)
         (billing,) = seen.subscriptions
         assert set(billing.lag.values()) == {0}
         assert client.check().problems == []

@@ -18,7 +18,7 @@ from tools.topic_writing import Writer
 from txnkv.spark.query_progress import lag
 from txnkv.spark.reading import topic_planner
 from txnkv.spark.reading.topic_planner import share
-from txnkv.topics.maintenance import retention
+from txnkv.topics import retention
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 

@@ -8,7 +8,7 @@ import txnkv
 from tests import internals
 from tests.topics.log_tools import data
 from txnkv import core
-from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Partition
 
 
 def partition_of(client: txnkv.Client, topic: Any, number: int = 0) -> Partition:

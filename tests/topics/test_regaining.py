@@ -11,7 +11,7 @@ import pytest
 import txnkv
 from tests import internals
 from tools.topic_writers import batch, begin, send
-from txnkv.topics.partition import Partition
+from txnkv.topics.topics import Partition
 from txnkv.topics.write import append
 
 

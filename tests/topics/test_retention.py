@@ -19,12 +19,12 @@ import txnkv
 from tools.topic_contents import values
 from tools.topic_writing import Writer
 from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics import retention
 from txnkv.topics.log.log_state import Segment
 from txnkv.topics.log.partition_log import PartitionLog
-from txnkv.topics.maintenance import retention
-from txnkv.topics.maintenance.retention import Surplus, surplus
 from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.read.offset_reader import fetch
+from txnkv.topics.retention import Surplus, surplus
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 from txnkv.topics.write.producer_sender import Sender
@@ -291,7 +291,7 @@ def test_killed_it_goes_on(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.topics.maintenance import retention
+        from txnkv.topics import retention
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         arm(point, f"kill@{hit}")
@@ -315,7 +315,7 @@ def test_killed_after_the_roll(client: txnkv.Client, process: Callable[..., Any]
     fill(to, 30, ago=4000)
     process(
         """
-        from txnkv.topics.maintenance import retention
+        from txnkv.topics import retention
         engine = client.instance.topics
         retention.enforce(engine, engine.partitions(engine.get("events"))[0])
         """,
@@ -532,7 +532,7 @@ def test_killed_it_has_counted_what_went(
     child = process(
         """
         from txnkv.storage import arm
-        from txnkv.topics.maintenance import retention
+        from txnkv.topics import retention
         engine = client.instance.topics
         partition = engine.partitions(engine.get("events"))[0]
         arm(point, f"kill@2")

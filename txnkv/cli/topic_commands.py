@@ -34,7 +34,7 @@ from txnkv.topics import (
     SubscriptionType,
     TopicOverview,
     held_messages,
-    overview,
+    overview_of,
     subscription_stats,
 )
 
@@ -55,7 +55,7 @@ def topics(store: str, topic: str | None, as_json: bool) -> None:
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
         names = client.topics() if topic is None else [client.topic(topic).name]
-        found = [overview.look(engine, engine.get(name)) for name in names]
+        found = [overview_of(engine, engine.get(name)) for name in names]
     if as_json:
         documents = [_topic_document(each) for each in found]
         print_json(documents if topic is None else documents[0])

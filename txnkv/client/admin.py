@@ -43,8 +43,8 @@ from txnkv.tables import (
 )
 from txnkv.tables import accept_loss as accept_tablet
 from txnkv.topics import accept_loss as accept_log
+from txnkv.topics import check_partition, live_partition_ids, topic_stats
 from txnkv.topics import topic_catalog as topics
-from txnkv.topics import topic_check as topic_checking
 from txnkv.transaction import Instance
 
 
@@ -100,7 +100,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
         "store_id": store.store_id,
         "snapshot": int(latest),
         "tables": tables,
-        "topics": topic_checking.stats(instance.topics),
+        "topics": topic_stats(instance.topics),
         "transactions": {TxnState(state).name: count for state, count in states.items()},
         "staged_row_sets": staged[0],
         "staged_bytes": staged[1],
@@ -216,8 +216,8 @@ def _check(
             progress(done, len(work))
         label = f"{tablet.label}, row set {info.id}"
         report.problems += _said(label, check_row_set(tablet, info, report))
-    for id in topic_checking.partition_ids(instance.topics):
-        found = topic_checking.check_partition(instance.topics, id)
+    for id in live_partition_ids(instance.topics):
+        found = check_partition(instance.topics, id)
         report.problems += _said(f"partition {id}", found)
         report.partitions += 1
     for file in instance.topics.staged.files():

@@ -1,15 +1,21 @@
 """Topics: partitions that are logs of record batches, written by transactions, read in order.
 
-partition_state               what a log says of its transactions: stable offset, aborted index
-aborted_index, segments, snapshots, log_chunks     the parts of a log
-log_state, log_indexes        where they lie in LMDB
-log_writer, log_truncate      batches in, and going back
-partition_log                 all of a partition's log
-topics                        the ground: catalog, partitions and tails of a store
-topic_engine                  the wiring: work on topics, in transactions and in rounds
+topics, topic_engine   the ground: catalog, partitions, tails; and the wiring: work on topics, in
+                       transactions and in rounds
+topic_catalog          what topics there are, and the tables of status.db
+tail, outbox           what is given and in no log yet; what a small transaction will add to it
+log                    a log: chunks, state, indexes, segments
+sidecar                batches of open transactions beside the log
+write                  batches into logs; producers; what attempts of jobs send
+read                   batches out: in order of offsets, commits or transactions, and pinned ranges
+messages               what a batch is made of and becomes
+acks, delivery         subscriptions: what is kept of them, and how they work
+retention, follower    a log's beginning given up; a copy of it in another store
+overview, waiting      topics as people see them, with checks; waiting for what comes
+ranges                 sets of offsets
 """
 
-from txnkv.topics import outbox, overview, status_tables, topic_catalog, topic_check
+from txnkv.topics import outbox, topic_catalog
 from txnkv.topics.acks import (
     EXCLUSIVE,
     OPTIONS,
@@ -33,7 +39,7 @@ from txnkv.topics.delivery import (
     held_messages,
     refuse,
 )
-from txnkv.topics.maintenance import Follower, accept_loss
+from txnkv.topics.follower import Follower
 from txnkv.topics.messages import (
     TIME,
     Encoded,
@@ -54,9 +60,18 @@ from txnkv.topics.messages import (
     spread,
 )
 from txnkv.topics.outbox import Outbox
-from txnkv.topics.overview import PartitionOverview, SentTo, TopicOverview, sent_to
-from txnkv.topics.partition import Partition
-from txnkv.topics.partition_participants import abort_unknown
+from txnkv.topics.overview import (
+    PartitionOverview,
+    SentTo,
+    TopicOverview,
+    accept_loss,
+    check_partition,
+    live_partition_ids,
+    overview_of,
+    sent_to,
+    subscription_stats,
+    topic_stats,
+)
 from txnkv.topics.read import (
     FETCH_BYTES,
     HELD_BYTES,
@@ -88,8 +103,8 @@ from txnkv.topics.read import (
     weight,
 )
 from txnkv.topics.topic_catalog import Buffer, Compression, TopicInfo, TopicOptions
-from txnkv.topics.topic_check import subscription_stats
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.topics.topic_engine import TopicEngine, abort_unknown
+from txnkv.topics.topics import Partition
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.write import (
     PATIENCE,
@@ -167,17 +182,19 @@ __all__ = [
     "as_arrow",
     "between_commits",
     "bounds",
+    "check_partition",
     "cuts",
     "deadline",
     "fetch",
     "held_messages",
+    "live_partition_ids",
     "message_input",
     "messages_of",
     "next_timestamp",
     "offset_for_time",
     "outbox",
     "outgoing",
-    "overview",
+    "overview_of",
     "partition_of_one",
     "pending",
     "pin",
@@ -188,11 +205,10 @@ __all__ = [
     "sent_to",
     "spread",
     "staged_files",
-    "status_tables",
     "subscription_stats",
     "timestamp_before",
     "topic_catalog",
-    "topic_check",
+    "topic_stats",
     "torn_before",
     "weight",
 ]

@@ -1,19 +1,34 @@
-"""Looking on: what partitions hold, who holds them back, how far subscriptions are."""
+"""Topics as people see them: overview, numbers, checks; and giving up what a damaged log has lost.
+
+A check compares the logs of topics with what status.db says, batch by batch and together.
+
+An accepted loss puts fillers in the place of what is gone, and the log works again. The next offset
+stays: no offset is given twice. What small commits have in the commit log, and what is held of
+them, is not lost.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from txnkv.coordinator import DAMAGE
-from txnkv.storage import StaleHandleError
-from txnkv.topics.log import OpenTxn
-from txnkv.topics.partition import Partition
-from txnkv.topics.read import bounds
+from txnkv.coordinator import DAMAGE, Loss, held, payload, status_table
+from txnkv.core import CoreError, check_batch, walk
+from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
+from txnkv.storage import Environment, StaleHandleError, mend
+from txnkv.topics import topic_catalog
+from txnkv.topics.acks import SubscriptionInfo
+from txnkv.topics.delivery import held_messages
+from txnkv.topics.log import LogOptions, OpenTxn, PartitionLog, log_check
+from txnkv.topics.read import OffsetReader, bounds
+from txnkv.topics.sidecar import SideLogs, side_problems
+from txnkv.topics.tail import TailEntry, is_noted, markers_between
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topic_engine import TopicEngine
+from txnkv.topics.topic_engine import KIND, TopicEngine, end_strays, open_in
+from txnkv.topics.topics import Opened, Partition, Topics
+from txnkv.topics.write import roll_forward
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ class SentTo(NamedTuple):
     holds_back: bool
 
 
-def look(engine: TopicEngine, topic: TopicInfo) -> TopicOverview:
+def overview_of(engine: TopicEngine, topic: TopicInfo) -> TopicOverview:
     """A topic that was not dropped, as it is now."""
     subscriptions = engine.subscriptions
     found = tuple(look_at_partition(engine, each) for each in engine.partitions(topic))
@@ -173,3 +188,270 @@ def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
             for txn_id, count in seen.waiting.items():
                 found[txn_id].append(SentTo(name, seen.number, None, count, False))
     return dict(found)
+
+
+def topic_stats(engine: TopicEngine) -> dict[str, Any]:
+    """Numbers about each topic, by name; sizes in bytes."""
+    return {name: _topic_stats(engine, name) for name in engine.names()}
+
+
+def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
+    topic = engine.get(name)
+    latest = engine.log.latest()
+    partitions = engine.partitions(topic)
+    found = [_partition_stats(engine, partition, latest) for partition in partitions]
+    damaged = [each.number for each, of in zip(partitions, found, strict=True) if of["damaged"]]
+    return {
+        "buffer": topic.buffer,
+        "partitions": len(found),
+        "offsets": sum(each["next_offset"] - each["start"] for each in found),
+        "bytes": sum(each["bytes"] for each in found),
+        "tail_bytes": sum(each["tail_bytes"] for each in found),
+        "open_transactions": sum(each["open"] for each in found),
+        "segments": sum(each["segments"] for each in found),
+        "damaged": damaged,
+        "subscriptions": {
+            info.name: subscription_stats(engine, info, damaged)
+            for info in engine.subscriptions.of_topic(topic)
+        },
+    }
+
+
+def subscription_stats(
+    engine: TopicEngine, info: SubscriptionInfo, but: Collection[int] = ()
+) -> dict[str, Any]:
+    """Numbers about a subscription: what is left to do, and how much of it somebody has; without
+    some partitions.
+    """
+    found = held_messages(engine, info)
+    counts = Counter({"leased": 0, "free": 0, "pending": 0, "kept": 0})
+    for each in found.held:
+        counts[each.state] += each.last - each.first
+    return {
+        "type": info.type,
+        "lag": sum(engine.subscriptions.lag(info, but).values()),
+        "lost": sum(engine.subscriptions.lost(info, but).values()),
+        "consumer_pid": found.consumer_pid,
+        **counts,
+    }
+
+
+def _partition_stats(engine: TopicEngine, partition: Partition, latest: Any) -> dict[str, int]:
+    tail = engine.tail.entries(partition.id, 0, latest)
+    numbers = {
+        "next_offset": engine.look(partition.id).next_offset,
+        "tail_bytes": sum(len(entry.data) for entry in tail),
+        "start": 0,
+        "bytes": 0,
+        "open": 0,
+        "segments": 0,
+        "damaged": 0,
+    }
+    if not partition.exists:
+        return numbers
+    try:
+        log = partition.log
+        with partition.environment.read() as txn:
+            segments = log.segments(txn)
+            return numbers | {
+                "start": log.start(txn),
+                "bytes": sum(segment.bytes for segment in segments),
+                "open": len(log.open_transactions(txn)),
+                "segments": len(segments),
+            }
+    except DAMAGE:
+        return numbers | {"start": numbers["next_offset"], "damaged": 1}
+
+
+def live_partition_ids(engine: TopicEngine) -> list[int]:
+    """Partitions of topics that were not dropped."""
+    with engine.store.status.read() as cur:
+        return sorted(topic_catalog.live_partitions(cur))
+
+
+def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
+    """Read every batch of a partition, in its log and in its tail.
+
+    Yields:
+        What is wrong, one line each.
+    """
+    partition = engine.partition(id)
+    if partition is None:
+        return
+    try:
+        latest = engine.log.latest()
+        # The tail first: what leaves it meanwhile is in the log by then.
+        entries = engine.tail.entries(id, 0, latest)
+        end = 0
+        if partition.exists:
+            with partition.environment.read() as txn:
+                end = partition.log.end(txn)
+                for problem in log_check.problems(partition.log, txn):
+                    yield f"{partition.label}: {problem}"
+                if partition.side is not None:
+                    for problem in side_problems(partition.side, partition.log, txn):
+                        yield f"{partition.label}: {problem}"
+        with engine.store.status.read() as cur:
+            upto = topic_catalog.next_offset(cur, id)
+            noted = markers_between(cur, id, end, upto)
+    except StoreNotFoundError:
+        return  # dropped meanwhile
+    except TxnkvError as error:
+        yield f"{partition.label}: {error}"
+        return
+    for problem in _unknown_transactions(engine, partition):
+        yield f"{partition.label}: {problem}"
+    if entries and entries[-1].next_offset > upto:
+        given = entries[-1].next_offset - 1
+        yield f"{partition.label}: a small commit has offset {given}, the next one is {upto}"
+    if end > upto and partition.topic.options.replica_of is None:
+        yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
+    for problem in _tail_problems(entries, [(m.first_offset, m.next_offset) for m in noted]):
+        yield f"{partition.label}: {problem}"
+    for problem in value_problems(engine, partition):
+        yield f"{partition.label}: {problem}"
+
+
+def _unknown_transactions(engine: TopicEngine, partition: Partition) -> Iterator[str]:
+    """Transactions that a log has open and nobody will end."""
+    if partition.topic.options.replica_of is not None:
+        return  # they are another store's
+    ended = []
+    there = open_in(partition)
+    with engine.store.status.read() as cur:
+        for txn_id in there:
+            row = status_table.find(cur, txn_id)
+            if (row is None or row.state.ended) and not is_noted(cur, partition.id, txn_id):
+                ended.append((txn_id, "does not know it" if row is None else row.state.name))
+    # Its marker was in the log before status.db forgot it: one that is open still has none.
+    still = open_in(partition) if ended else {}
+    for txn_id, said in ended:
+        if txn_id in still:
+            yield (
+                f"transaction {txn_id} is open in its log, by status.db: {said}. Readers may wait "
+                "for it; `txnkv txn abort` ends one that is not known"
+            )
+
+
+def _tail_problems(entries: list[TailEntry], noted: list[tuple[int, int]]) -> Iterator[str]:
+    taken = [(entry.base_offset, entry.next_offset) for entry in entries]
+    before = 0
+    for first, following in sorted(taken + noted):
+        if first < before:
+            yield f"offset {first} was given twice"
+        before = following
+    for entry in entries:
+        try:
+            for at, header in walk(entry.data):
+                check_batch(entry.data, at)
+                if header.commit_ts != entry.stamp:
+                    yield f"the batch at {header.base_offset} is of another commit"
+        except CoreError as error:
+            yield f"in the commit log, at offset {entry.base_offset}: {error}"
+
+
+_ROWS: Final = 1 << 16
+
+
+def value_problems(topics: Topics, partition: Partition) -> Iterator[str]:
+    """Yield what is wrong with the values of a partition, one line each.
+
+    It ends with the first batch that is damaged itself, which others report.
+    """
+    codec = partition.topic.options.codec
+    if codec is None:
+        return
+    try:
+        offset = bounds(topics, partition).start
+        reader = OffsetReader(topics, partition, offset, "read_uncommitted")
+        while reader.load() or reader.moved:
+            if reader.moved:
+                continue
+            rows = reader.take(_ROWS)
+            try:
+                codec.decode(rows.column("value"))
+            except CorruptionError as error:
+                yield f"from offset {rows.column('offset')[0]} on: {error}"
+    except TxnkvError:
+        return  # damaged, or gone meanwhile
+
+
+class _Aside(Partition):
+    """A partition whose environment is aside."""
+
+    def __init__(self, topics: Topics, partition: Partition, environment: Environment) -> None:
+        super().__init__(topics.store, partition.topic, partition.number)
+        side = None
+        if partition.topic.buffer == "sidecar":
+            side = SideLogs(environment, topics.store.environments, f"logs/{partition.id}")
+        log = PartitionLog(environment, LogOptions(), None if side is None else side.expand)
+        log.prepare()
+        self._opened = Opened(environment, log, side)
+
+    @property
+    def exists(self) -> bool:
+        """It was made."""
+        return True
+
+
+def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
+    """Give up what a log lacks, or all of it where it is damaged.
+
+    Args:
+        topics: the topics.
+        partition: a damaged one.
+        really: else it is only looked at, and nothing changes.
+
+    Raises:
+        UnavailableError: another process has its files open.
+    """
+    store, name = topics.store, f"logs/{partition.id}"
+    with store.maintenance():
+        environment = store.environments.known(name, partition.label, partition.part)
+        with mend(environment, name) as it:
+            end = _end(topics, partition, it.environment) if it.is_copy else None
+            with store.status.read() as cur:
+                upto = topic_catalog.next_offset(cur, partition.id)
+                touched = status_table.transactions_of(cur, KIND, [partition.id])
+            offsets = _lost(topics, partition, end or 0, upto)
+            loss = Loss(partition.label, offsets=offsets, transactions=tuple(touched))
+            if not really:
+                return loss
+            if end is None:
+                it.make_anew()
+            key = (payload.TOPIC, partition.id)
+            it.put_in_place(store.status, lambda cur: held.give_up(cur, key))
+    topics.coordinator.orchestrator.give_up(touched, f"{partition.label} lost what was sent to it")
+    end_strays(topics, partition)
+    roll_forward.complete(topics, partition)
+    topics.coordinator.damage.clear(partition.label)
+    return loss
+
+
+def _end(topics: Topics, partition: Partition, environment: Environment) -> int | None:
+    """Return the end of what could be copied of a log; None where that is damaged."""
+    try:
+        aside = _Aside(topics, partition, environment)
+        with environment.read() as txn:
+            problems = list(log_check.problems(aside.log, txn))
+            if aside.side is not None:
+                problems += side_problems(aside.side, aside.log, txn)
+            return None if problems else aside.log.end(txn)
+    except DAMAGE:
+        return None
+
+
+def _lost(topics: Topics, partition: Partition, end: int, upto: int) -> tuple[tuple[int, int], ...]:
+    """Offsets in [end, upto) that nobody has; those of end markers hold no messages."""
+    found = []
+    entries = topics.tail.entries(partition.id, end, topics.log.latest())
+    damaged = topics.tail.damaged(partition.id)
+    for entry in entries:
+        if entry.stamp in damaged:
+            continue
+        if entry.base_offset > end:
+            found.append((end, entry.base_offset))
+        end = max(end, entry.next_offset)
+    if upto > end:
+        found.append((end, upto))
+    return tuple(found)

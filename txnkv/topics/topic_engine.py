@@ -8,37 +8,244 @@ How a message reaches the log, and who sees it when:
     large            batches go to LMDB as they come, before anybody knows how the
                      transaction ends                                              (append)
     commit, abort    an end marker takes its offset inside the commit point
-                     (partition_participants), and is written to the log by whoever
+                     (PartitionParticipants), and is written to the log by whoever
                      comes first                                            (roll_forward)
 
 Every log is dense and written in the order of its offsets, so what it has is a prefix of what
 was given, and whoever has LMDB's write lock can always bring it up to date.
+
+Partitions take part in a transaction with end markers, in commit order:
+
+    begin_commit     LMDB's lock is taken once in each partition: an append that saw the
+                     transaction OPEN is over, and what it has there is final
+    write_commit     inside the commit point: each end marker takes its offset and is noted, so
+                     markers stand in the log as commits in time
+    finalize         markers go into the logs, unless somebody was faster, and are forgotten
+    commit_alone     of who sent to one partition only: the commit point and the marker at once
+    abort            nothing has to be noted: under LMDB's lock the marker takes its offset and
+                     is written, if the transaction has anything there
+
+All of it may be done again, by any process: what is in the log says what is still to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import apsw
+import lmdb
+
+from txnkv.coordinator import PARTITION as KIND
 from txnkv.coordinator import (
     Coordinator,
     Lease,
+    Participants,
+    Timestamp,
+    TxnRow,
     forget_extents,
     least_snapshot,
+    low_water_mark,
     payload,
+    raise_first,
     remove_strays,
     status_table,
 )
-from txnkv.storage import clock, settle_dropped
-from txnkv.topics import topic_catalog
+from txnkv.core import ControlType
+from txnkv.errors import TxnkvError
+from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.topics import retention, topic_catalog
 from txnkv.topics.delivery import Subscriptions
-from txnkv.topics.maintenance import retention
-from txnkv.topics.partition import Partition
-from txnkv.topics.partition_participants import KIND, PartitionParticipants
 from txnkv.topics.sidecar import close_all
+from txnkv.topics.tail import EndMarker, is_noted, note_marker
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import StagedSendsFolder, producers, roll_forward
+
+__all__ = ["KIND", "PartitionParticipants"]
+
+declare_fault_point("marker.decided", "a commit of one partition is durable, unmarked")
+declare_fault_point("marker.aborting", "an abort marker has its offset, it is not in the log")
+declare_fault_point("marker.aborted", "an abort marker is in its log, durable")
+declare_fault_point("marker.written", "all end markers of a commit are in their logs")
+
+
+class PartitionParticipants(Participants):
+    """Partitions of topics."""
+
+    kind = KIND
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics.log)
+        self._topics = topics
+        self._store = topics.store
+        # By transaction and partition, as begin_commit saw it: final by then.
+        self._ends: dict[int, dict[int, EndMarker]] = {}
+
+    # -- alone -------------------------------------------------------------------------
+
+    def commit_alone(
+        self, row: TxnRow, id: int, decide: Callable[[apsw.Cursor], Timestamp | None]
+    ) -> bool:
+        """The commit point and the end marker under the log's lock, which waits for appends."""
+        topics, partition = self._topics, self._topics.partition(id)
+        if partition is None:
+            return False
+        decided: list[Timestamp] = []
+
+        def write(txn: lmdb.Transaction) -> None:
+            end = None if decided else _end_of(txn, partition, row.txn_id)
+            with self._store.status.write() as cur:
+                stamp = None if decided else decide(cur)
+                if stamp is not None and end is not None:
+                    _give_offset(cur, id, end, stamp)
+                waiting = roll_forward.look(topics, cur, partition, partition.log.end(txn))
+            if stamp is not None:
+                decided.append(stamp)
+                fault_point("marker.decided")
+            roll_forward.write(txn, partition, waiting)
+
+        try:
+            partition.environment.write(write)
+        except TxnkvError:
+            # It is committed; the marker is noted, and whoever comes next writes it.
+            if not decided:
+                raise
+        if decided:
+            self._store.runtime.raise_durable(decided[0])
+        return bool(decided)
+
+    # -- COMMIT_IN_PROGRESS ------------------------------------------------------------
+
+    def begin_commit(self, row: TxnRow, ids: Sequence[int]) -> Timestamp:
+        """Wait for appends that are under way; see what end markers there will be."""
+        ends = {}
+        for id in ids:
+            partition = self._topics.partition(id)
+            if partition is not None:
+                find = partial(_end_of, partition=partition, txn_id=row.txn_id)
+                end = partition.environment.write(find)
+                if end is not None:
+                    ends[id] = end
+        self._ends[row.txn_id] = ends
+        return self._log.latest()
+
+    def write_commit(
+        self, cur: apsw.Cursor, row: TxnRow, ids: Sequence[int], commit_ts: Timestamp
+    ) -> None:
+        """Give each end marker its offset."""
+        for id, end in self._ends[row.txn_id].items():
+            _give_offset(cur, id, end, commit_ts)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def finalize_commit(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """See to it that the end markers are in their logs."""
+        self._ends.pop(row.txn_id, None)
+        raise_first(roll_forward.complete_marked(self._topics, row.txn_id))
+        fault_point("marker.written")
+
+    def abort(self, row: TxnRow, ids: Sequence[int]) -> None:
+        """Write abort markers where the transaction has sent anything."""
+        self._ends.pop(row.txn_id, None)
+        raise_first(
+            self._topics.each(
+                ids, "an abort", lambda partition: _abort_in(self._topics, partition, row.txn_id)
+            )
+        )
+
+
+def abort_unknown(topics: Topics, txn_id: int) -> bool:
+    """End a transaction that logs call open and status.db does not know; its messages are aborted.
+
+    Returns:
+        False when no log has it.
+    """
+    found: list[Partition] = []
+
+    def abort(partition: Partition) -> None:
+        # Those of a copy are another store's.
+        if partition.topic.options.replica_of is None and txn_id in open_in(partition):
+            _abort_in(topics, partition, txn_id)
+            found.append(partition)
+
+    with topics.store.status.read() as cur:
+        ids = sorted(topic_catalog.live_partitions(cur))
+    topics.each(ids, "an abort", abort)
+    return bool(found)
+
+
+def end_strays(topics: Topics, partition: Partition) -> None:
+    """End the transactions that a log calls open and that are over; their messages are aborted."""
+    for txn_id in open_in(partition):
+        with topics.store.status.read() as cur:
+            row = status_table.find(cur, txn_id)
+            noted = is_noted(cur, partition.id, txn_id)
+        if (row is None or row.state.ended) and not noted:
+            _abort_in(topics, partition, txn_id)
+
+
+def open_in(partition: Partition) -> dict[int, int | None]:
+    """Transactions that a log or its side logs have open, and their first offsets in the log."""
+    if not partition.exists:
+        return {}
+    with partition.environment.read() as txn:
+        found: dict[int, int | None] = {
+            each.txn_id: each.first_offset for each in partition.log.open_transactions(txn)
+        }
+        if partition.side is not None:
+            found |= {id: None for id, _ in partition.side.open_transactions(txn)}
+    return found
+
+
+def _end_of(txn: lmdb.Transaction, partition: Partition, txn_id: int) -> EndMarker | None:
+    """The end marker that a commit needs, without offset; None where nothing was sent."""
+    if partition.side is not None:
+        count = partition.side.count(txn, txn_id)
+        if count == 0:
+            return None
+        return EndMarker(0, count, txn_id, int(ControlType.SIDE_LIST), 0, 0, 0)
+    first = partition.log.first_offset_of(txn, txn_id)
+    if first is None:
+        return None
+    return EndMarker(0, 1, txn_id, int(ControlType.COMMIT), 0, 0, first)
+
+
+def _give_offset(cur: apsw.Cursor, id: int, end: EndMarker, commit_ts: Timestamp) -> None:
+    # In a log with a side log nothing is ever open, and nothing comes late.
+    mark = low_water_mark(cur) if end.type == ControlType.COMMIT else 0
+    first = topic_catalog.take_offsets(cur, id, end.count)
+    marker = end._replace(first_offset=first, commit_ts=commit_ts, low_water_mark=mark)
+    note_marker(cur, id, marker)
+
+
+def _abort_in(topics: Topics, partition: Partition, txn_id: int) -> None:
+    def write(txn: lmdb.Transaction) -> bool:
+        if partition.side is not None:
+            partition.side.abort(txn, txn_id)
+            return False
+        first = partition.log.first_offset_of(txn, txn_id)
+        if first is None:
+            return False
+        end = partition.log.end(txn)
+        with topics.store.status.write() as cur:
+            waiting = roll_forward.look(topics, cur, partition, end)
+            offset = topic_catalog.take_offsets(cur, partition.id, 1)
+            mark = low_water_mark(cur)
+        fault_point("marker.aborting")
+        now = Timestamp.from_micros(clock.now_micros())
+        marker = EndMarker(offset, 1, txn_id, int(ControlType.ABORT), now, mark, first)
+        roll_forward.write(
+            txn,
+            partition,
+            waiting._replace(upto=offset + 1, markers=[*waiting.markers, marker]),
+        )
+        return True
+
+    if partition.environment.write(write):
+        fault_point("marker.aborted")
+
 
 ENFORCED_EVERY: Final = 60 * 1_000_000
 """Microseconds between two rounds of retention, and of what idle producers left."""

@@ -1,4 +1,8 @@
-"""The topics of one store in this process: what all of the package stands on."""
+"""The topics of one store in this process: what all of the package stands on.
+
+A `Partition` has its LMDB environment, its log and its side logs; `Topics` has the catalog, the
+partitions, the tails of all of them, and the waits for what comes.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,104 @@ from typing import NamedTuple
 import apsw
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, held, payload
-from txnkv.storage import new_lock
-from txnkv.topics import end_markers, topic_catalog
+from txnkv.storage import Environment, Store, new_lock
+from txnkv.topics import topic_catalog
 from txnkv.topics.acks import LocalSubscriptions
-from txnkv.topics.partition import Partition
-from txnkv.topics.tail import TopicTail, WriteOut
+from txnkv.topics.log import DATABASES, LogOptions, PartitionLog
+from txnkv.topics.sidecar import SideLogs
+from txnkv.topics.tail import TopicTail, WriteOut, last_marker_end
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.waiting import Watch
+
+
+class Opened(NamedTuple):
+    """A partition's environment, and what is in it."""
+
+    environment: Environment
+    log: PartitionLog
+    side: SideLogs | None
+
+
+class Partition:
+    """One partition. Shared by threads; nothing is opened before it is used.
+
+    Attributes:
+        id: by which status.db, the commit log and the folder know it.
+        topic: its topic.
+        number: in the topic, from 0.
+    """
+
+    def __init__(self, store: Store, topic: TopicInfo, number: int) -> None:
+        self.id = topic.partitions[number]
+        self.topic = topic
+        self.number = number
+        self._store = store
+        self._opened: Opened | None = None
+
+    @property
+    def label(self) -> str:
+        """The partition, as messages to people name it."""
+        return f"topic {self.topic.name!r}, partition {self.number}"
+
+    @property
+    def part(self) -> str:
+        """The partition as `txnkv repair` takes it."""
+        return f"topic:{self.topic.name}/{self.number}"
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether the environment was made; only a store open to write makes it.
+
+        Raises:
+            CorruptionError: it was made, and is gone.
+        """
+        return self._store.environments.was_made(f"logs/{self.id}", self.label, self.part)
+
+    @property
+    def is_made(self) -> bool:
+        """The same as `exists`; no I/O once the partition was opened."""
+        return self._opened is not None or self.exists
+
+    @property
+    def environment(self) -> Environment:
+        """The LMDB environment in which the log lies.
+
+        Raises:
+            StoreNotFoundError: it was never written to, and the store is open to read only.
+        """
+        return self._parts().environment
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log of what was written to the partition."""
+        return self._parts().log
+
+    @property
+    def side(self) -> SideLogs | None:
+        """The side logs, with batches of open transactions; None where the log itself has them."""
+        return self._parts().side
+
+    def _parts(self) -> Opened:
+        opened = self._opened
+        if opened is None or opened.environment.is_retired:
+            opened = self._opened = self._open()
+        return opened
+
+    def _open(self) -> Opened:
+        options = self.topic.options
+        environment = self._store.environments.get(
+            f"logs/{self.id}", label=self.label, part=self.part, databases=DATABASES
+        )
+        limits = LogOptions(
+            segment_bytes=options.segment_bytes, segment_seconds=options.segment_seconds
+        )
+        side = None
+        if self.topic.buffer == "sidecar":
+            side = SideLogs(environment, self._store.environments, f"logs/{self.id}")
+        log = PartitionLog(environment, limits, None if side is None else side.expand)
+        if not self._store.directory.read_only:
+            log.prepare()
+        return Opened(environment, log, side)
 
 
 class Look(NamedTuple):
@@ -156,7 +251,7 @@ class Topics(Catalog[TopicInfo]):
         with self.store.status.read(durable=False) as cur:
             found = Look(
                 topic_catalog.next_offset(cur, partition_id),
-                *end_markers.last_end(cur, partition_id),
+                *last_marker_end(cur, partition_id),
             )
         if number is not None:
             self._looks[partition_id] = (number, found)

@@ -17,7 +17,7 @@ from txnkv.errors import TxnkvError
 from txnkv.storage import Store, new_rlock, not_waiting, require_same
 from txnkv.tables import TableEngine, catalog_schema
 from txnkv.topics import TopicEngine, regain
-from txnkv.topics import status_tables as topics_schema
+from txnkv.topics import topic_catalog as topics_schema
 
 _log = logging.getLogger("txnkv")
 

@@ -83,7 +83,7 @@ def read(client: txnkv.Client) -> Reading:
 
 
 def _logs(client: txnkv.Client, topic: str) -> list[Log]:
-    found = overview.look(client.instance.topics, client.topic_info(topic))
+    found = overview.overview_of(client.instance.topics, client.topic_info(topic))
     lag = found.subscriptions[0].lag if found.subscriptions else {}
     return [
         Log(topic, each.number, each.end, each.last_stable_offset, lag.get(each.number, each.end))

@@ -29,10 +29,9 @@ from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive, dropped
 from txnkv.topics.messages import Message, messages_of
-from txnkv.topics.partition import Partition
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import OffsetReader, bounds
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 AHEAD: Final = 1000
 """Messages that are made objects at a time."""

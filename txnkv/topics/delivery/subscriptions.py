@@ -16,7 +16,7 @@ import apsw
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
-from txnkv.topics import topic_catalog
+from txnkv.topics import retention, topic_catalog
 from txnkv.topics.acks import (
     FAILOVER,
     SHARED,
@@ -29,11 +29,9 @@ from txnkv.topics.acks import (
     subscription_rows,
 )
 from txnkv.topics.delivery.transaction_acks import KIND
-from txnkv.topics.maintenance import retention, unacknowledged
-from txnkv.topics.partition import Partition
 from txnkv.topics.read import bounds
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 declare_fault_point("acks.applied", "acks are applied inside the commit point")
 declare_fault_point("acks.returned", "acks of an aborted transaction are given back")
@@ -248,7 +246,7 @@ class Subscriptions:
                 continue
             cursor = found.get(partition.id, Cursor(0))
             ends = bounds(self._topics, partition)
-            lag[partition.number] = unacknowledged.count(
+            lag[partition.number] = retention.count_unacknowledged(
                 self._topics, partition, cursor, ends.start, ends.last_stable_offset
             )
         return lag
@@ -256,7 +254,7 @@ class Subscriptions:
     def lost(self, info: SubscriptionInfo, but: Collection[int] = ()) -> dict[int, int]:
         """Messages that retention took before they were acknowledged, by partition number."""
         return {
-            partition.number: unacknowledged.lost(partition, info.id)
+            partition.number: retention.lost_messages(partition, info.id)
             for partition in self._topics.partitions(info.topic)
             if partition.number not in but
         }

@@ -44,11 +44,10 @@ from txnkv.core import CoreError, all_data, decided, intact
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.log import CommitEntry, unlike
 from txnkv.topics.messages import Reassembly
-from txnkv.topics.partition import Partition
 from txnkv.topics.read.batch_places import BatchPlaces
 from txnkv.topics.read.log_view import LogView, look_at
 from txnkv.topics.read.offset_reader import FETCH_BYTES, fitting
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 _END: Final = 1 << 63
 _ENTRIES: Final = 1024

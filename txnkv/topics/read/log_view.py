@@ -47,9 +47,8 @@ from txnkv.topics.log import (
     position_of,
     unlike,
 )
-from txnkv.topics.partition import Partition
 from txnkv.topics.tail import TailEntry
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
 
 T = TypeVar("T")

@@ -59,10 +59,9 @@ from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage import shielded
 from txnkv.topics.log import behind, whole
 from txnkv.topics.messages import Reassembly
-from txnkv.topics.partition import Partition
 from txnkv.topics.read.log_view import LogView, look_at
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 FetchIsolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 ReadIsolation: TypeAlias = Literal["read_uncommitted", "read_committed", "serializable"]

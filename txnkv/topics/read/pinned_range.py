@@ -39,10 +39,9 @@ import pyarrow as pa
 from txnkv.core import within
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.topics.log import KEY, LOG, behind, seek_at_or_below, whole
-from txnkv.topics.partition import Partition
 from txnkv.topics.read.log_view import Bounds, LogView, look_at
 from txnkv.topics.read.offset_reader import BatchDecoder
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 READ_BYTES: Final = 2 << 20
 """Bytes of one look at the log, about."""

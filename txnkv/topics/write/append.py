@@ -44,8 +44,7 @@ from txnkv.core import place, place_here, read_header, walk
 from txnkv.storage import GATE, declare_fault_point, fault_point
 from txnkv.topics import topic_catalog
 from txnkv.topics.log import Buffer, whole
-from txnkv.topics.partition import Partition
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
 
 declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")

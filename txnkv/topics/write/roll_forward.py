@@ -69,12 +69,16 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import clock, declare_fault_point, fault_point
-from txnkv.topics import end_markers, topic_catalog
-from txnkv.topics.end_markers import EndMarker
+from txnkv.topics import topic_catalog
 from txnkv.topics.log import whole
-from txnkv.topics.partition import Partition
-from txnkv.topics.tail import TailEntry
-from txnkv.topics.topics import Topics
+from txnkv.topics.tail import (
+    EndMarker,
+    TailEntry,
+    forget_markers,
+    marked_partitions,
+    markers_between,
+)
+from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import producers
 
 declare_fault_point("log.completed", "what waited for a log is in it, durable")
@@ -123,7 +127,7 @@ def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Wa
         if entry.stamp in damaged:
             error = damaged[entry.stamp]
             raise CorruptionError(f"{partition.label}: {error}{held.accept_loss(partition.part)}")
-    return Waiting(upto, entries, end_markers.between(cur, partition.id, end, upto))
+    return Waiting(upto, entries, markers_between(cur, partition.id, end, upto))
 
 
 def write(txn: lmdb.Transaction, partition: Partition, waiting: Waiting) -> None:
@@ -245,7 +249,7 @@ def complete_marked(topics: Topics, txn_id: int | None = None) -> dict[int, Exce
         Errors, by partition.
     """
     with topics.store.status.read() as cur:
-        ids = end_markers.partitions_of(cur, txn_id)
+        ids = marked_partitions(cur, txn_id)
     written: list[tuple[int, int]] = []
 
     def complete_one(partition: Partition) -> None:
@@ -257,7 +261,7 @@ def complete_marked(topics: Topics, txn_id: int | None = None) -> dict[int, Exce
 
     errors = topics.each(ids, "its end markers", complete_one)
     if written:
-        end_markers.forget(topics.store, written)
+        forget_markers(topics.store, written)
     return errors
 
 

@@ -51,9 +51,8 @@ from txnkv.errors import (
 )
 from txnkv.storage import boot_id, declare_fault_point, fault_point, new_event
 from txnkv.topics.messages import chunking, now_micros
-from txnkv.topics.partition import Partition
 from txnkv.topics.topic_catalog import TopicInfo
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import staged_files
 from txnkv.topics.write.append import append_runs
 from txnkv.topics.write.staged_files import KIND, Frame, StagedFile

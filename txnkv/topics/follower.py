@@ -31,11 +31,10 @@ import lmdb
 
 from txnkv.core import BatchHeader, walk
 from txnkv.storage import declare_fault_point, fault_point
+from txnkv.topics import retention
 from txnkv.topics.log import whole
-from txnkv.topics.maintenance import retention
-from txnkv.topics.partition import Partition
 from txnkv.topics.read import READ_UNCOMMITTED, FetchResult, bounds, fetch
-from txnkv.topics.topics import Topics
+from txnkv.topics.topics import Partition, Topics
 
 declare_fault_point("follow.put", "fetched batches are in a copy's log, durable")
 declare_fault_point("follow.offset", "the next offset of a copy follows its log, durable")
