@@ -16,7 +16,7 @@ Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]
 
 
 class Run:
-    """SessionRows of one table, operation and shape that were given one after the other."""
+    """Rows of one table, operation and shape that were given one after the other."""
 
     __slots__ = ("op", "rows", "shape", "writer")
 
