@@ -40,22 +40,6 @@ def test_the_manual(
         assert client.check().ok
 
 
-def test_the_manual_lists_every_option() -> None:
-    from txnkv.spark import option_table as options
-
-    text = MANUAL.read_text()
-    reads, writes = text[text.index("**Reads.**") :].split("**Writes.**")
-    for part, kinds in [
-        (reads, (options.READ_TABLE, options.READ_TOPIC, options.STREAM_TOPIC,
-                 options.STREAM_CHANGES)),
-        (writes, (options.WRITE_TABLE, options.WRITE_TOPIC, options.SINK_TABLE,
-                  options.SINK_TOPIC)),
-    ]:  # fmt: skip
-        rows = re.findall(r"^\| `(\w+)` \|[^|]*\|((?:[^|]*\|){4})", part, re.MULTILINE)
-        for column, known in enumerate(kinds):
-            assert {name for name, cells in rows if "yes" in cells.split("|")[column]} == set(known)
-
-
 KINDS = {
     "Reads": (Kind.READ_TABLE, Kind.READ_TOPIC, Kind.STREAM_TOPIC, Kind.STREAM_CHANGES),
     "Writes": (Kind.WRITE_TABLE, Kind.WRITE_TOPIC, Kind.SINK_TABLE, Kind.SINK_TOPIC),

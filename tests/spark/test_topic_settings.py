@@ -39,25 +39,39 @@ def test_options_of_a_topic_are_taken() -> None:
         }
     )
     assert (found.path, found.topic, found.columns) == ("/s", "e", ("value", "offset"))
-    assert found.starting == {0: 5, 1: -2, 2: -1}
-    assert (found.max_offsets, found.order, found.fail_on_data_loss) == (1000, "commit", False)
+    assert found.starting_offsets == {0: 5, 1: -2, 2: -1}
+    assert (found.max_offsets_per_trigger, found.order, found.fail_on_data_loss) == (
+        1000,
+        "commit",
+        False,
+    )
 
 
 def test_the_defaults_of_a_topic() -> None:
     found = TopicRead.of_batch(TOPIC_AT)
-    assert (found.starting, found.ending, found.order) == ("earliest", "latest", "offset")
-    assert (found.columns, found.max_offsets, found.fail_on_data_loss) == (None, None, True)
+    assert (found.starting_offsets, found.ending_offsets, found.order) == (
+        "earliest",
+        "latest",
+        "offset",
+    )
+    assert (found.columns, found.max_offsets_per_trigger, found.fail_on_data_loss) == (
+        None,
+        None,
+        True,
+    )
 
 
 def test_options_of_changes_are_taken() -> None:
     found = ChangesRead.of_stream(TABLE_AT | {"changes": "true", "history": "60"})
-    assert (found.table, found.starting, found.history) == ("t", "earliest", 60.0)
+    assert (found.table, found.starting_offsets, found.history) == ("t", "earliest", 60.0)
     for text, expected in [
         ("latest", "latest"),
         ("123", txnkv.Timestamp(123)),
         ("2024-01-02T03:04:05+00:00", datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)),
     ]:
-        assert ChangesRead.of_stream(TABLE_AT | {"startingOffsets": text}).starting == expected
+        assert (
+            ChangesRead.of_stream(TABLE_AT | {"startingOffsets": text}).starting_offsets == expected
+        )
 
 
 def test_options_of_sinks_are_taken() -> None:

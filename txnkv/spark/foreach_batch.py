@@ -147,7 +147,7 @@ def foreach_batch(
         raise TypeError(f"fn is called with a data frame, a batch and a transaction; {fn!r} cannot")
     if attempts < 1:
         raise ValueError(f"attempts is at least 1, not {attempts}")
-    place = StorePlace(path=option_table.directory(path))
+    place = StorePlace(path=option_table.directory("path", path))
     named = _named(subscription)
     Mark(app_id, 0)  # refuses what is no application id
     if not _is_remote():

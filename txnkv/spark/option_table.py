@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Flag, auto
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import NotSupportedError
+from txnkv.tables import Operation, require_operation
 
 
 class Kind(Flag):
@@ -37,175 +38,35 @@ READS: Final = Kind.READ_TABLE | Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STRE
 WRITES: Final = Kind.WRITE_TABLE | Kind.WRITE_TOPIC | Kind.SINK_TABLE | Kind.SINK_TOPIC
 
 
-class Option(NamedTuple):
-    """An option, as docs/spark.md tells of it.
+# -- values ----------------------------------------------------------------------------
 
-    Attributes:
-        name: with its capital letters.
-        kinds: of reads and writes that take it.
-        default: in Markdown; empty where it has to be given.
-        meaning: in Markdown.
-    """
+Parser: TypeAlias = Callable[[str, str], Any]
+"""From an option's name and text to its value; raises ValueError for what makes no sense."""
 
-    name: str
-    kinds: Kind
-    default: str
-    meaning: str
-
-
-OPTIONS: Final = (
-    Option("path", READS | WRITES, "", "the store's directory; it must be there"),
-    Option(
-        "table",
-        Kind.READ_TABLE | Kind.STREAM_CHANGES | Kind.WRITE_TABLE | Kind.SINK_TABLE,
-        "",
-        "the table's name",
-    ),
-    Option(
-        "topic",
-        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.WRITE_TOPIC | Kind.SINK_TOPIC,
-        "",
-        "the topic's name",
-    ),
-    Option("changes", Kind.STREAM_CHANGES, "`false`", "`true`: the table's changes"),
-    Option(
-        "token",
-        Kind.READ_TABLE | Kind.WRITE_TABLE | Kind.WRITE_TOPIC,
-        "none",
-        "join this transaction; `txnkv.spark.options` fills it in",
-    ),
-    Option("columns", READS, "all", "names with commas between"),
-    Option(
-        "snapshot",
-        Kind.READ_TABLE,
-        "the latest",
-        "`str()` of a `Timestamp`, or an ISO 8601 time with its zone",
-    ),
-    Option(
-        "pushFilters",
-        Kind.READ_TABLE,
-        "`false`",
-        "`true`: the data frame serves one query; see above",
-    ),
-    Option(
-        "startingOffsets",
-        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STREAM_CHANGES,
-        "`earliest`",
-        "where a new query begins: `earliest`, `latest` (streams), or JSON; of changes a time as "
-        "in `snapshot`",
-    ),
-    Option("endingOffsets", Kind.READ_TOPIC, "`latest`", "`latest`, or JSON"),
-    Option(
-        "maxOffsetsPerTrigger", Kind.STREAM_TOPIC, "no limit", "about so many offsets a micro batch"
-    ),
-    Option(
-        "order",
-        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
-        "`offset`",
-        "`commit`: whole transactions, as they were committed",
-    ),
-    Option(
-        "failOnDataLoss",
-        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
-        "`true`",
-        "`false`: go on where something is left, with a warning",
-    ),
-    Option(
-        "history", Kind.STREAM_CHANGES, "900", "seconds of the past that Spark's processes keep"
-    ),
-    Option(
-        "operation",
-        Kind.WRITE_TABLE | Kind.SINK_TABLE,
-        "`insert`",
-        "`insert`, `insert_ignore`, `upsert`, `update`, `update_ignore`, `delete`, `delete_ignore`",
-    ),
-    Option(
-        "operationColumn",
-        Kind.SINK_TABLE,
-        "none",
-        "the column that names the operation for each row",
-    ),
-    Option(
-        "appId",
-        Kind.SINK_TABLE | Kind.SINK_TOPIC,
-        "the query's id",
-        "the application that micro batches are counted for",
-    ),
-    Option(
-        "timeout", WRITES, "none", "seconds after which a transaction of the job's own is aborted"
-    ),
-    Option("keepaliveTime", WRITES, "30", "seconds without heartbeat after which it is"),
-)
-
-
-def _of(kind: Kind) -> tuple[str, ...]:
-    return tuple(option.name for option in OPTIONS if kind in option.kinds)
-
-
-READ_TABLE: Final = _of(Kind.READ_TABLE)
-READ_TOPIC: Final = _of(Kind.READ_TOPIC)
-STREAM_TOPIC: Final = _of(Kind.STREAM_TOPIC)
-STREAM_CHANGES: Final = _of(Kind.STREAM_CHANGES)
-WRITE_TABLE: Final = _of(Kind.WRITE_TABLE)
-WRITE_TOPIC: Final = _of(Kind.WRITE_TOPIC)
-SINK_TABLE: Final = _of(Kind.SINK_TABLE)
-SINK_TOPIC: Final = _of(Kind.SINK_TOPIC)
-OF_SPARK: Final[tuple[str, ...]] = ("checkpointLocation", "queryName")
-"""Spark's own options of a stream, which it hands to the sink with the others."""
-
-KNOWN: Final = (*(option.name for option in OPTIONS), *OF_SPARK)
+EARLIEST: Final = -2
+LATEST: Final = -1
+Position: TypeAlias = str | dict[int, int]
+"""`"earliest"`, `"latest"`, or offsets by partition, with EARLIEST and LATEST among them."""
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_NAMES: Final = {name.lower(): name for name in KNOWN}
 
 
-def given(options: Mapping[str, str]) -> dict[str, str]:
-    """Options under their own names; unknown ones as they are."""
-    return {_NAMES.get(key.lower(), key): value for key, value in options.items()}
+def text(name: str, given: str) -> str:
+    """Any text."""
+    return given
 
 
-def named(options: Mapping[str, str], known: Iterable[str], what: str) -> dict[str, str]:
-    """Options under their own names.
-
-    Args:
-        known: those that `what` has.
-        what: as "a read of a table".
-
-    Raises:
-        ValueError: there is another one.
-    """
-    known = tuple(known)
-    found = given(options)
-    for name in found:
-        if name not in known:
-            raise ValueError(f"{what} has no option {name!r}; its options are {', '.join(known)}")
-    return found
-
-
-def place(found: Mapping[str, str], kind: str) -> tuple[str, str]:
-    """The store's directory, absolute, and the name of the table or topic.
-
-    Raises:
-        ValueError: one of them is missing.
-        NotSupportedError: the path is no directory.
-    """
-    for name in ("path", kind):
-        if not found.get(name):
-            raise ValueError(f"option {name} is missing: say .option({name!r}, ...)")
-    return directory(found["path"]), found[kind]
-
-
-def directory(path: str | os.PathLike[str]) -> str:
+def directory(name: str, given: str | os.PathLike[str]) -> str:
     """A store's directory, absolute.
 
     Raises:
-        NotSupportedError: the path is no directory.
+        NotSupportedError: it is no directory.
     """
-    text = os.fspath(path)
-    if "://" in text:
+    path = os.fspath(given)
+    if "://" in path:
         raise NotSupportedError(
-            f"path {text!r}: this version opens stores on this machine alone; give a directory"
+            f"{name} {path!r}: this version opens stores on this machine alone; give a directory"
         )
-    return os.path.abspath(text)
+    return os.path.abspath(path)
 
 
 def location(checkpoint: str | None) -> str | None:
@@ -218,78 +79,80 @@ def location(checkpoint: str | None) -> str | None:
     return os.path.abspath(checkpoint)
 
 
-def columns(found: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Option columns; None without it."""
-    text = found.get("columns")
-    if text is None:
-        return None
-    names = tuple(name.strip() for name in text.split(","))
+def columns(name: str, given: str) -> tuple[str, ...]:
+    """Names of columns."""
+    names = tuple(each.strip() for each in given.split(","))
     if not all(names):
-        raise ValueError(f"columns is names with commas between, as 'id,total', not {text!r}")
+        raise ValueError(f"{name} is names with commas between, as 'id,total', not {given!r}")
     if len(set(names)) != len(names):
-        raise ValueError(f"columns names a column twice: {text!r}")
+        raise ValueError(f"{name} names a column twice: {given!r}")
     return names
 
 
-def flag(found: Mapping[str, str], name: str, default: bool) -> bool:
-    """An option that is true or false."""
-    text = found.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{name} is 'true' or 'false', not {text!r}")
-    return text.lower() == "true"
+def flag(name: str, given: str) -> bool:
+    """True or false."""
+    if given.lower() not in ("true", "false"):
+        raise ValueError(f"{name} is 'true' or 'false', not {given!r}")
+    return given.lower() == "true"
 
 
-def seconds(found: Mapping[str, str], name: str) -> float | None:
-    """An option in seconds; None without it."""
-    text = found.get(name)
-    if text is None:
-        return None
+def seconds(name: str, given: str) -> float:
+    """Seconds, above 0."""
     try:
-        value = float(text)
+        value = float(given)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} is seconds above 0, not {text!r}")
+        raise ValueError(f"{name} is seconds above 0, not {given!r}")
     return value
 
 
-def time(name: str, text: str) -> Timestamp | datetime:
-    """An option that is a time: a commit timestamp, or one of the clock."""
-    if text.strip().isdecimal():
-        return Timestamp(int(text))
+def time(name: str, given: str) -> Timestamp | datetime:
+    """A commit timestamp, or a time of the clock."""
+    if given.strip().isdecimal():
+        return Timestamp(int(given))
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(given)
     except ValueError:
         raise ValueError(
-            f"{name} is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, not {text!r}"
+            f"{name} is str() of a txnkv.Timestamp, or an ISO 8601 time with its zone, not "
+            f"{given!r}"
         ) from None
 
 
-def positive(found: Mapping[str, str], name: str) -> int | None:
-    """An option that is a whole number above 0; None without it."""
-    text = found.get(name)
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise ValueError(f"{name} is a whole number above 0, not {text!r}")
-    return int(text)
+def whole_number(name: str, given: str) -> int:
+    """A whole number above 0."""
+    if not given.strip().isdecimal() or int(given) == 0:
+        raise ValueError(f"{name} is a whole number above 0, not {given!r}")
+    return int(given)
 
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-Position = str | dict[int, int]
-"""`"earliest"`, `"latest"`, or offsets by partition, with EARLIEST and LATEST among them."""
+def order(name: str, given: str) -> str:
+    """The order of messages."""
+    if given.lower() not in ("offset", "commit"):
+        raise ValueError(f"{name} is 'offset' or 'commit', not {given.lower()!r}")
+    return given.lower()
 
 
-def position(found: Mapping[str, str], name: str, default: str) -> Position:
-    """Return the position where a read of a topic begins or ends, from an option."""
-    text = found.get(name, default).strip()
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
+def operation(name: str, given: str) -> Operation:
+    """An operation on rows."""
+    return require_operation(given)
+
+
+def app_id(name: str, given: str) -> str:
+    """A name of an application."""
+    if not given:
+        raise ValueError(f"{name} is empty: name the application, or leave it out")
+    return given
+
+
+def position(name: str, given: str) -> Position:
+    """Return the position where a read of a topic begins."""
+    given = given.strip()
+    if given.lower() in ("earliest", "latest"):
+        return given.lower()
     try:
-        offsets = {int(key): value for key, value in json.loads(text).items()}
+        offsets = {int(key): value for key, value in json.loads(given).items()}
     except (ValueError, AttributeError):
         offsets = {}
     if not offsets or not all(
@@ -297,6 +160,201 @@ def position(found: Mapping[str, str], name: str, default: str) -> Position:
     ):
         raise ValueError(
             f"{name} is 'earliest', 'latest', or offsets by partition as "
-            f'\'{{"0": 5, "1": -2}}\' (-2 earliest, -1 latest), not {text!r}'
+            f'\'{{"0": 5, "1": -2}}\' (-2 earliest, -1 latest), not {given!r}'
         )
     return offsets
+
+
+def end_position(name: str, given: str) -> Position:
+    """Return the position where a read of a topic ends."""
+    found = position(name, given)
+    if found == "earliest" or (isinstance(found, dict) and EARLIEST in found.values()):
+        raise ValueError(
+            f"{name} is 'latest' or offsets by partition (-1 latest), not the earliest"
+        )
+    return found
+
+
+def change_position(name: str, given: str) -> str | Timestamp | datetime:
+    """Return the position where a stream of changes begins."""
+    given = given.strip()
+    if given.lower() in ("earliest", "latest"):
+        return given.lower()
+    return time(f"{name} of changes, if not 'earliest' or 'latest',", given)
+
+
+# -- the table -------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """An option, as docs/spark.md tells of it.
+
+    Attributes:
+        name: with its capital letters.
+        kinds: of reads and writes that take it.
+        parse: makes its value of its name and text.
+        default: in Markdown; empty where it has to be given.
+        meaning: in Markdown.
+    """
+
+    name: str
+    kinds: Kind
+    parse: Parser
+    default: str
+    meaning: str
+
+    @property
+    def attribute(self) -> str:
+        """Return the attribute of settings that has its value."""
+        return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", self.name)
+
+
+OPTIONS: Final = (
+    Option("path", READS | WRITES, directory, "", "the store's directory; it must be there"),
+    Option(
+        "table",
+        Kind.READ_TABLE | Kind.STREAM_CHANGES | Kind.WRITE_TABLE | Kind.SINK_TABLE,
+        text,
+        "",
+        "the table's name",
+    ),
+    Option(
+        "topic",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.WRITE_TOPIC | Kind.SINK_TOPIC,
+        text,
+        "",
+        "the topic's name",
+    ),
+    Option("changes", Kind.STREAM_CHANGES, flag, "`false`", "`true`: the table's changes"),
+    Option(
+        "token",
+        Kind.READ_TABLE | Kind.WRITE_TABLE | Kind.WRITE_TOPIC,
+        text,
+        "none",
+        "join this transaction; `txnkv.spark.options` fills it in",
+    ),
+    Option("columns", READS, columns, "all", "names with commas between"),
+    Option(
+        "snapshot",
+        Kind.READ_TABLE,
+        time,
+        "the latest",
+        "`str()` of a `Timestamp`, or an ISO 8601 time with its zone",
+    ),
+    Option(
+        "pushFilters",
+        Kind.READ_TABLE,
+        flag,
+        "`false`",
+        "`true`: the data frame serves one query; see above",
+    ),
+    Option(
+        "startingOffsets",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC | Kind.STREAM_CHANGES,
+        position,
+        "`earliest`",
+        "where a new query begins: `earliest`, `latest` (streams), or JSON; of changes a time as "
+        "in `snapshot`",
+    ),
+    Option("endingOffsets", Kind.READ_TOPIC, end_position, "`latest`", "`latest`, or JSON"),
+    Option(
+        "maxOffsetsPerTrigger",
+        Kind.STREAM_TOPIC,
+        whole_number,
+        "no limit",
+        "about so many offsets a micro batch",
+    ),
+    Option(
+        "order",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
+        order,
+        "`offset`",
+        "`commit`: whole transactions, as they were committed",
+    ),
+    Option(
+        "failOnDataLoss",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
+        flag,
+        "`true`",
+        "`false`: go on where something is left, with a warning",
+    ),
+    Option(
+        "history",
+        Kind.STREAM_CHANGES,
+        seconds,
+        "900",
+        "seconds of the past that Spark's processes keep",
+    ),
+    Option(
+        "operation",
+        Kind.WRITE_TABLE | Kind.SINK_TABLE,
+        operation,
+        "`insert`",
+        "`insert`, `insert_ignore`, `upsert`, `update`, `update_ignore`, `delete`, `delete_ignore`",
+    ),
+    Option(
+        "operationColumn",
+        Kind.SINK_TABLE,
+        text,
+        "none",
+        "the column that names the operation for each row",
+    ),
+    Option(
+        "appId",
+        Kind.SINK_TABLE | Kind.SINK_TOPIC,
+        app_id,
+        "the query's id",
+        "the application that micro batches are counted for",
+    ),
+    Option(
+        "timeout",
+        WRITES,
+        seconds,
+        "none",
+        "seconds after which a transaction of the job's own is aborted",
+    ),
+    Option("keepaliveTime", WRITES, seconds, "30", "seconds without heartbeat after which it is"),
+)
+
+
+# -- reading them ----------------------------------------------------------------------
+
+OF_SPARK: Final[tuple[str, ...]] = ("checkpointLocation", "queryName")
+"""Spark's own options of a stream, which it hands to the sink with the others."""
+_BY_NAME: Final = {option.name: option for option in OPTIONS}
+_NAMES: Final = {name.lower(): name for name in (*_BY_NAME, *OF_SPARK)}
+
+
+def given(options: Mapping[str, str]) -> dict[str, str]:
+    """Options under their own names; unknown ones as they are."""
+    return {_NAMES.get(key.lower(), key): value for key, value in options.items()}
+
+
+def parsed(
+    options: Mapping[str, str], what: str, *kinds: Kind, **parsers: Parser
+) -> dict[str, Any]:
+    """Values of the options that are given, by the attributes of settings that have them.
+
+    Args:
+        what: is read or written, as "a read of a table".
+        kinds: of reads and writes that it may be.
+        parsers: for options whose value means something else here.
+
+    Raises:
+        ValueError: an option is unknown here, or missing, or its value makes no sense.
+        NotSupportedError: the path is no directory.
+    """
+    known = [option.name for kind in kinds for option in OPTIONS if kind in option.kinds]
+    known = list(dict.fromkeys(known))
+    found = given(options)
+    for name in found:
+        if name not in known:
+            raise ValueError(f"{what} has no option {name!r}; its options are {', '.join(known)}")
+    for name in ("path", "table", "topic"):
+        if name in known and not found.get(name):
+            raise ValueError(f"option {name} is missing: say .option({name!r}, ...)")
+    values = {}
+    for name, value in found.items():
+        option = _BY_NAME[name]
+        values[option.attribute] = parsers.get(name, option.parse)(name, value)
+    return values

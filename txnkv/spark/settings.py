@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from txnkv.client import Client, connect
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
 from txnkv.errors import NotSupportedError
 from txnkv.spark import option_table
-from txnkv.spark.option_table import EARLIEST, Position
-from txnkv.tables import DELETES, UPDATES, Operation, require_operation
+from txnkv.spark.option_table import Kind, Position
+from txnkv.tables import DELETES, UPDATES, Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,8 @@ class StorePlace:
         Raises:
             StoreNotFoundError: there is no store at `path`.
         """
-        if self.history is None:
-            return connect(self.path, create=False, keepalive_time=self.keepalive_time)
         return connect(
-            self.path,
-            create=False,
-            history=self.history,
-            keepalive_time=self.keepalive_time,
+            self.path, create=False, history=self.history, keepalive_time=self.keepalive_time
         )
 
 
@@ -80,22 +75,13 @@ class Settings(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory.
         """
-        given = option_table.named(options, option_table.READ_TABLE, "a read of a table")
-        path, table = option_table.place(given, "table")
+        given = option_table.parsed(options, "a read of a table", Kind.READ_TABLE)
         if "token" in given and "snapshot" in given:
             raise ValueError(
                 "options token and snapshot exclude each other: a read with a token sees its "
                 "transaction's snapshot"
             )
-        snapshot = given.get("snapshot")
-        return cls(
-            path=path,
-            table=table,
-            token=given.get("token"),
-            columns=option_table.columns(given),
-            snapshot=None if snapshot is None else option_table.time("snapshot", snapshot),
-            push_filters=option_table.flag(given, "pushFilters", False),
-        )
+        return cls(**given)
 
     @classmethod
     def of_write(cls, options: Mapping[str, str], *, overwrite: bool = False) -> Settings:
@@ -105,20 +91,11 @@ class Settings(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory.
         """
-        given = option_table.named(options, option_table.WRITE_TABLE, "a write into a table")
-        path, table = option_table.place(given, "table")
-        operation = require_operation(given.get("operation", "insert"))
-        require_rows_left(operation, overwrite)
+        given = option_table.parsed(options, "a write into a table", Kind.WRITE_TABLE)
+        made = cls(overwrite=overwrite, **given)
+        require_rows_left(made.operation, overwrite)
         refuse_times_of_others(given)
-        return cls(
-            path=path,
-            table=table,
-            token=given.get("token"),
-            operation=operation,
-            overwrite=overwrite,
-            timeout=option_table.seconds(given, "timeout"),
-            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
-        )
+        return made
 
 
 def require_rows_left(operation: str, overwrite: bool) -> None:
@@ -134,13 +111,13 @@ def require_rows_left(operation: str, overwrite: bool) -> None:
         )
 
 
-def refuse_times_of_others(given: Mapping[str, str]) -> None:
+def refuse_times_of_others(given: Mapping[str, Any]) -> None:
     """Refuse the times of an own transaction for a write that joins another.
 
     Raises:
         ValueError: there is a token and one of them.
     """
-    if "token" in given and not {"timeout", "keepaliveTime"}.isdisjoint(given):
+    if "token" in given and not {"timeout", "keepalive_time"}.isdisjoint(given):
         raise ValueError(
             "options timeout and keepaliveTime are for a write in a transaction of its own: "
             "with a token, give them to new_transaction and connect"
@@ -174,8 +151,8 @@ def what_is_read(options: Mapping[str, str]) -> str:
     """
     if names_topic(options):
         return TOPIC
-    changes = option_table.flag(option_table.given(options), "changes", False)
-    return CHANGES if changes else TABLE
+    changes = option_table.given(options).get("changes", "false")
+    return CHANGES if option_table.flag("changes", changes) else TABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,18 +162,18 @@ class TopicRead(StorePlace):
     Attributes:
         columns: the projection; None for all.
         order: "offset", or "commit": whole transactions, as they were committed.
-        starting: where a batch, or a new query, begins.
-        ending: where a batch ends.
-        max_offsets: at most about so many offsets a micro batch; None for all there are.
+        starting_offsets: where a batch, or a new query, begins.
+        ending_offsets: where a batch ends.
+        max_offsets_per_trigger: at most about so many a micro batch; None for all there are.
         fail_on_data_loss: whether messages that are gone are an error.
     """
 
     topic: str
     columns: tuple[str, ...] | None = None
     order: str = "offset"
-    starting: Position = "earliest"
-    ending: Position = "latest"
-    max_offsets: int | None = None
+    starting_offsets: Position = "earliest"
+    ending_offsets: Position = "latest"
+    max_offsets_per_trigger: int | None = None
     fail_on_data_loss: bool = True
 
     @classmethod
@@ -207,8 +184,7 @@ class TopicRead(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory, or there is a token.
         """
-        known = dict.fromkeys(option_table.READ_TOPIC + option_table.STREAM_TOPIC)
-        return cls._of(options, tuple(known), "a read of a topic")
+        return cls._of(options, "a read of a topic", Kind.READ_TOPIC, Kind.STREAM_TOPIC)
 
     @classmethod
     def of_batch(cls, options: Mapping[str, str]) -> TopicRead:
@@ -218,8 +194,8 @@ class TopicRead(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory, or there is a token.
         """
-        made = cls._of(options, option_table.READ_TOPIC, "a batch read of a topic")
-        if made.starting == "latest":
+        made = cls._of(options, "a batch read of a topic", Kind.READ_TOPIC)
+        if made.starting_offsets == "latest":
             raise ValueError("a batch from startingOffsets 'latest' on reads nothing: leave it out")
         return made
 
@@ -231,32 +207,12 @@ class TopicRead(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense.
             NotSupportedError: the path is no directory, or there is a token.
         """
-        return cls._of(options, option_table.STREAM_TOPIC, "a streaming read of a topic")
+        return cls._of(options, "a streaming read of a topic", Kind.STREAM_TOPIC)
 
     @classmethod
-    def _of(cls, options: Mapping[str, str], known: tuple[str, ...], what: str) -> TopicRead:
+    def _of(cls, options: Mapping[str, str], what: str, *kinds: Kind) -> TopicRead:
         _refuse_token(options, what)
-        given = option_table.named(options, known, what)
-        path, topic = option_table.place(given, "topic")
-        order = given.get("order", "offset").lower()
-        if order not in ("offset", "commit"):
-            raise ValueError(f"order is 'offset' or 'commit', not {order!r}")
-        starting = option_table.position(given, "startingOffsets", "earliest")
-        ending = option_table.position(given, "endingOffsets", "latest")
-        if ending == "earliest" or (isinstance(ending, dict) and EARLIEST in ending.values()):
-            raise ValueError(
-                "endingOffsets is 'latest' or offsets by partition (-1 latest), not the earliest"
-            )
-        return cls(
-            path=path,
-            topic=topic,
-            columns=option_table.columns(given),
-            order=order,
-            starting=starting,
-            ending=ending,
-            max_offsets=option_table.positive(given, "maxOffsetsPerTrigger"),
-            fail_on_data_loss=option_table.flag(given, "failOnDataLoss", True),
-        )
+        return cls(**option_table.parsed(options, what, *kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,12 +221,12 @@ class ChangesRead(StorePlace):
 
     Attributes:
         columns: the projection of the table's columns and `_op`, `_commit_timestamp`; None for all.
-        starting: "earliest": all rows, then changes; "latest"; or changes after a time.
+        starting_offsets: "earliest": all rows, then changes; "latest"; or changes after a time.
     """
 
     table: str
     columns: tuple[str, ...] | None = None
-    starting: str | Timestamp | datetime = "earliest"
+    starting_offsets: str | Timestamp | datetime = "earliest"
 
     @classmethod
     def of_stream(cls, options: Mapping[str, str]) -> ChangesRead:
@@ -282,22 +238,11 @@ class ChangesRead(StorePlace):
         """
         what = "a stream of changes"
         _refuse_token(options, what)
-        given = option_table.named(options, option_table.STREAM_CHANGES, what)
-        path, table = option_table.place(given, "table")
-        return cls(
-            path=path,
-            table=table,
-            columns=option_table.columns(given),
-            starting=_starting(given.get("startingOffsets", "earliest")),
-            history=option_table.seconds(given, "history"),
+        given = option_table.parsed(
+            options, what, Kind.STREAM_CHANGES, startingOffsets=option_table.change_position
         )
-
-
-def _starting(text: str) -> str | Timestamp | datetime:
-    text = text.strip()
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
-    return option_table.time("startingOffsets of changes, if not 'earliest' or 'latest',", text)
+        given.pop("changes", None)
+        return cls(**given)
 
 
 def _refuse_token(options: Mapping[str, str], what: str) -> None:
@@ -327,17 +272,10 @@ class TopicWrite(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
             NotSupportedError: the path is no directory.
         """
-        given = option_table.named(options, option_table.WRITE_TOPIC, "a write into a topic")
-        path, topic = option_table.place(given, "topic")
-        _refuse_overwrite(topic, overwrite)
+        given = option_table.parsed(options, "a write into a topic", Kind.WRITE_TOPIC)
+        _refuse_overwrite(given["topic"], overwrite)
         refuse_times_of_others(given)
-        return cls(
-            path=path,
-            topic=topic,
-            token=given.get("token"),
-            timeout=option_table.seconds(given, "timeout"),
-            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
-        )
+        return cls(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,35 +309,19 @@ class StreamWrite(StorePlace):
             ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
             NotSupportedError: the path is no directory.
         """
-        if names_topic(options):
-            kind, known = "topic", option_table.SINK_TOPIC
-        else:
-            kind, known = "table", option_table.SINK_TABLE
+        kind = "topic" if names_topic(options) else "table"
         found = option_table.given(options)
         of_spark = {name: found.pop(name, None) for name in option_table.OF_SPARK}
-        given = option_table.named(found, known, f"a stream into a {kind}")
-        path, name = option_table.place(given, kind)
-        operation = require_operation(given.get("operation", "insert"))
-        if kind == "topic":
-            _refuse_overwrite(name, overwrite)
-        require_rows_left(operation, overwrite)
-        column = given.get("operationColumn")
-        if column is not None and "operation" in given:
+        sink = Kind.SINK_TOPIC if kind == "topic" else Kind.SINK_TABLE
+        given = option_table.parsed(found, f"a stream into a {kind}", sink)
+        checkpoint = option_table.location(of_spark["checkpointLocation"])
+        made = cls(overwrite=overwrite, checkpoint=checkpoint, **given)
+        if made.topic is not None:
+            _refuse_overwrite(made.topic, overwrite)
+        require_rows_left(made.operation, overwrite)
+        if "operation" in given and "operation_column" in given:
             raise ValueError("options operation and operationColumn exclude each other")
-        if "appId" in given and not given["appId"]:
-            raise ValueError("appId is empty: name the application, or leave it out")
-        return cls(
-            path=path,
-            table=name if kind == "table" else None,
-            topic=name if kind == "topic" else None,
-            operation=operation,
-            operation_column=column,
-            app_id=given.get("appId"),
-            checkpoint=option_table.location(of_spark["checkpointLocation"]),
-            overwrite=overwrite,
-            timeout=option_table.seconds(given, "timeout"),
-            keepalive_time=option_table.seconds(given, "keepaliveTime") or KEEPALIVE_TIME,
-        )
+        return made
 
 
 def _refuse_overwrite(topic: str, overwrite: bool) -> None:

@@ -174,7 +174,9 @@ class TopicPlanner:
             ValueError: it names a partition that is not there.
         """
         found, ends, _ = self._ends()
-        offsets = self._resolved("startingOffsets", self._settings.starting, found, ends, EARLIEST)
+        offsets = self._resolved(
+            "startingOffsets", self._settings.starting_offsets, found, ends, EARLIEST
+        )
         return self._at(offsets, {number: each.start for number, each in found.items()}, None)
 
     def final(self, start: TopicOffset) -> TopicOffset:
@@ -185,10 +187,12 @@ class TopicPlanner:
             ValueError: it names a partition that is not there, or lies before the start.
         """
         found, ends, _ = self._ends()
-        offsets = self._resolved("endingOffsets", self._settings.ending, found, ends, LATEST)
+        offsets = self._resolved(
+            "endingOffsets", self._settings.ending_offsets, found, ends, LATEST
+        )
         for number, offset in offsets.items():
             if offset < start.offsets[number]:
-                if self._settings.ending != "latest":
+                if self._settings.ending_offsets != "latest":
                     raise ValueError(
                         f"endingOffsets has {offset} for partition {number}, which lies before "
                         f"its start, {start.offsets[number]}"

@@ -127,7 +127,7 @@ class ChangesPlanner:
             ValueError: it names one in the future.
         """
         client = self._client()
-        starting = self._settings.starting
+        starting = self._settings.starting_offsets
         if starting == "earliest":
             return self._at(client, BEGINNING)
         if isinstance(starting, str):
