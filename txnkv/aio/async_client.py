@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -124,13 +123,8 @@ class AsyncRows(Wrapper):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._turn.to_the_end(self.blocking.__exit__, kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._turn.to_the_end(self.blocking.__exit__, *error)
 
     async def _row(self, op: str, table: str | AsyncTable, row: Any) -> None:
         await self._quick(getattr(self.blocking, op), plain(table), row)
@@ -286,12 +280,7 @@ class Connecting:
     async def __aenter__(self) -> AsyncClient:
         return await self._open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._client is not None:
             await self._client.close()
 
@@ -507,11 +496,6 @@ class TransactionBlock:
         self._txn = await self._client.new_transaction(**self._options)
         return self._txn
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         assert self._txn is not None
-        await self._txn.__aexit__(kind, error, trace)
+        await self._txn.__aexit__(*error)

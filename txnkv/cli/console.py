@@ -6,7 +6,8 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -30,6 +31,15 @@ class _Out(Console):
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 store_argument = click.argument("store", metavar="STORE")
+topic_argument = click.argument("topic", metavar="TOPIC")
+partitions_option = click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="This partition alone; may be repeated.",
+)
 
 
 def out() -> Console:
@@ -118,6 +128,18 @@ def bar(unit: str = "") -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def steps(what: str, noun: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield what shows a bar, when it is told how many are done, of how many."""
+    with bar() as progress:
+        task = progress.add_task(what, total=None, note="")
+
+        def step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} {noun}")
+
+        yield step
 
 
 def size(count: float) -> str:

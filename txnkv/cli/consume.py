@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import click
 
 import txnkv
 from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import given, stopping
-from txnkv.cli.console import plural, store_argument
+from txnkv.cli.console import partitions_option, plural, store_argument, topic_argument
 from txnkv.topics import Start
 
 _ROUND: Final = 5000
@@ -21,7 +21,7 @@ _PLACES: Final = ("earliest", "latest")
 
 @click.command()
 @store_argument
-@click.argument("topic", metavar="TOPIC")
+@topic_argument
 @click.option("-f", "--follow", is_flag=True, help="Wait for more at the end, until Ctrl-C.")
 @click.option(
     "--from",
@@ -31,10 +31,7 @@ _PLACES: Final = ("earliest", "latest")
     show_default=True,
     help="earliest, latest, an offset, or a time with its zone.",
 )
-@click.option(
-    "-p", "--partition", "partitions", multiple=True, type=click.IntRange(min=0),
-    help="This partition alone; may be repeated.",
-)  # fmt: skip
+@partitions_option
 @click.option("-n", "--limit", type=click.IntRange(min=0), help="At most so many messages.")
 @click.option("-k", "--key-separator", metavar="TEXT", help="Write keys, too: key, TEXT, value.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON lines: all of each message.")
@@ -117,22 +114,20 @@ def _limited(reader: Rounds, limit: int | None) -> Iterator[list[txnkv.Message]]
             left -= len(messages)
 
 
-class Rounds:
+class Rounds(Protocol):
     """Messages in rounds: None at the end."""
 
     def next(self, most: int) -> list[txnkv.Message] | None:
         """At most so many, perhaps none; None when there is nothing more."""
-        raise NotImplementedError
 
-    def written(self, messages: Iterable[txnkv.Message]) -> None:
+    def written(self, messages: list[txnkv.Message]) -> None:
         """Note that messages are on their way to the reader of the output."""
 
     def durable(self) -> str:
         """Say what stays of the reading after Ctrl-C."""
-        raise NotImplementedError
 
 
-class _Reader(Rounds):
+class _Reader:
     """Rounds by a consumer of the command's own."""
 
     def __init__(
@@ -160,6 +155,9 @@ class _Reader(Rounds):
         # A round may have passed over aborted messages alone; there may be more behind them.
         return messages or (None if before == self._positions() else [])
 
+    def written(self, messages: list[txnkv.Message]) -> None:
+        """Nothing to be noted: the next run begins where it is told to."""
+
     def durable(self) -> str:
         return "reading changes nothing"
 
@@ -167,7 +165,7 @@ class _Reader(Rounds):
         return [self._consumer.position(number) for number in self._consumer.partitions]
 
 
-class _Member(Rounds):
+class _Member:
     """Rounds by a subscription; messages that were written are acknowledged together."""
 
     def __init__(
@@ -196,10 +194,9 @@ class _Member(Rounds):
         messages = self._subscription.receive_many(max_messages=most, timeout=self._timeout)
         return messages or ([] if self._follow else None)
 
-    def written(self, messages: Iterable[txnkv.Message]) -> None:
-        done = list(messages)
-        self._subscription.ack(done)
-        self._acknowledged += len(done)
+    def written(self, messages: list[txnkv.Message]) -> None:
+        self._subscription.ack(messages)
+        self._acknowledged += len(messages)
 
     def durable(self) -> str:
         return f"at least {plural(self._acknowledged, 'message')} acknowledged; others come again"

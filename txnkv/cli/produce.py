@@ -15,7 +15,7 @@ import pyarrow as pa
 import txnkv
 from txnkv.cli import message_lines, parsing
 from txnkv.cli.command_group import stopping
-from txnkv.cli.console import bar, plural, print_json, rate, store_argument
+from txnkv.cli.console import bar, plural, print_json, rate, store_argument, topic_argument
 from txnkv.cli.message_lines import Row, TypedLines
 from txnkv.errors import TopicNotFoundError
 from txnkv.topics import Buffer, Compression
@@ -26,7 +26,7 @@ Parse = Callable[[Sequence[bytes], int], Lines]
 
 @click.command()
 @store_argument
-@click.argument("topic", metavar="TOPIC")
+@topic_argument
 @click.argument("files", metavar="[FILE]...", nargs=-1)
 @click.option("-k", "--key-separator", metavar="TEXT", help="Each line is a key, TEXT, a value.")
 @click.option(

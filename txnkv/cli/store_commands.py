@@ -11,13 +11,13 @@ import click
 import txnkv
 from txnkv.cli.command_group import stopping
 from txnkv.cli.console import (
-    bar,
     json_option,
     plural,
     print_grid,
     print_json,
     print_pairs,
     size,
+    steps,
     store_argument,
 )
 
@@ -164,12 +164,10 @@ def check(store: str, as_json: bool) -> None:
 
     Exit status 1 when something is wrong.
     """
-    with txnkv.connect(store, create=False, read_only=True) as client, bar() as progress:
-        task = progress.add_task("checking", total=None, note="")
-
-        def step(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} row sets")
-
+    with (
+        txnkv.connect(store, create=False, read_only=True) as client,
+        steps("checking", "row sets") as step,
+    ):
         report = client.check(step)
     counted = (
         f"{plural(report.rows, 'row')}, {plural(report.blocks, 'block')}, "
@@ -194,14 +192,12 @@ def compact(store: str, as_json: bool) -> None:
 
     Others may read and write meanwhile. Files get shorter where no other process has them open.
     """
-    with txnkv.connect(store, create=False) as client, bar() as progress:
-        task = progress.add_task("compacting", total=None, note="")
-
-        def step(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, note=f"{done:,}/{total:,} rows")
-
-        with stopping(lambda: "what was merged until then stays"):
-            report = client.compact(step)
+    with (
+        txnkv.connect(store, create=False) as client,
+        steps("compacting", "rows") as step,
+        stopping(lambda: "what was merged until then stays"),
+    ):
+        report = client.compact(step)
     if as_json:
         print_json(dataclasses.asdict(report))
         return

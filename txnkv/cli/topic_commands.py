@@ -16,12 +16,14 @@ import txnkv
 from txnkv.cli.console import (
     duration,
     json_option,
+    partitions_option,
     plural,
     print_grid,
     print_json,
     print_pairs,
     size,
     store_argument,
+    topic_argument,
 )
 from txnkv.errors import TopicNotFoundError
 from txnkv.topics import (
@@ -228,7 +230,6 @@ def _partition_document(each: PartitionOverview) -> dict[str, Any]:
     }
 
 
-topic_argument = click.argument("topic", metavar="TOPIC")
 name_argument = click.argument("name", metavar="NAME")
 
 
@@ -328,14 +329,7 @@ def show(store: str, topic: str, name: str, as_json: bool) -> None:
 @click.option(
     "--to", "where", metavar="WHERE", required=True, help="earliest, latest or an offset."
 )
-@click.option(
-    "-p",
-    "--partition",
-    "partitions",
-    multiple=True,
-    type=click.IntRange(min=0),
-    help="This partition alone; may be repeated.",
-)
+@partitions_option
 @json_option
 def seek(
     store: str, topic: str, name: str, where: str, partitions: tuple[int, ...], as_json: bool

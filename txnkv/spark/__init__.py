@@ -34,9 +34,11 @@ if importlib.util.find_spec("pyspark") is None:
         "txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'", name="pyspark"
     )
 
+from txnkv.client import Table, Topic
 from txnkv.spark.foreach_batch import foreach_batch
 from txnkv.spark.java import require_java
 from txnkv.spark.query_progress import lag
+from txnkv.transaction import Transaction
 
 if sys.executable:
     # Spark would start the first python3 of PATH, which need not have txnkv: the virtual
@@ -44,9 +46,7 @@ if sys.executable:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 if TYPE_CHECKING:
-    from txnkv.client import Table, Topic
     from txnkv.spark.source import TxnkvDataSource
-    from txnkv.transaction import Transaction
 
 __all__ = ["TxnkvDataSource", "foreach_batch", "lag", "options", "register", "require_java"]
 

@@ -1,8 +1,11 @@
-"""The settings of each kind of read and write, from its options. All are checked while Spark plans.
+"""The settings of each kind of read and write, from its options.
 
-table      Settings.of_read      -                      Settings.of_write      StreamWrite
-changes    -                     ChangesRead            -                      -
-topic      TopicRead.of_batch    TopicRead.of_stream    TopicWrite             StreamWrite
+Each is checked while Spark plans.
+
+               spark.read            readStream             df.write               writeStream
+    table      Settings.of_read      -                      Settings.of_write      StreamWrite
+    changes    -                     ChangesRead            -                      -
+    topic      TopicRead.of_batch    TopicRead.of_stream    TopicWrite             StreamWrite
 """
 
 from __future__ import annotations
