@@ -502,7 +502,7 @@ def test_ended_before_the_mended_file_is_in_its_place(made: Path, path: Path, pa
     replace(path / FOLDERS[part], made / "older" / FOLDERS[part])
     with txnkv.connect(path) as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("txnkv.storage.replacing.os.replace", fail)
+            patch.setattr("txnkv.storage.lmdb_replace.os.replace", fail)
             with pytest.raises(RuntimeError, match="broken off"):
                 client.accept_loss(PARTS[part])
         with pytest.raises(txnkv.CorruptionError, match="is not the file that was there") as caught:

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import until
 from txnkv.errors import StorageFullError, UnavailableError
 from txnkv.storage import Environment, Environments, StoreDirectory, arm, shrink
-from txnkv.storage.faults import translate
+from txnkv.storage.faults import lmdb_error
 
 PAGE = b"v" * 4000
 OPEN = """
@@ -251,12 +251,12 @@ def test_full_file_system(tmp_path: Path, python) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_errors_of_a_full_disk_name_path_and_reason(tmp_path: Path, code: int) -> None:
-    error = translate(OSError(code, "x"), tmp_path)
+    error = lmdb_error(OSError(code, "x"), tmp_path)
     assert isinstance(error, StorageFullError)
     assert str(tmp_path) in str(error)
 
 
 def test_input_output_error_with_room_on_the_disk_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"x")
-    assert isinstance(translate(OSError(errno.EIO, "x"), tmp_path), UnavailableError)
-    assert translate(LookupError(), tmp_path) is None
+    assert isinstance(lmdb_error(OSError(errno.EIO, "x"), tmp_path), UnavailableError)
+    assert lmdb_error(LookupError(), tmp_path) is None

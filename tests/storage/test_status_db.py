@@ -20,7 +20,7 @@ from txnkv.errors import (
     NotSupportedError,
     UnavailableError,
 )
-from txnkv.storage import StatusDatabase, Store, arm, disarm, wal
+from txnkv.storage import GATE, StatusDatabase, Store, arm, disarm, wal
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import check_sqlite_version
 
@@ -548,7 +548,7 @@ def test_a_sync_beside_other_work_makes_durable(db: StatusDatabase, store: Store
     with db.write(sync=False) as cursor:
         cursor.execute("INSERT INTO t VALUES (1, 1)")
     assert not store.runtime.all_synced()
-    with store.gate.use():
+    with GATE.use():
         wait = db.begin_sync()
         assert ids(db) == [1]
         wait()
@@ -563,7 +563,7 @@ def test_a_sync_beside_other_work_that_fails_is_made_up_for(
     def fail(_: int) -> None:
         raise OSError(5, "the disk failed")
 
-    with store.gate.use(), monkeypatch.context() as broken:
+    with GATE.use(), monkeypatch.context() as broken:
         with db.write(sync=False) as cursor:
             cursor.execute("INSERT INTO t VALUES (2, 1)")
         broken.setattr("os.fdatasync", fail)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from txnkv.errors import ClosedError, StoreNotFoundError
-from txnkv.storage import GATE, Store
+from txnkv.storage import Store
 
 SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
 
@@ -15,7 +15,6 @@ SCHEMA = "CREATE TABLE t (id INTEGER PRIMARY KEY, value INTEGER)"
 def test_store_has_its_parts(store: Store, tmp_path: Path) -> None:
     assert store.directory.path == (tmp_path / "store").resolve()
     assert store.store_id == store.directory.store_id
-    assert store.gate is GATE
     assert store.status.change_number() == store.runtime.change_number()
     assert store.environments.open_count == 0
 

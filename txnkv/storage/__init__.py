@@ -5,7 +5,7 @@
                      that no signal interrupts, work of dropped objects
     directory        the layout on disk and FORMAT
     lmdb_open, environment, environments    LMDB
-    extents, replacing    how far each LMDB file was written, what takes its place
+    extents, lmdb_replace    how far each LMDB file was written, what takes its place
     runtime_file, runtime    what the processes share in memory
     sqlite_connection, write_queue, wal, status_db    SQLite
     store            all of it, once a process
@@ -29,10 +29,10 @@ from txnkv.storage.faults import (
     fault_point,
     storage_full,
 )
-from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import Map, StaleHandleError
+from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
-from txnkv.storage.replacing import mend, shrink
 from txnkv.storage.runtime import Pin, Runtime
 from txnkv.storage.status_db import StatusDatabase
 from txnkv.storage.store import Store, require_same
@@ -46,7 +46,6 @@ __all__ = [
     "Environments",
     "FAULT_POINTS",
     "FULL_ERRNOS",
-    "ForkGate",
     "GATE",
     "InjectedFault",
     "MaintenanceLock",

@@ -136,10 +136,6 @@ class StoreDirectory:
         """The folder of a tablet's LMDB environment, there or not."""
         return self.path / "tablets" / str(tablet_id)
 
-    def has_tablet(self, tablet_id: int) -> bool:
-        """Return True when a tablet's LMDB environment was made; the first rows make it."""
-        return (self.tablet_dir(tablet_id) / "data.mdb").exists()
-
     def log_dir(self, log_id: int) -> Path:
         """The folder of a log's LMDB environment, there or not."""
         return self.path / "logs" / str(log_id)

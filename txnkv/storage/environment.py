@@ -30,7 +30,7 @@ import lmdb
 from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
 from txnkv.storage import extents
 from txnkv.storage.extents import Extent, Tracked
-from txnkv.storage.faults import declare_fault_point, fault_point, translate
+from txnkv.storage.faults import declare_fault_point, fault_point, lmdb_error
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import (
     EnvironmentOptions,
@@ -444,7 +444,7 @@ class Environment:
         if isinstance(error, lmdb.PanicError):
             # LMDB refuses this environment until it is opened again.
             self.close(timeout=_PANIC_SECONDS)
-        translated = translate(error, self.path)
+        translated = lmdb_error(error, self.path)
         if translated is None:
             raise error
         raise translated from error

@@ -21,7 +21,7 @@ from txnkv.storage.faults import (
     NO_DESCRIPTOR_ERRNOS,
     descriptor_limit,
     errno_of,
-    translate,
+    lmdb_error,
 )
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
@@ -281,7 +281,7 @@ class Environments:
             try:
                 make_environment_files(path, databases)
             except (lmdb.Error, OSError) as error:
-                raise translate(error, path) or error from error
+                raise lmdb_error(error, path) or error from error
         return path
 
     def drop(self, name: str) -> None:

@@ -156,7 +156,7 @@ _CORRUPT = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 _PROBE_BYTES = 4 << 20
 
 
-def translate(error: BaseException, path: Path) -> TxnkvError | None:
+def lmdb_error(error: BaseException, path: Path) -> TxnkvError | None:
     """The error of txnkv for one of LMDB or of the system; None when it is not about storage."""
     if isinstance(error, _CORRUPT):
         return CorruptionError(f"LMDB environment {path} is damaged: {error}. Restore a backup")

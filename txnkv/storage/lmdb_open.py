@@ -306,7 +306,7 @@ def _inode_of(path: Path) -> tuple[int, int] | None:
 def _opened_in_place(
     path: Path, options: EnvironmentOptions, map_size: int, writing: bool
 ) -> tuple[Any, tuple[int, int]]:
-    """Opens LMDB on the file that has the name, also when `replacing` put it there meanwhile.
+    """Opens LMDB on the file that has the name, also when `lmdb_replace` put it there meanwhile.
 
     To read alone, LMDB opens the data file first and waits for its lock then: whoever holds the
     lock may have replaced the file by that time.

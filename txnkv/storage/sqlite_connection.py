@@ -122,7 +122,7 @@ def end_transaction(connection: apsw.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def translate(
+def sqlite_error(
     error: BaseException, path: Path, connection: apsw.Connection | None
 ) -> TxnkvError | None:
     """The error of txnkv for one of SQLite; None when it is about the statement, not the store."""
@@ -244,7 +244,7 @@ class ReadTransaction:
                 raise
         except BaseException as error:
             GATE.leave()
-            translated = translate(error, self._pool.path, None)
+            translated = sqlite_error(error, self._pool.path, None)
             if translated is not None:
                 raise translated from error
             raise
@@ -256,7 +256,7 @@ class ReadTransaction:
         if GATE.refused:
             return
         try:
-            translated = error and translate(error, self._pool.path, self._connection)
+            translated = error and sqlite_error(error, self._pool.path, self._connection)
             self._cursor.close(True)
             end_transaction(self._connection)
         finally:

@@ -49,7 +49,7 @@ from txnkv.storage.sqlite_connection import (
     check_sqlite_version,
     end_transaction,
     open_writer,
-    translate,
+    sqlite_error,
 )
 from txnkv.storage.wal import Checkpointer, WalFile
 from txnkv.storage.write_queue import WriteQueue
@@ -100,9 +100,9 @@ class StatusDatabase:
         self._readers = ReaderPool(path, read_only, cache_bytes)
         self._writer: apsw.Connection | None = None
         self._queue = WriteQueue(lock_path)
-        self._checkpointer = Checkpointer(path, self._readers, self._queue)
-        self.wal_is_long = self._checkpointer.is_long
         self._wal = WalFile(path)
+        self._checkpointer = Checkpointer(self._wal, self._readers, self._queue)
+        self.wal_is_long = self._checkpointer.is_long
         GATE.register(self)
         try:
             with GATE.use():
@@ -207,7 +207,7 @@ class StatusDatabase:
 
     def _begin_new_wal(self) -> None:
         self._checkpointer.run(cut=True)
-        if self._wal.path.exists() and self._wal.path.stat().st_size > 0:
+        if self._wal.size > 0:
             raise UnavailableError(
                 f"{self._wal.path} failed before, and could not be moved into the database yet. "
                 "Nothing was lost so far; try again"
@@ -247,7 +247,7 @@ class StatusDatabase:
                 with target.backup("main", source, "main") as backup:
                     backup.step(-1)
             except apsw.Error as error:
-                raise translate(error, path, target) or error from error
+                raise sqlite_error(error, path, target) or error from error
             finally:
                 target.close()
                 self._readers.give_back(source)
@@ -326,7 +326,7 @@ class StatusDatabase:
                     self._commit()
                     committed = True
                 else:
-                    translated = translate(error, self.path, self._writer)
+                    translated = sqlite_error(error, self.path, self._writer)
                     self._roll_back()
                     if translated is not None:
                         raise translated from error
@@ -353,7 +353,7 @@ class StatusDatabase:
             cursor.execute("BEGIN IMMEDIATE")
             return cursor
         except apsw.Error as error:
-            raise translate(error, self.path, connection) or error from error
+            raise sqlite_error(error, self.path, connection) or error from error
 
     def _commit(self) -> None:
         assert self._writer is not None
@@ -365,7 +365,7 @@ class StatusDatabase:
                 self._writer.execute("COMMIT")
                 self.extents.recorded(noted)
             except BaseException as error:
-                translated = translate(error, self.path, self._writer)
+                translated = sqlite_error(error, self.path, self._writer)
                 self._roll_back()
                 if translated is not None:
                     raise translated from error

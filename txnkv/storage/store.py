@@ -19,7 +19,7 @@ from txnkv.storage.directory import FIRST_WITH_EXTENTS, FileIdentity, StoreDirec
 from txnkv.storage.environments import Environments
 from txnkv.storage.extents import expect_files
 from txnkv.storage.faults import NO_DESCRIPTOR_ERRNOS, no_descriptor
-from txnkv.storage.fork import GATE, ForkGate
+from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_rlock
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import CACHE_BYTES
@@ -47,7 +47,6 @@ class Store:
     ) -> None:
         self.directory = directory
         self.cache_bytes = cache_bytes
-        self.gate: ForkGate = GATE
         self._users = 1
         self._runtime = Runtime.open(directory.runtime_path, directory.read_only)
         try:

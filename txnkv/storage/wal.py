@@ -37,10 +37,23 @@ import apsw
 from txnkv.errors import ClosedError, TxnkvError
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
-from txnkv.storage.sqlite_connection import BUSY_MILLISECONDS, PAGE_BYTES, ReaderPool, translate
+from txnkv.storage.sqlite_connection import BUSY_MILLISECONDS, PAGE_BYTES, ReaderPool, sqlite_error
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
 
+_LOG = logging.getLogger("txnkv")
+
+REUSE_BYTES: Final = 4 << 20
+WAL_LIMIT_BYTES: Final = 64 << 20
+_READING_SECONDS: Final = 1.0
+"""A reader that is in the way for longer is not waited for."""
+_SHM_LOCKS: Final = frozenset([121, *range(123, 128)])
+"""Bytes of status.db-shm that SQLite locks: of who makes a checkpoint, and of readers."""
+_FRAME_HEADER_BYTES: Final = 24
+_CUT_MILLISECONDS: Final = 200
+_REUSE_MILLISECONDS: Final = 10
+"""The most that writers wait for readers of the WAL: when it is cut, and when it is begun again."""
 _THREADS: Final = 4
+"""That sync at once, at most."""
 
 
 class WalFile:
@@ -53,6 +66,14 @@ class WalFile:
         self.path = database.with_name(database.name + "-wal")
         self._descriptor: int | None = None
         self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 when there is none."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def sync(self) -> None:
         """Makes all that was written durable.
@@ -95,20 +116,6 @@ class WalFile:
             os.close(descriptor)
 
 
-_LOG = logging.getLogger("txnkv")
-
-REUSE_BYTES: Final = 4 << 20
-WAL_LIMIT_BYTES: Final = 64 << 20
-_READING_SECONDS: Final = 1.0
-"""A reader that is in the way for longer is not waited for."""
-_SHM_LOCKS: Final = frozenset([121, *range(123, 128)])
-"""Bytes of status.db-shm that SQLite locks: of who makes a checkpoint, and of readers."""
-_FRAME_HEADER_BYTES: Final = 24
-_CUT_MILLISECONDS: Final = 200
-_REUSE_MILLISECONDS: Final = 10
-"""The most that writers wait for readers of the WAL: when it is cut, and when it is begun again."""
-
-
 class Checkpointer:
     """Checkpoints of one database in this process.
 
@@ -117,10 +124,11 @@ class Checkpointer:
         limit: above it whoever commits makes a checkpoint.
     """
 
-    def __init__(self, path: Path, readers: ReaderPool, queue: WriteQueue) -> None:
+    def __init__(self, wal: WalFile, readers: ReaderPool, queue: WriteQueue) -> None:
         self.wal_bytes = 0
         self.limit = WAL_LIMIT_BYTES
-        self._path = path
+        self._wal = wal
+        self._path = readers.path
         self._readers = readers
         self._queue = queue
         self._one = new_lock()
@@ -131,10 +139,7 @@ class Checkpointer:
 
     def is_long(self) -> bool:
         """The WAL has grown so long that it is to be cut; a checkpoint tries."""
-        try:
-            return self._path.with_name(self._path.name + "-wal").stat().st_size > WAL_LIMIT_BYTES
-        except FileNotFoundError:
-            return False
+        return self._wal.size > WAL_LIMIT_BYTES
 
     def note_wal(self, _connection: object, _name: str, pages: int) -> int:
         """SQLite's hook after a commit."""
@@ -176,7 +181,7 @@ class Checkpointer:
                 try:
                     self._checkpoint(connection, cut)
                 except apsw.Error as error:
-                    raise translate(error, self._path, connection) or error from error
+                    raise sqlite_error(error, self._path, connection) or error from error
                 finally:
                     self._readers.give_back(connection)
         finally:

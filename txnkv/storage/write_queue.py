@@ -27,7 +27,7 @@ from typing import Final
 
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.directory import removed
-from txnkv.storage.faults import translate
+from txnkv.storage.faults import lmdb_error
 from txnkv.storage.fork import GATE
 from txnkv.storage.locks import new_lock
 
@@ -248,7 +248,7 @@ class WriteQueue(WriteTurn):
             except FileNotFoundError:
                 raise removed(self._path) from None
             except OSError as error:
-                raise translate(error, self._path) or error from error
+                raise lmdb_error(error, self._path) or error from error
             os.fchmod(self._descriptor, 0o600)
         return self._descriptor
 

@@ -11,7 +11,7 @@ import apsw
 
 from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, Timestamp
 from txnkv.errors import InvalidTxnStateError, TxnkvError
-from txnkv.storage import Store, new_lock
+from txnkv.storage import GATE, Store, new_lock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter
@@ -119,7 +119,7 @@ class Tables(Catalog[TableInfo]):
         """Forget tablets of tables that were purged, by whichever process."""
         if not self._tablets:
             return
-        with self.store.gate.use(), self.log.lock:
+        with GATE.use(), self.log.lock:
             with self.store.status.read(durable=False) as cur:
                 left = {id for (id,) in cur.execute("SELECT id FROM tablets")}
                 tables = {id for (id,) in cur.execute("SELECT id FROM tables")}

@@ -10,7 +10,7 @@ from typing import Any
 from txnkv import core
 from txnkv.coordinator import CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import Store, shielded
+from txnkv.storage import GATE, Store, shielded
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
@@ -103,7 +103,7 @@ class Tablet(TabletFiles):
     @shielded
     def reload(self) -> TabletState:
         """The state as status.db has it now."""
-        with self._store.gate.use(), self._log.lock:
+        with GATE.use(), self._log.lock:
             with self._store.status.read(durable=False) as cur:
                 found = manifest.committed_state(cur, self.id)
             self._log.raise_floor(found.floor)

@@ -47,7 +47,7 @@ from txnkv.storage import extents
 from txnkv.storage.directory import make_private_directory, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
-from txnkv.storage.faults import declare_fault_point, fault_point, translate
+from txnkv.storage.faults import declare_fault_point, fault_point, lmdb_error
 from txnkv.storage.lmdb_open import EnvironmentOptions, make_environment_files
 from txnkv.storage.status_db import StatusDatabase
 
@@ -77,7 +77,7 @@ def shrink(environment: Environment) -> tuple[int, int] | None:
         try:
             return _replace(folder, aside, environment.map_bytes)
         except (lmdb.Error, OSError) as error:
-            translated = translate(error, folder)
+            translated = lmdb_error(error, folder)
             if translated is None:
                 raise
             raise translated from error
