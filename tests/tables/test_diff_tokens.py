@@ -13,7 +13,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.tables.read import diff_tokens
+from txnkv.tables.read import diff
 
 SCHEMA = txnkv.Schema({"k": "int64", "v": "int64?", "w": "string?"}, primary_key=["k"])
 READ = "say([row for token in tokens for row in token.open(client).read_all().to_pylist()])"
@@ -116,7 +116,7 @@ def test_whether_anything_changed(client: txnkv.Client, table: txnkv.Table) -> N
     with client.snapshot() as start:
 
         def changed(since: int = start.timestamp) -> bool:
-            return diff_tokens.changed(
+            return diff.changed(
                 engine, table.info, txnkv.Timestamp(since), client.snapshot().timestamp
             )
 

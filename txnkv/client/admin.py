@@ -37,8 +37,8 @@ from txnkv.tables import (
     check_row_set,
     check_together,
     manifest,
-    reading,
     row_set_ids,
+    scan,
     table_catalog,
 )
 from txnkv.tables import accept_loss as accept_tablet
@@ -85,7 +85,7 @@ def store_stats(instance: Instance) -> dict[str, Any]:
     for name in names:
         info = engine.get(name)
         row_sets = [seen for t in engine.tablets(info) for seen in t.reload().infos]
-        asked = reading.request(info, [], None, False, None)
+        asked = scan.request(info, [], None, False, None)
         tables[name] = {
             "rows": _count_rows(engine, asked, view),
             "bytes": sum(seen.size for seen in row_sets),
@@ -120,10 +120,10 @@ def store_stats(instance: Instance) -> dict[str, Any]:
     }
 
 
-def _count_rows(engine: TableEngine, asked: reading.Request, view: ReadView) -> int | None:
+def _count_rows(engine: TableEngine, asked: scan.Request, view: ReadView) -> int | None:
     """The rows of a table; None when it is damaged where they are counted."""
     try:
-        return reading.count(engine, asked, view)
+        return scan.count(engine, asked, view)
     except CorruptionError:
         return None
 

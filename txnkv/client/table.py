@@ -20,10 +20,9 @@ from txnkv.tables import (
     TableEngine,
     TableInfo,
     diff,
-    diff_tokens,
     history,
     lookup,
-    reading,
+    scan,
     table_catalog,
 )
 from txnkv.transaction import AnyTable, At, Closing, Connection, Scan, unpin
@@ -146,8 +145,8 @@ class Table(Closing):
     @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """Count all rows, or those that satisfy `where`."""
-        asked = reading.request(self.info, [], where, False, None)
-        return self._read(snapshot, lambda engine, view: reading.count(engine, asked, view))
+        asked = scan.request(self.info, [], where, False, None)
+        return self._read(snapshot, lambda engine, view: scan.count(engine, asked, view))
 
     def scan(
         self,
@@ -226,9 +225,7 @@ class Table(Closing):
         Raises:
             As `diff`.
         """
-        parts = diff_tokens.split(
-            self._engine(), self._diff_request(start, end, columns), max(1, rows)
-        )
+        parts = diff.split(self._engine(), self._diff_request(start, end, columns), max(1, rows))
         return [DiffToken(one) for one in parts]
 
     def _diff_request(self, start: At, end: At, columns: Sequence[str] | None) -> DiffRequest:
@@ -299,4 +296,4 @@ class DiffToken:
             HistoryExpiredError: nobody kept the history from its start on.
         """
         client.require_open()
-        return diff_tokens.reopen(client.instance.engine, self.parts)
+        return diff.reopen(client.instance.engine, self.parts)

@@ -1,17 +1,14 @@
 """Tables: columnar row sets in LMDB, written by transactions, read at snapshots.
 
-schema, partitioning, table_catalog           what a table is
-row_set_format, row_set, row_set_writer       a row set on disk
-tablet_files, tablet, manifest, memory, fence which row sets there are, who may write
-tables                                        the ground: all tablets of a store
-arrow_input, operations, key_lookup, mutations  rows in, and what an operation makes of them
-write_buffer, staging                         what a transaction writes: in memory, as row sets
-changes, overlap, tablet_participants         validation, finalize, abort
-intents, deltas                               delete stamps for what a commit replaced
-flush, compaction, history                    from memory to row sets, and fewer of them
-predicate, scan, reading, lookup, view        rows out
-diff, diff_events, diff_tokens                what changed between two snapshots
-table_engine                                  the wiring: work on tables, in transactions and rounds
+schema, partitioning, table_catalog     what a table is
+arrow_input, row_writer, operations     rows on their way in, and what an operation makes of them
+tables                                  the ground: all tablets of a store
+tablets/                                a tablet: row sets, manifest, memory, the order of layers
+write/                                  what a transaction writes: in memory, as staged row sets
+read/                                   views, keys, scans, differences between snapshots
+commit/                                 conflicts, the participant, intents (delete stamps)
+maintenance/                            from memory to row sets, and fewer of them; checks
+table_engine                            the wiring: work on tables, in transactions and rounds
 """
 
 from txnkv.tables import arrow_input, catalog_schema, table_catalog
@@ -54,10 +51,9 @@ from txnkv.tables.read import (
     TokenParts,
     changed,
     diff,
-    diff_tokens,
     lookup,
     parse,
-    reading,
+    scan,
     scan_tokens,
 )
 from txnkv.tables.read_set import ReadSet
@@ -115,7 +111,6 @@ __all__ = [
     "check_row_set",
     "check_together",
     "diff",
-    "diff_tokens",
     "hash_partition",
     "history",
     "lookup",
@@ -123,7 +118,7 @@ __all__ = [
     "nothing",
     "parse",
     "range_partition",
-    "reading",
+    "scan",
     "require_operation",
     "row_set_ids",
     "scan_tokens",

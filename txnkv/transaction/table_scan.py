@@ -19,7 +19,7 @@ from txnkv.tables import (
     Request,
     TableInfo,
     TokenParts,
-    reading,
+    scan,
     scan_tokens,
 )
 from txnkv.transaction.connection import Closing, Connection
@@ -53,9 +53,9 @@ class ScanToken:
         client.require_open()
         engine = client.instance.engine
         asked, view, pieces = scan_tokens.reopen(engine, self.parts)
-        scan = Scan(client, asked, lambda: (view, reading.plan(engine, asked, view, pieces)))
-        scan._planned()  # pinned from here on
-        return scan
+        found = Scan(client, asked, lambda: (view, scan.plan(engine, asked, view, pieces)))
+        found._planned()  # pinned from here on
+        return found
 
 
 class Scan(Closing):
@@ -97,14 +97,14 @@ class Scan(Closing):
         Raises:
             SchemaError: a column or operator is unknown, or a constant does not fit.
         """
-        asked = reading.request(table, columns, where, ordered, limit)
+        asked = scan.request(table, columns, where, ordered, limit)
 
         def bind() -> tuple[ReadView, Plan]:
-            return reading.bound(connection.instance.engine, asked, view)
+            return scan.bound(connection.instance.engine, asked, view)
 
-        scan = cls(connection, asked, bind)
-        scan._share = share
-        return scan
+        made = cls(connection, asked, bind)
+        made._share = share
+        return made
 
     @property
     def schema(self) -> pa.Schema:
@@ -167,7 +167,7 @@ class Scan(Closing):
         engine = self._connection.instance.engine
         if self._share is not None:
             view = self._share()
-            plan = reading.plan(engine, self._asked, view)
+            plan = scan.plan(engine, self._asked, view)
         return [
             ScanToken(parts)
             for parts in scan_tokens.split(engine, self._asked, view, plan, max(1, rows))

@@ -22,7 +22,7 @@ from txnkv.coordinator import Timestamp
 from txnkv.errors import TransactionConflictError
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import RowSetInfo, RowSetRetired, Tablet, TabletState
+from txnkv.tables.tablets import RowSetInfo, Tablet, TabletState, until_there
 
 
 def changed(tablet: Tablet, keys: core.Keys, after: int, upto: Timestamp) -> bytes | None:
@@ -36,39 +36,37 @@ def changed(tablet: Tablet, keys: core.Keys, after: int, upto: Timestamp) -> byt
     if keys.n == 0:
         return None
     low, high = keys.key(0), keys.key(keys.n - 1)
-    while True:
+
+    def look() -> bytes | None:
         state = tablet.state(upto)
         first = state.memory.changed_keys(keys, after) if state.memory.n else -1
         found = None if first < 0 else keys.key(first)
-        try:
-            for info in changed_row_sets(state, after):
-                if info.overlaps(low, high):
-                    with tablet.read() as pages:
-                        position = tablet.row_set(info).touched(pages, keys, after)
-                    found = _least(found, None if position < 0 else keys.key(position))
-        except RowSetRetired:
-            tablet.reload()
-            continue
+        for info in changed_row_sets(state, after):
+            if info.overlaps(low, high):
+                with tablet.read() as pages:
+                    position = tablet.row_set(info).touched(pages, keys, after)
+                found = _least(found, None if position < 0 else keys.key(position))
         return found
+
+    return until_there(look, tablet.reload)
 
 
 def changed_range(
     tablet: Tablet, low: bytes | None, high: bytes | None, after: int, upto: Timestamp
 ) -> bytes | None:
     """The first key with low <= key < high that was changed with after < stamp."""
-    while True:
+
+    def look() -> bytes | None:
         state = tablet.state(upto)
         found = state.memory.changed(low, high, after) if state.memory.n else None
-        try:
-            for info in changed_row_sets(state, after):
-                if (low is None or info.max_key >= low) and (high is None or info.min_key < high):
-                    with tablet.read() as pages:
-                        key = tablet.row_set(info).touched_range(pages, low, high, after)
-                    found = _least(found, key)
-        except RowSetRetired:
-            tablet.reload()
-            continue
+        for info in changed_row_sets(state, after):
+            if (low is None or info.max_key >= low) and (high is None or info.min_key < high):
+                with tablet.read() as pages:
+                    key = tablet.row_set(info).touched_range(pages, low, high, after)
+                found = _least(found, key)
         return found
+
+    return until_there(look, tablet.reload)
 
 
 def validate_reads(tables: Tables, reads: ReadSet, after: int, upto: Timestamp) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import apsw
@@ -47,7 +48,6 @@ from txnkv.tables.tablets import (
     KIND,
     TOMBSTONES,
     RowSetInfo,
-    RowSetRetired,
     Tablet,
     TabletState,
     common_keys,
@@ -55,6 +55,7 @@ from txnkv.tables.tablets import (
     delete_row_set,
     fence,
     manifest,
+    until_there,
 )
 
 _INSIDE_ROWS: Final = 1 << 16
@@ -219,13 +220,7 @@ class TabletParticipants(Participants):
         """Raise for a key that both changed."""
         for part in written:
             after = max(since, part.after)
-            key = None
-            while key is None:
-                try:
-                    key = _first_common(part, part.tablet.state(upto), after, upto)
-                    break
-                except RowSetRetired:
-                    part.tablet.reload()
+            key = until_there(partial(_first_common, part, after, upto), part.tablet.reload)
             if key is not None:
                 raise TransactionConflictError(
                     f"table {part.tablet.table.name!r}, key {part.tablet.readable_key(key)!r}: "
@@ -318,11 +313,10 @@ def _entries(part: _Written, state: TabletState, after: Timestamp, upto: Timesta
     return state.memory.select(part.low, part.high + b"\0", after, upto)
 
 
-def _first_common(
-    part: _Written, state: TabletState, after: Timestamp, upto: Timestamp
-) -> bytes | None:
+def _first_common(part: _Written, after: Timestamp, upto: Timestamp) -> bytes | None:
     """A key that was written and that others changed as well."""
     tablet = part.tablet
+    state = tablet.state(upto)
     if state.memory.n:
         keys = _entries(part, state, after, upto).keys
         for info in part.infos:

@@ -14,7 +14,7 @@ from being removed when a flush or a compaction has replaced them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
+from txnkv.errors import HistoryExpiredError
 from txnkv.storage import go_on
-from txnkv.tables.read.masks import Masks
-from txnkv.tables.read.pins import Pins
-from txnkv.tables.read.predicate import Filter, KeyRange
+from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
+    Masks,
     MemoryPart,
     Part,
     Selection,
@@ -37,8 +37,10 @@ from txnkv.tables.read.sources import (
     Unit,
     clusters,
 )
-from txnkv.tables.read.view import EVERY_STAMP, Sight
-from txnkv.tables.tablets import LARGE_READ
+from txnkv.tables.read.view import Pins, ReadView
+from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.tables import Tables
+from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, TabletView, until_there
 
 _AHEAD: Final = 4
 BATCH_BYTES: Final = 16 << 20
@@ -264,33 +266,141 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(n)], names=["none"]).select([])
 
 
-def plan_parts(sight: Sight, key_range: KeyRange) -> list[Source]:
+def plan_parts(view: TabletView, key_range: KeyRange) -> list[Source]:
     """Return the sources of one tablet that may hold keys of a range."""
     if key_range.empty:
         return []
     low, high = key_range.low, key_range.high
     own = memory = None
-    if sight.own is not None:
-        own = sight.own.select(low, high, 0, EVERY_STAMP)
-    if sight.has_memory:
-        memory = sight.state.memory.select(low, high, sight.after, sight.snapshot)
-    masks = Masks(sight, own, memory)
+    if view.own is not None:
+        own = view.own.select(low, high, 0, EVERY_STAMP)
+    if view.has_memory:
+        memory = view.state.memory.select(low, high, view.after, view.snapshot)
+    masks = Masks(view, own, memory)
     parts: list[Source] = []
     infos = [
         info
-        for info in sight.readable
+        for info in view.readable
         if info.max_key >= (low or b"") and (high is None or info.min_key < high)
     ]
     if infos:
-        with sight.tablet.read() as pages:
+        with view.tablet.read() as pages:
             for info in sorted(infos, key=lambda info: info.id):
-                row_set = sight.tablet.row_set(info)
+                row_set = view.tablet.row_set(info)
                 span = row_set.blocks_between(pages, low, high)
                 if span:
                     over = masks.over(info)
-                    parts.append(Part(sight, info, key_range, span.start, span.stop, over))
+                    parts.append(Part(view, info, key_range, span.start, span.stop, over))
     if memory is not None and memory.n:
-        parts.append(MemoryPart(sight.tablet, memory, masks.over_memory))
+        parts.append(MemoryPart(view.tablet, memory, masks.over_memory))
     if own is not None and own.n:
-        parts.append(MemoryPart(sight.tablet, own, ()))
+        parts.append(MemoryPart(view.tablet, own, ()))
     return parts
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked scan request, not yet bound to a snapshot."""
+
+    table: TableInfo
+    columns: tuple[str, ...]
+    where: Where
+    filter: Filter
+    ordered: bool = False
+    limit: int | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([self.table.schema.arrow.field(name) for name in self.columns])
+
+
+def request(
+    table: TableInfo,
+    columns: Sequence[str] | None,
+    where: Where,
+    ordered: bool,
+    limit: int | None,
+) -> Request:
+    """Check a scan's arguments.
+
+    Raises:
+        SchemaError: a column or operator is unknown, or a constant does not fit.
+        ValueError: `limit` is negative.
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"columns is a list of names, as [{columns!r}]")
+    names = tuple(table.schema.names if columns is None else columns)
+    for name in names:
+        table.schema.position(name)
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit is a number of rows, not {limit}")
+    return Request(table, names, where, parse(where, table.schema), ordered, limit)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The keys of one tablet in a range."""
+
+    tablet_id: int
+    key_range: KeyRange
+
+
+def plan(
+    tables: Tables, asked: Request, view: ReadView, pieces: Sequence[Piece] | None = None
+) -> Plan:
+    """Bind a request to what a view sees, in all of the table or in some pieces of it.
+
+    Raises:
+        TableNotFoundError: the table was dropped.
+        HistoryExpiredError: the view's snapshot is older than the history.
+    """
+    tables.require_live(asked.table)
+    tablets = tables.tablets(asked.table)
+    wanted = asked.filter.key_range(asked.table.schema, tablets[0].codec)
+    if pieces is None:
+        ranges = [(tablet, wanted) for tablet in tablets]
+    else:
+        by_id = {tablet.id: tablet for tablet in tablets}
+        ranges = [(by_id[piece.tablet_id], wanted.within(piece.key_range)) for piece in pieces]
+    if view.reads is not None:
+        for tablet, key_range in ranges:
+            view.reads.add_range(tablet.id, key_range.low, key_range.high)
+    touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
+
+    def parts() -> tuple[tuple[Source, ...], Pins]:
+        views, pins = view.pinned(tables, touched)
+        by_tablet = {seen.tablet.id: seen for seen in views}
+        return tuple(
+            part
+            for tablet, key_range in ranges
+            for part in plan_parts(by_tablet[tablet.id], key_range)
+        ), pins
+
+    found, pins = until_there(parts, tables.log.latest)
+    return Plan(asked.columns, asked.filter, found, asked.schema, pins, asked.ordered, asked.limit)
+
+
+def bound(tables: Tables, asked: Request, view: Callable[[], ReadView]) -> tuple[ReadView, Plan]:
+    """Bind a request to what `view` gives now.
+
+    Raises:
+        As `plan`; a view of the latest snapshot is taken again when history goes by meanwhile.
+    """
+    seen = view()
+    while True:
+        try:
+            return seen, plan(tables, asked, seen)
+        except HistoryExpiredError:
+            again = view()
+            if again.snapshot == seen.snapshot:
+                raise
+            seen = again
+
+
+def count(tables: Tables, asked: Request, view: ReadView) -> int:
+    """Rows that satisfy a request, whose projection is empty."""
+    made = plan(tables, asked, view)
+    try:
+        return made.count()
+    finally:
+        made.pins.release()

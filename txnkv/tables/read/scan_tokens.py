@@ -14,8 +14,7 @@ from typing import Any, Final
 from txnkv.coordinator import Timestamp
 from txnkv.errors import InvalidTokenError, TableNotFoundError
 from txnkv.tables.read.predicate import KeyRange
-from txnkv.tables.read.reading import Piece, Request, request
-from txnkv.tables.read.scan import Plan
+from txnkv.tables.read.scan import Piece, Plan, Request, request
 from txnkv.tables.read.sources import Part, Source
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.tables import Tables

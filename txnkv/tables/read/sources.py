@@ -3,6 +3,11 @@
 Both give `Selection`s: the keys of some rows that the view sees, strictly ascending, and their
 columns on demand. Rows that were deleted and rows that a mask hides are left out first, so that
 predicates and merges meet each key once.
+
+A mask is the keys of one source that hide rows of the sources below it; `TabletView.above` says
+which. It is tried on one block of keys at a time: those of its keys that lie within the block's are
+searched in it, so that a few masked rows cost little on a large table, and the other way round a
+large mask is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -16,10 +21,16 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.tables.read.masks import Mask, RowSetMask, hidden
 from txnkv.tables.read.predicate import Filter, KeyRange
-from txnkv.tables.read.view import EVERY_STAMP, Sight
-from txnkv.tables.tablets import Pages, RowSet, RowSetInfo, Tablet
+from txnkv.tables.tablets import (
+    EVERY_STAMP,
+    Pages,
+    RowSet,
+    RowSetInfo,
+    Tablet,
+    TabletView,
+    keys_between,
+)
 
 BATCH_ROWS: Final = 1 << 16
 _SPARSE: Final = 8
@@ -59,6 +70,136 @@ class Unit:
         return self.tablet.read(once=once)
 
 
+_FEW: Final = 8
+"""Below one masking key for so many of a block they are searched, else both are merged."""
+
+
+@dataclass(frozen=True)
+class KeyMask:
+    """Keys in memory, strictly ascending."""
+
+    keys: core.Keys
+    before: int = EVERY_STAMP
+
+    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
+        """The keys with low <= key <= high."""
+        found = keys_between(self.keys, low, high)
+        if found.n:
+            yield found
+
+
+@dataclass(frozen=True)
+class RowSetMask:
+    """The keys of a row set on disk.
+
+    Attributes:
+        before: rows inserted below this stamp are hidden.
+    """
+
+    row_set: RowSet
+    before: int = EVERY_STAMP
+
+    def between(self, pages: Pages, low: bytes, high: bytes) -> Iterator[core.Keys]:
+        """The keys with low <= key <= high, in pieces."""
+        info = self.row_set.info
+        if info.max_key < low or high < info.min_key:
+            return
+        for number in self.row_set.blocks_between(pages, low, high + b"\0"):
+            found = keys_between(self.row_set.keys(pages, number), low, high)
+            if found.n:
+                yield found
+
+
+Mask = KeyMask | RowSetMask
+
+
+class Masks:
+    """The masks of one view, for scans: which of them a source has above it.
+
+    Args:
+        own: the entries of the transaction's memory, in the range that is read.
+        memory: the entries of committed memory that are seen, in that range.
+    """
+
+    def __init__(
+        self, view: TabletView, own: core.Entries | None, memory: core.Entries | None
+    ) -> None:
+        self._view = view
+        self._own = [KeyMask(own.keys)] if own is not None and own.n else []
+        self._memory = [KeyMask(memory.keys)] if memory is not None and memory.n else []
+
+    @property
+    def over_memory(self) -> list[Mask]:
+        """Above committed memory."""
+        return [*self._own, *self._row_sets(self._view.above_memory)]
+
+    def over(self, info: RowSetInfo) -> list[Mask]:
+        """Above one row set, those alone whose keys may meet its own."""
+        memory = [] if info in self._view.staged else self._memory
+        found = [*self._own, *memory, *self._row_sets(self._view.above(info))]
+        return [mask for mask in found if _may_meet(mask, info)]
+
+    def _row_sets(self, above: Sequence[tuple[RowSetInfo, int]]) -> list[Mask]:
+        return [RowSetMask(self._view.tablet.row_set(info), before) for info, before in above]
+
+
+def _may_meet(mask: Mask, info: RowSetInfo) -> bool:
+    if isinstance(mask, RowSetMask):
+        return mask.row_set.info.overlaps(info.min_key, info.max_key)
+    keys = mask.keys
+    return keys.key(0) <= info.max_key and info.min_key <= keys.key(keys.n - 1)
+
+
+def hidden(
+    pages: Pages,
+    masks: Sequence[Mask],
+    keys: core.Keys,
+    inserts: pa.UInt64Array | None = None,
+    *,
+    versioned: bool = False,
+) -> core.Rows | None:
+    """Which of some keys (ascending) masks hide, ascending; None when none is.
+
+    Args:
+        pages: a read, for masks that lie on disk.
+        masks: what is above.
+        keys: of the rows.
+        inserts: the insert stamps of the rows; needed by masks that hide older rows alone, and
+            None where all rows have the same, which those masks are known to hide then.
+        versioned: a key may be there several times.
+    """
+    if keys.n == 0:
+        return None
+    low, high = keys.key(0), keys.key(keys.n - 1)
+    found: list[pa.Array] = []
+    for mask in masks:
+        for some in mask.between(pages, low, high):
+            hits = _all_of(keys, some) if versioned else _common(keys, some)
+            if mask.before != EVERY_STAMP and inserts is not None:
+                older = pc.less(inserts.take(hits), pa.scalar(mask.before, pa.uint64()))
+                hits = hits.filter(older)
+            if len(hits):
+                found.append(hits)
+    if not found:
+        return None
+    if len(found) == 1:
+        return core.Rows.from_arrow(found[0])
+    return core.Bitmap.of(keys.n, pa.concat_arrays(found)).positions()
+
+
+def _common(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
+    if some.n * _FEW >= keys.n:
+        return core.mark_common(keys, some).positions().to_arrow()
+    found = core.find(keys, some)
+    return found.filter(pc.greater_equal(found, 0)).cast(pa.uint32())
+
+
+def _all_of(keys: core.Keys, some: core.Keys) -> pa.UInt32Array:
+    """Return the positions in `keys` of those in `some`; `keys` may have one several times."""
+    there = pc.greater_equal(core.find(some, keys), 0)
+    return core.Bitmap.from_arrow(there).positions().to_arrow()
+
+
 @dataclass(frozen=True)
 class Part:
     """Blocks [start, stop) of one row set.
@@ -67,7 +208,7 @@ class Part:
         masks: whose keys hide its rows.
     """
 
-    sight: Sight
+    view: TabletView
     info: RowSetInfo
     key_range: KeyRange
     start: int
@@ -76,7 +217,7 @@ class Part:
 
     @property
     def tablet(self) -> Tablet:
-        return self.sight.tablet
+        return self.view.tablet
 
     @property
     def low(self) -> bytes:
@@ -107,7 +248,7 @@ class Part:
         low, high, info = self.key_range.low, self.key_range.high, self.info
         return (
             not self.masks
-            and max(int(info.stamp or 0), info.max_delete) <= self.sight.snapshot
+            and max(int(info.stamp or 0), info.max_delete) <= self.view.snapshot
             and (low is None or low <= info.min_key)
             and (high is None or info.max_key < high)
         )
@@ -182,7 +323,7 @@ class _Block:
         part, row_set, number = self.part, self.row_set, self.number
         # A transaction's own rows are seen, and go on to be when it commits beside the scan.
         own = part.info.stamp is None
-        seen = None if own else row_set.seen(pages, number, part.sight.snapshot)
+        seen = None if own else row_set.seen(pages, number, part.view.snapshot)
         gone = None if seen is None else core.Bitmap.from_arrow(seen).zeros()
         of = row_set.header(pages).blocks[number].rows
         if part.masks:

@@ -1,35 +1,26 @@
-"""The view of a reader on a tablet: a snapshot, and inside a transaction also its own writes.
+"""The view of a reader: a snapshot, and inside a transaction also its own writes.
 
-A key is looked for in sources one above the other; what is found in one hides the key in those
-below, be it a row or the mark that it was deleted:
-
-    own memory            what the transaction wrote, while it is small
-    own staged row sets   what it wrote since, the newest first
-    committed memory      entries with flushed < stamp <= snapshot
-    unresolved row sets   of commits whose finalization goes on, the newest first
-    settled row sets      rows with insert <= snapshot < delete
-
-Settled row sets hide nothing: where a row of one was replaced, it has a delete stamp. A row set
-is unresolved while those stamps may be missing, and so hides by its keys the rows that are older
-than it.
+What it sees of a tablet, layer above layer, is a `TabletView`. While it reads, its pins keep its
+snapshot and the row sets of its manifest from being collected. A pin is published in the runtime
+file before the list of row sets is read; who collects looks at the pins after it has published a
+newer list. So either the reader sees the newer list, or the collector sees the pin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from txnkv import core
-from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, status_table
+from txnkv.coordinator import Timestamp, status_table
+from txnkv.errors import ClosedError
+from txnkv.storage import Runtime, WhenDropped
 from txnkv.tables.maintenance import history
-from txnkv.tables.read.pins import Pins
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import TOMBSTONES, RowSetInfo, Tablet, TabletState, manifest
-
-EVERY_STAMP: Final = int(MAX_TIMESTAMP)
-"""Entries of a transaction's own memory are stamped by its statements: all count."""
+from txnkv.tables.tablets import RowSetInfo, Tablet, TabletView, manifest
 
 
 class OwnWrites(Protocol):
@@ -55,7 +46,7 @@ class ReadView:
     own: OwnWrites | None = None
     reads: ReadSet | None = None
 
-    def sight(self, tables: Tables, tablet: Tablet) -> Sight:
+    def of(self, tables: Tables, tablet: Tablet) -> TabletView:
         """Return the part of a tablet that this view sees.
 
         Raises:
@@ -70,27 +61,27 @@ class ReadView:
                 staged = manifest.staged(cur, self.txn_id, tablet.id)
         state = tablet.state(self.snapshot)
         require_history(tables, self.snapshot)
-        memory = None if self.own is None else self.own.memory(tablet.id)
-        return Sight.of(tablet, self.snapshot, state, memory, staged)
+        own = None if self.own is None else self.own.memory(tablet.id)
+        return TabletView.of(tablet, self.snapshot, state, own, staged)
 
-    def pinned(self, tables: Tables, tablets: Sequence[Tablet]) -> tuple[list[Sight], Pins]:
-        """Return the sights of some tablets, by one manifest version, and the pins that keep that
+    def pinned(self, tables: Tables, tablets: Sequence[Tablet]) -> tuple[list[TabletView], Pins]:
+        """Return the views of some tablets, by one manifest version, and the pins that keep that
         readable while they are held.
 
         Raises:
-            As `sight`.
+            As `of`.
         """
         while True:
             version = min((tablet.state(self.snapshot).version for tablet in tablets), default=0)
             pins = Pins(tables.store.runtime, self.snapshot, version)
             try:
                 tables.log.latest()  # what was published before the pins were is seen from here on
-                sights = [self.sight(tables, tablet) for tablet in tablets]
+                views = [self.of(tables, tablet) for tablet in tablets]
             except BaseException:
                 pins.release()
                 raise
-            if all(sight.state.version == version for sight in sights):
-                return sights, pins
+            if all(view.state.version == version for view in views):
+                return views, pins
             pins.release()
 
 
@@ -104,93 +95,22 @@ def require_history(tables: Tables, snapshot: Timestamp) -> None:
         history.require(tables.coordinator, snapshot)
 
 
-@dataclass(frozen=True)
-class Sight:
-    """The part of one tablet that a view sees.
+class Pins:
+    """Pins a snapshot and a manifest version until it is dropped or released."""
 
-    Attributes:
-        own: the transaction's memory, or None.
-        staged: its row sets, the newest first.
-        unresolved: row sets that hide what is older by their keys, the newest first.
-        settled: all other committed row sets that the snapshot sees, the newest first.
-    """
+    def __init__(self, runtime: Runtime, snapshot: Timestamp, version: int) -> None:
+        self.snapshot = snapshot
+        self.version = version
+        runtime.pin_snapshot(snapshot)
+        runtime.pin_manifest(version)
+        self._release = WhenDropped(self, _unpin, runtime, snapshot, version)
 
-    tablet: Tablet
-    snapshot: Timestamp
-    state: TabletState
-    own: core.MemRowSet | None
-    staged: tuple[RowSetInfo, ...]
-    unresolved: tuple[RowSetInfo, ...]
-    settled: tuple[RowSetInfo, ...]
-
-    @classmethod
-    def of(
-        cls,
-        tablet: Tablet,
-        snapshot: Timestamp,
-        state: TabletState,
-        own: core.MemRowSet | None,
-        staged: Sequence[RowSetInfo],
-    ) -> Sight:
-        """Sort the row sets of a state by what they hide."""
-        unresolved, settled = committed_at(state, snapshot)
-        newest = sorted(staged, key=lambda info: (info.staged_seq, info.id), reverse=True)
-        if own is not None and own.n == 0:
-            own = None
-        return cls(tablet, snapshot, state, own, tuple(newest), unresolved, settled)
-
-    @property
-    def after(self) -> int:
-        """Entries of committed memory at or below it lie in row sets too."""
-        return int(self.state.flushed)
-
-    @property
-    def has_memory(self) -> bool:
-        """True when committed memory may have something that is seen."""
-        return self.state.memory.n > 0 and self.state.flushed < self.snapshot
-
-    @property
-    def readable(self) -> tuple[RowSetInfo, ...]:
-        """The row sets that hold rows, the newest first."""
-        return tuple(
-            info
-            for info in (*self.staged, *self.unresolved, *self.settled)
-            if info.kind != TOMBSTONES
-        )
+    def release(self) -> None:
+        """Take the pins back. Twice is fine."""
+        self._release()
 
 
-def committed_at(
-    state: TabletState, snapshot: Timestamp
-) -> tuple[tuple[RowSetInfo, ...], tuple[RowSetInfo, ...]]:
-    """The unresolved and the settled row sets that a snapshot sees, the newest first."""
-    if snapshot >= state.highest:
-        return state.unresolved, state.settled
-    return (
-        tuple(info for info in state.unresolved if first_stamp(info) <= snapshot),
-        tuple(info for info in state.settled if first_stamp(info) <= snapshot),
-    )
-
-
-def first_stamp(info: RowSetInfo) -> int:
-    """The lowest insert stamp of a committed row set."""
-    return int(info.min_stamp if info.min_stamp is not None else info.stamp or 0)
-
-
-def rank(info: RowSetInfo) -> tuple[int, int, int]:
-    """Among committed row sets of which one is uniform: which hides the other."""
-    return int(info.stamp or 0), info.staged_seq or 0, info.id
-
-
-def hides(info: RowSetInfo) -> bool:
-    """Return True when a row set that is not resolved hides older rows by its keys."""
-    return info.supersedes or info.kind == TOMBSTONES
-
-
-def hidden_before(mask: RowSetInfo, info: RowSetInfo) -> int:
-    """Rows of `info` inserted below this stamp are hidden by an unresolved row set; 0: none."""
-    if info.uniform or not info.resolved:
-        return EVERY_STAMP if rank(mask) > rank(info) else 0
-    stamp = int(mask.stamp or 0)
-    if int(info.stamp or 0) < stamp:
-        return EVERY_STAMP
-    return stamp if first_stamp(info) < stamp else 0
+def _unpin(runtime: Runtime, snapshot: Timestamp, version: int) -> None:
+    with suppress(ClosedError):
+        runtime.unpin(snapshot)
+        runtime.unpin_manifest(version)

@@ -6,9 +6,9 @@ from txnkv.tables.tablets.fence import FENCE_DB
 from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.merging import Source, merged
-from txnkv.tables.tablets.overlap import common_keys, common_with, keys_of, rows_of
+from txnkv.tables.tablets.overlap import common_keys, common_with, keys_between, keys_of, rows_of
 from txnkv.tables.tablets.row_set import RowSet
-from txnkv.tables.tablets.row_set_blocks import RowSetRetired
+from txnkv.tables.tablets.row_set_blocks import RowSetRetired, until_there
 from txnkv.tables.tablets.row_set_format import (
     BLOOM,
     COLUMNS,
@@ -27,10 +27,25 @@ from txnkv.tables.tablets.row_set_writer import (
     encode_row_set,
     put_row_set,
 )
-from txnkv.tables.tablets.tablet import Tablet, TabletState
+from txnkv.tables.tablets.tablet import (
+    EVERY_STAMP,
+    InFlight,
+    Step,
+    Tablet,
+    TabletState,
+    TabletView,
+    first_stamp,
+)
 from txnkv.tables.tablets.tablet_files import BLOCKS_DB, LARGE_CHECK, LARGE_READ, Pages
 
 __all__ = [
+    "keys_between",
+    "until_there",
+    "first_stamp",
+    "TabletView",
+    "Step",
+    "InFlight",
+    "EVERY_STAMP",
     "BLOCKS_DB",
     "BLOOM",
     "COLUMNS",

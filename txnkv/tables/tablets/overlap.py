@@ -35,11 +35,11 @@ def keys_of(
         with tablet.read(once=info.size > LARGE_CHECK) as pages:
             parts = [row_set.keys(pages, number) for number in range(start, stop)]
             keys = core.Keys.concat(parts)
-        yield _between(keys, low, high)
+        yield keys_between(keys, low, high)
         start = stop
 
 
-def _between(keys: core.Keys, low: bytes | None, high: bytes | None) -> core.Keys:
+def keys_between(keys: core.Keys, low: bytes | None, high: bytes | None) -> core.Keys:
     first = 0 if low is None else core.lower_bound(keys, low)
     last = keys.n if high is None else core.lower_bound(keys, high + b"\0")
     return keys.slice(first, max(last - first, 0))
@@ -56,7 +56,7 @@ def rows_of(tablet: Tablet, info: RowSetInfo, keys: core.Keys) -> pa.UInt32Array
         blocks = row_set.header(pages).blocks
         for number in row_set.blocks_between(pages, low, high):
             block = blocks[number]
-            some = _between(keys, block.first, block.last)
+            some = keys_between(keys, block.first, block.last)
             there = core.mark_common(row_set.keys(pages, number), some)
             if there.count:
                 rows = there.positions().to_arrow()
@@ -88,7 +88,7 @@ def common_with(tablet: Tablet, info: RowSetInfo, keys: core.Keys, limit: int) -
     with tablet.read() as pages:
         blocks = row_set.header(pages).blocks
         for number in row_set.blocks_between(pages, low, high):
-            some = _between(keys, blocks[number].first, blocks[number].last)
+            some = keys_between(keys, blocks[number].first, blocks[number].last)
             there = core.mark_common(some, row_set.keys(pages, number)).positions()
             found += [some.key(i.as_py()) for i in there.to_arrow().slice(0, limit - len(found))]
             if len(found) >= limit:

@@ -119,12 +119,13 @@ class RowSet(RowSetBlocks):
                 rows = rows.take(pc.index_in(asked, value_set=positions))
             yield number, start, rows
 
-    def common(self, pages: Pages, keys: core.Keys, snapshot: int) -> pa.UInt32Array:
-        """Positions of those of `keys` (strictly ascending) that a snapshot sees here."""
+    def common(self, pages: Pages, keys: core.Keys, snapshot: int | None = None) -> pa.UInt32Array:
+        """Positions of those of `keys` (strictly ascending) that a snapshot sees here; without one
+        of all that are here, whatever their stamps.
+        """
         found: list[pa.Array] = []
         for number, start, some in self._promising(pages, keys):
-            seen = self.visible(pages, number, snapshot)
-            if seen is None:
+            if snapshot is None or self.visible(pages, number, snapshot) is None:
                 hits = core.mark_common(some, self.keys(pages, number))
                 positions = hits.positions().to_arrow()
             else:

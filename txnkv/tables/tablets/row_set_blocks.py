@@ -14,8 +14,8 @@ Most row sets are uniform and without deletes: then nothing of this is looked at
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -39,6 +39,8 @@ from txnkv.tables.tablets.row_set_format import (
 )
 from txnkv.tables.tablets.tablet_files import Pages, TabletFiles
 
+T = TypeVar("T")
+
 _STAMPS_AT = 32
 """The offset in bytes at which the values of a block of stamps begin: behind its header."""
 
@@ -47,6 +49,17 @@ class RowSetRetired(Exception):
     """A flush or compaction replaced the row set and its blocks are gone: take a fresh state of
     the tablet and begin again.
     """
+
+
+def until_there(look: Callable[[], T], refresh: Callable[[], object]) -> T:
+    """Return what `look` gives, which takes the state of a tablet for itself; once more after each
+    `refresh` when a row set of that state is gone.
+    """
+    while True:
+        try:
+            return look()
+        except RowSetRetired:
+            refresh()
 
 
 class RowSetBlocks:
@@ -66,7 +79,7 @@ class RowSetBlocks:
         self.firsts: list[bytes] = []
         self.lasts: list[bytes] = []
         self.first_keys = core.Keys.of([])
-        self.points: dict[int, Any] = {}  # of `point_blocks`, like the next
+        self.points: dict[int, Any] = {}  # of `point`, like the next
         self.there_at: int | None = None
         self._deltas: dict[int, core.Delta | None] = {}
         self._deltas_from: int | None = None

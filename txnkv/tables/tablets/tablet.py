@@ -1,22 +1,61 @@
-"""A tablet: one partition of a table, its LMDB environment and its row sets."""
+"""A tablet: one partition of a table, and the order of the layers that its rows lie in.
+
+A key is looked for in layers one above the other. What is found in one hides the key in those
+below, be it a row or the mark that it was deleted:
+
+    own memory            what a transaction wrote, while it is small
+    in flight             the chunk of a write that is not staged yet
+    own staged row sets   what it wrote since, the newest first
+    committed memory      entries with flushed < stamp <= snapshot
+    unresolved row sets   of commits whose finalization goes on, the newest first
+    settled row sets      rows with insert <= snapshot < delete
+
+Settled row sets hide nothing: where a row of one was replaced, it has a delete stamp. A row set
+is unresolved while those stamps may be missing, and so hides by its keys the rows that are older
+than it. A settled row set that was written or merged since may hold newer rows and older ones:
+those rows of it that are newer than an unresolved row set are looked for before that.
+
+    unresolved, at 12     a b c
+    settled, 5 to 20      a@5  b@20         1. settled from 12 on: b   2. unresolved: a, c
+                                            3. settled, the rest
+
+`TabletView.steps` and `TabletView.above` are this order, for who looks for keys and for who reads
+a row set whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from txnkv import core
-from txnkv.coordinator import CommitLog, Timestamp, held
+from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
 from txnkv.storage import GATE, Store, shielded
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
-from txnkv.tables.tablets.manifest import RowSetInfo
+from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
 from txnkv.tables.tablets.memory import CommittedMemory
 from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.tablet_files import TabletFiles
+
+EVERY_STAMP: Final = int(MAX_TIMESTAMP)
+"""Entries of a transaction's own memory are stamped by its statements: all count."""
+
+
+class Step(NamedTuple):
+    """A row set in which a key is looked for, when its turn has come.
+
+    Attributes:
+        before: rows inserted below this stamp are hidden by a later step.
+        hides: no key of it is looked for any further, whether its row is seen or not.
+    """
+
+    info: RowSetInfo
+    before: int = 0
+    hides: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +91,155 @@ class TabletState:
         """The highest insert stamp of all; 0 when there are no row sets."""
         return max((i.stamp for i in self.infos if i.stamp is not None), default=Timestamp(0))
 
+    def steps(self, snapshot: int) -> tuple[Step, ...]:
+        """The row sets that a snapshot sees, in the order in which a key is looked for."""
+        return self._steps if snapshot >= self.highest else _steps(*self.seen_at(snapshot))
+
+    @cached_property
+    def _steps(self) -> tuple[Step, ...]:
+        return _steps(self.unresolved, self.settled)
+
+    def seen_at(self, snapshot: int) -> tuple[tuple[RowSetInfo, ...], tuple[RowSetInfo, ...]]:
+        """The unresolved and the settled row sets that a snapshot sees, the newest first."""
+        if snapshot >= self.highest:
+            return self.unresolved, self.settled
+        return (
+            tuple(info for info in self.unresolved if first_stamp(info) <= snapshot),
+            tuple(info for info in self.settled if first_stamp(info) <= snapshot),
+        )
+
 
 def _latest_first(info: RowSetInfo) -> tuple[int, int, int]:
     return (-(info.stamp or 0), -info.staged_seq, -info.id)
+
+
+def _steps(unresolved: Sequence[RowSetInfo], settled: Sequence[RowSetInfo]) -> tuple[Step, ...]:
+    steps = []
+    for mask in unresolved:
+        newer = ((info, hidden_before(mask, info)) for info in settled)
+        steps += [Step(info, before) for info, before in newer if before != EVERY_STAMP]
+        steps.append(Step(mask, hides=True))
+    return (*steps, *map(Step, settled))
+
+
+def first_stamp(info: RowSetInfo) -> int:
+    """The lowest insert stamp of a committed row set."""
+    return int(info.min_stamp if info.min_stamp is not None else info.stamp or 0)
+
+
+def _rank(info: RowSetInfo) -> tuple[int, int, int]:
+    """Among committed row sets of which one is uniform: which hides the other."""
+    return int(info.stamp or 0), info.staged_seq or 0, info.id
+
+
+def hidden_before(mask: RowSetInfo, info: RowSetInfo) -> int:
+    """Rows of `info` inserted below this stamp are hidden by an unresolved row set; 0: none."""
+    if info.uniform or not info.resolved:
+        return EVERY_STAMP if _rank(mask) > _rank(info) else 0
+    stamp = int(mask.stamp or 0)
+    if int(info.stamp or 0) < stamp:
+        return EVERY_STAMP
+    return stamp if first_stamp(info) < stamp else 0
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A chunk of the same write that is not staged yet.
+
+    Attributes:
+        deletes: its keys are gone, not there.
+    """
+
+    keys: core.Keys
+    deletes: bool
+
+
+@dataclass(frozen=True)
+class TabletView:
+    """The layers of a tablet for a snapshot, or for a transaction at one.
+
+    Attributes:
+        state: what is committed.
+        own: the transaction's memory; None when there is nothing in it.
+        staged: its row sets, the newest first.
+        flight: the chunk that it is staging.
+        unresolved: row sets that hide what is older by their keys, the newest first.
+        settled: all other committed row sets that the snapshot sees, the newest first.
+    """
+
+    tablet: Tablet
+    snapshot: Timestamp
+    state: TabletState
+    own: core.MemRowSet | None
+    staged: tuple[RowSetInfo, ...]
+    flight: InFlight | None
+    unresolved: tuple[RowSetInfo, ...]
+    settled: tuple[RowSetInfo, ...]
+
+    @classmethod
+    def of(
+        cls,
+        tablet: Tablet,
+        snapshot: Timestamp,
+        state: TabletState | None,
+        own: core.MemRowSet | None = None,
+        staged: Sequence[RowSetInfo] = (),
+        flight: InFlight | None = None,
+    ) -> TabletView:
+        """Sort the row sets by what they hide.
+
+        Args:
+            state: None for a writer that sees nothing of what is committed.
+        """
+        state = state or TabletState(0, snapshot, (), core.MemRowSet(tablet.codec.width))
+        newest = sorted(staged, key=lambda info: (info.staged_seq, info.id), reverse=True)
+        if own is not None and own.n == 0:
+            own = None
+        return cls(tablet, snapshot, state, own, tuple(newest), flight, *state.seen_at(snapshot))
+
+    @property
+    def after(self) -> int:
+        """Entries of committed memory at or below it lie in row sets too."""
+        return int(self.state.flushed)
+
+    @property
+    def has_memory(self) -> bool:
+        """True when committed memory may have something that is seen."""
+        return self.state.memory.n > 0 and self.state.flushed < self.snapshot
+
+    @property
+    def readable(self) -> tuple[RowSetInfo, ...]:
+        """The row sets that hold rows, the newest first."""
+        every = (*self.staged, *self.unresolved, *self.settled)
+        return tuple(info for info in every if info.kind != TOMBSTONES)
+
+    @property
+    def staged_steps(self) -> tuple[Step, ...]:
+        """The own row sets in the order in which a key is looked for."""
+        return tuple(Step(info, hides=True) for info in self.staged)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The committed row sets in the order in which a key is looked for."""
+        return self.state.steps(self.snapshot)
+
+    def above(self, info: RowSetInfo) -> list[tuple[RowSetInfo, int]]:
+        """The row sets whose keys hide rows of another, and below which insert stamp."""
+        if info in self.staged:
+            over = self.staged[: self.staged.index(info)]
+            return [(mask, EVERY_STAMP) for mask in over if _hides(mask)]
+        unresolved = [(mask, hidden_before(mask, info)) for mask in self.unresolved]
+        return [*self.above_memory, *((mask, before) for mask, before in unresolved if before)]
+
+    @property
+    def above_memory(self) -> list[tuple[RowSetInfo, int]]:
+        """The row sets whose keys hide entries of committed memory, as `above`."""
+        return [(mask, EVERY_STAMP) for mask in self.staged if _hides(mask)]
+
+
+def _hides(info: RowSetInfo) -> bool:
+    """Return True when a row set that is not resolved hides older rows by its keys."""
+    return info.supersedes or info.kind == TOMBSTONES
 
 
 class Tablet(TabletFiles):
@@ -68,7 +253,7 @@ class Tablet(TabletFiles):
         self._memory = memory
         self._state: TabletState | None = None
         self._row_sets: dict[int, RowSet] = {}
-        self.chains: Any = None  # of `point_many`
+        self.chains: Any = None  # of `lookup`
 
     # -- row sets ----------------------------------------------------------------------
 

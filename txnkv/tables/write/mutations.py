@@ -1,14 +1,14 @@
 """Rows on their way in: what an operation makes of them.
 
 batch -> arrange     placed in tablets, keys encoded and sorted, doubles taken out
-      -> look        which keys are there                                  (key_lookup)
+      -> look        which keys are there                              (read.lookup)
       -> decide      rows to write, keys to delete, what is refused or ignored
       -> complete    columns that an update leaves out, from the rows that are there
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -34,13 +34,19 @@ from txnkv.tables.operations import (
     require_operation,
 )
 from txnkv.tables.partitioning import Partitioning
-from txnkv.tables.read import ReadView
+from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.schema import Schema
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import RowSetRetired, SortedRows, Tablet, manifest
-from txnkv.tables.write.key_lookup import Layers, Presence, by_position
+from txnkv.tables.tablets import (
+    RowSetInfo,
+    SortedRows,
+    Tablet,
+    TabletView,
+    manifest,
+    until_there,
+)
 
 __all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
@@ -107,6 +113,34 @@ class Evaluated:
         return keys
 
 
+@dataclass(frozen=True)
+class Presence:
+    """The result of a look for n keys, strictly ascending.
+
+    Attributes:
+        found: where rows are; no key is in two of them.
+    """
+
+    n: int
+    found: Sequence[lookup.Found]
+
+    @property
+    def positions(self) -> pa.UInt32Array:
+        """The keys that are there, ascending."""
+        if not self.found:
+            return _NONE
+        if len(self.found) == 1:
+            return self.found[0].positions
+        return self.bitmap.positions().to_arrow()
+
+    @property
+    def bitmap(self) -> core.Bitmap:
+        """A bit for each key that is there."""
+        if not self.found:
+            return core.Bitmap.none(self.n)
+        return core.Bitmap.of(self.n, pa.concat_arrays([hit.positions for hit in self.found]))
+
+
 def evaluate(
     tables: Tables,
     table: TableInfo,
@@ -125,17 +159,18 @@ def evaluate(
         InvalidTxnStateError: the view's transaction is not OPEN.
     """
 
-    def layers(tablet: Tablet) -> Layers:
-        staged: Sequence[manifest.RowSetInfo] = ()
+    def see(tablet: Tablet) -> TabletView:
+        staged: Sequence[RowSetInfo] = ()
         if view.txn_id is not None:
             with tables.store.status.read() as cur:
                 staged = manifest.staged(cur, view.txn_id, tablet.id)
         own = None if view.own is None else view.own.memory(tablet.id)
-        return Layers(tablet, view.snapshot, tablet.state(view.snapshot), staged, own)
+        state = tablet.state(view.snapshot)
+        return TabletView.of(tablet, view.snapshot, state, own, staged)
 
     found = []
     for part in arrange(tables.tablets(table), table.partitioning, batch, op, outcome):
-        made = decide(part, layers, op, outcome, view.reads)
+        made = decide(part, see, op, outcome, view.reads)
         if made is not None:
             found.append(made)
     return found
@@ -203,7 +238,7 @@ def _last_of_each(doubles: core.Bitmap) -> pa.UInt32Array:
 
 def decide(
     part: Incoming,
-    layers: Callable[[Tablet], Layers],
+    see: Callable[[Tablet], TabletView],
     op: str,
     outcome: Outcome,
     reads: ReadSet | None = None,
@@ -211,21 +246,17 @@ def decide(
     """Look for the keys of a part; return what is left of it, rows or deletes, or None for nothing.
 
     Args:
-        layers: where its keys are looked for, as it is now.
+        see: gives what the writer sees of a tablet now.
         outcome: takes the counts, and what is refused or ignored.
         reads: takes the keys, when some of them are not written.
     """
-    while True:
-        there = layers(part.tablet)
-        try:
-            present = there.look(part.rows.keys)
-            rows = _chosen(part, present, op)
-            if rows is not None and op in PARTIAL:
-                rows = _complete(part, rows, present, op)
-        except RowSetRetired:
-            part.tablet.reload()  # a compaction replaced it between the list and the look
-            continue
-        break
+    keys = part.rows.keys
+    missing = missing_columns(part.tablet.schema, part.rows.batch) if op in PARTIAL else []
+    found = until_there(lambda: lookup.search(see(part.tablet), keys, missing), part.tablet.reload)
+    present = Presence(keys.n, found)
+    rows = _chosen(part, present, op)
+    if rows is not None and missing:
+        rows = _complete(part, rows, present, missing)
     _count(part, present, op, outcome)
     if reads is not None and (rows is None or rows.keys.n < part.rows.keys.n):
         reads.add_keys(part.tablet.id, part.rows.keys)
@@ -233,7 +264,7 @@ def decide(
         return None
     if op in DELETES:
         return Evaluated(part.tablet, None, deleted=rows.keys)
-    return Evaluated(part.tablet, rows, replaces=op not in INSERTS and bool(present.hits))
+    return Evaluated(part.tablet, rows, replaces=op not in INSERTS and bool(present.found))
 
 
 def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
@@ -261,7 +292,7 @@ def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None
     """Add what became of the rows of a part."""
     n, found, rule = part.rows.keys.n, len(present.positions), RULES[op]
     if rule.there is Effect.REFUSED:
-        for hit in present.hits:
+        for hit in present.found:
             _leave(outcome, op, part, hit.positions, partial(already_there, own=hit.own))
         outcome.inserted += n - found
         return
@@ -332,20 +363,29 @@ def _missing_required(part: Incoming) -> list[str]:
     ]
 
 
-def _complete(part: Incoming, rows: SortedRows, present: Presence, op: str) -> SortedRows:
+def _complete(
+    part: Incoming, rows: SortedRows, present: Presence, missing: Sequence[str]
+) -> SortedRows:
     """`rows` with all columns: those left out keep what is there, or take their default."""
     tablet = part.tablet
-    missing = missing_columns(tablet.schema, rows.batch)
-    if not missing:
-        return rows
-    there = [(hit.positions, hit.gather(missing)) for hit in present.hits]
+    there = [(hit.positions, hit.columns) for hit in present.found]
     if rows.keys.n > len(present.positions):
         absent = present.bitmap.zeros()
         there.append((absent.to_arrow(), [tablet.filler(name, absent.n) for name in missing]))
-    columns = dict(zip(missing, by_position(there), strict=True))
+    columns = dict(zip(missing, _by_position(there), strict=True))
     for name in rows.batch.schema.names:
         column = rows.batch.column(name)
         columns[name] = column if rows.order is None else column.take(rows.order.to_arrow())
     schema = tablet.schema
     whole = pa.record_batch([columns[name] for name in schema.names], schema=schema.arrow)
     return replace(rows, batch=whole, order=None)
+
+
+def _by_position(hits: Sequence[tuple[pa.UInt32Array, list[pa.Array]]]) -> Iterator[pa.Array]:
+    """Columns of rows from several places, put together in the order of their positions."""
+    if len(hits) == 1:
+        yield from hits[0][1]
+        return
+    order = pc.sort_indices(pa.concat_arrays([positions for positions, _ in hits]))
+    for pieces in zip(*(arrays for _, arrays in hits), strict=True):
+        yield pa.concat_arrays(pieces).take(order)

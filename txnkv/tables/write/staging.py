@@ -45,16 +45,17 @@ from txnkv.tables.tablets import (
     ROWS,
     TOMBSTONES,
     EncodedRowSet,
+    InFlight,
     RowSetInfo,
     Scope,
     SortedRows,
     Tablet,
+    TabletView,
     encode_row_set,
     fence,
     manifest,
     put_row_set,
 )
-from txnkv.tables.write.key_lookup import InFlight, Layers
 from txnkv.tables.write.mutations import (
     Evaluated,
     Incoming,
@@ -218,8 +219,8 @@ def _stage_chunk(
     _admit(tables, context, ids)
     if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
         before.land()  # columns left out may have their values there
-    layers, checked = _look_around(tables, context, prepared, before)
-    decided = [decide(part, layers, op, outcome, context.reads) for part in prepared]
+    see, checked = _look_around(tables, context, prepared, before)
+    decided = [decide(part, see, op, outcome, context.reads) for part in prepared]
     fresh = [made for made in decided if made is not None]
     if not fresh:
         return before
@@ -244,12 +245,12 @@ def _admit(tables: Tables, context: WriteContext, ids: Sequence[int]) -> None:
 
 def _look_around(
     tables: Tables, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
-) -> tuple[Callable[[Tablet], Layers], int]:
+) -> tuple[Callable[[Tablet], TabletView], int]:
     """Prepare the look for the keys of a chunk.
 
     Returns:
-        A function that gives the layers of a tablet; and the sequence number up to which they
-        have what its transaction staged.
+        A function that gives what the writer sees of a tablet; and the sequence number up to which
+        that has what its transaction staged.
     """
     row, scope = context.row, context.scope
     with tables.store.status.read() as cur:
@@ -272,12 +273,13 @@ def _look_around(
             raise table_catalog.dropped(part.tablet.table)
     over = {part.tablet.id: flight.over(part) for part in prepared}
 
-    def layers(tablet: Tablet) -> Layers:
+    def see(tablet: Tablet) -> TabletView:
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         state = None if scope.alone else tablet.state(snapshot)
-        return Layers(tablet, snapshot, state, own[tablet.id], flight=over[tablet.id])
+        staged, flight = own[tablet.id], over[tablet.id]
+        return TabletView.of(tablet, snapshot, state, None, staged, flight)
 
-    return layers, checked
+    return see, checked
 
 
 def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Evaluated]) -> None:

@@ -28,13 +28,13 @@ from txnkv.errors import (
 from txnkv.tables.arrow_input import MISSING
 from txnkv.tables.commit import Validation
 from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
-from txnkv.tables.read import EVERY_STAMP, ReadView, lookup
+from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_checker import Values
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import SortedRows, Tablet
+from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet
 from txnkv.tables.write import mutations
 from txnkv.tables.write.mutations import Evaluated, Outcome
 
