@@ -24,7 +24,7 @@ from txnkv.coordinator import damage
 from txnkv.coordinator.ids import TxnId
 from txnkv.storage import write_queue
 from txnkv.storage.write_queue import BusyError, WriteQueue, not_waiting
-from txnkv.tables.maintenance import picking
+from txnkv.tables.maintenance import compaction
 
 LONG = 60.0
 SCHEMA = txnkv.Schema({"id": "int64", "text": "string?"}, primary_key=["id"])
@@ -114,7 +114,7 @@ def path(tmp_path: Path) -> Path:
     """A store with two tables that have something to be compacted, and two topics."""
     path = tmp_path / "store"
     with txnkv.connect(path) as client:
-        for name, row_sets in (("hurt", 2), ("sound", picking.DEPTH - 1)):
+        for name, row_sets in (("hurt", 2), ("sound", compaction.DEPTH - 1)):
             client.create_table(name, SCHEMA)
             client.create_topic(f"{name} topic")
             for _ in range(row_sets):

@@ -18,7 +18,7 @@ import txnkv
 from tests import internals
 from txnkv import core
 from txnkv.storage.faults import arm, disarm
-from txnkv.tables.commit import changes
+from txnkv.tables.commit import conflicts
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.tablets.tablet import Tablet
 
@@ -94,7 +94,7 @@ def test_changes_are_found(
     after = internals.latest(client)
 
     def changed(asked: Any, since: int = before) -> bytes | None:
-        return changes.changed(tablet, _keys(tablet, asked), since, after)
+        return conflicts.changed(tablet, _keys(tablet, asked), since, after)
 
     assert changed(range(300)) == _key(tablet, ids[0])
     assert changed(range(ids[0] + 1, 300)) == _key(tablet, ids[1] if len(ids) > 1 else None)
@@ -116,7 +116,7 @@ def test_ranges_of_changes(client: txnkv.Client, tablet: Tablet, put: Any, op: s
 
     def changed(low: int | None, high: int | None, since: int = before) -> bytes | None:
         bounds = _key(tablet, low), _key(tablet, high)
-        return changes.changed_range(tablet, *bounds, since, after)
+        return conflicts.changed_range(tablet, *bounds, since, after)
 
     assert changed(None, None) == changed(None, ids[0] + 1) == _key(tablet, ids[0])
     assert changed(ids[0] + 1, None) == _key(tablet, ids[1])
@@ -137,12 +137,12 @@ def test_the_first_of_several_places(
     for op, ids, bulk in [("update", [70], True), ("delete", [60], True), ("update", [80], False)]:
         _write(client, table, op, ids, bulk=bulk)
     after = internals.latest(client)
-    assert changes.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 60)
-    assert changes.changed_range(tablet, None, None, before, after) == _key(tablet, 60)
+    assert conflicts.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 60)
+    assert conflicts.changed_range(tablet, None, None, before, after) == _key(tablet, 60)
     _write(client, table, "update", [50], bulk=False)
     after = internals.latest(client)
-    assert changes.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 50)
-    assert changes.changed_range(tablet, None, None, before, after) == _key(tablet, 50)
+    assert conflicts.changed(tablet, _keys(tablet, range(100)), before, after) == _key(tablet, 50)
+    assert conflicts.changed_range(tablet, None, None, before, after) == _key(tablet, 50)
 
 
 def test_reads_are_validated(client: txnkv.Client, tablet: Tablet, put: Any) -> None:
@@ -158,7 +158,7 @@ def test_reads_are_validated(client: txnkv.Client, tablet: Tablet, put: Any) -> 
             reads.add_keys(tablet.id, _keys(tablet, [5, key]))
         if reach is not None:
             reads.add_range(tablet.id, _key(tablet, reach[0]), _key(tablet, reach[1]))
-        changes.validate_reads(engine, reads, before, after)
+        conflicts.validate_reads(engine, reads, before, after)
 
     validate(key=31, reach=(31, 40))
     validate()
@@ -179,13 +179,13 @@ def test_the_changed_keys_of_a_row_set(
     state = tablet.state(internals.latest(client))
     seen: set[int] = set()
     rows = 0
-    for info in changes.changed_row_sets(state, before):
-        rows += changes.changed_rows(info, before)
-        for keys in changes.changes_in(tablet, info, info.min_key, info.max_key, before):
+    for info in conflicts.changed_row_sets(state, before):
+        rows += conflicts.changed_rows(info, before)
+        for keys in conflicts.changes_in(tablet, info, info.min_key, info.max_key, before):
             seen |= set(tablet.codec.decode(keys, 0).to_pylist())
     assert seen == {0, 30, 33, 90, 1, 4, 31}
     assert rows == 4 + 3 + 3
     (whole,) = [info for info in state.infos if info.min_key == _key(tablet, 0)]
-    keys = changes.changes_in(tablet, whole, _keys(tablet, [1]).key(0), whole.max_key, before)
+    keys = conflicts.changes_in(tablet, whole, _keys(tablet, [1]).key(0), whole.max_key, before)
     found = [key for some in keys for key in tablet.codec.decode(some, 0).to_pylist()]
     assert found == [30, 33]

@@ -15,9 +15,9 @@ import txnkv
 from tests import internals
 from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.faults import InjectedFault, arm
-from txnkv.tables.maintenance import compaction, flush, history, picking
-from txnkv.tables.maintenance.picking import pick
-from txnkv.tables.tablets import merging, replacing, row_set_writer
+from txnkv.tables.maintenance import compaction, flush, history
+from txnkv.tables.maintenance.compaction import pick
+from txnkv.tables.tablets import manifest, merging, row_set_writer
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSetRetired
 from txnkv.tables.tablets.tablet import Tablet
@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch, by_hand: Callable[..., None]) -> None
     monkeypatch.setattr(merging, "_WINDOW", 9)
     monkeypatch.setattr(compaction, "ROW_SET_ROWS", 50)
     monkeypatch.setattr(flush, "ROW_SET_ROWS", 50)
-    monkeypatch.setattr(picking, "CRUMB_ROWS", 20)
+    monkeypatch.setattr(compaction, "CRUMB_ROWS", 20)
 
 
 def tablet_of(client: txnkv.Client) -> Tablet:
@@ -245,7 +245,7 @@ def test_a_compaction_that_failed_leaves_nothing(
     arm(point, lambda: None)
     assert infos(model.client) == before
     with internals.status(model.client).read() as cur:
-        assert replacing.unfinished(cur, compaction.WHO) == {}
+        assert manifest.unfinished(cur, compaction.WHO) == {}
     assert model.client.check().problems == []
     model.client.compact()
     assert len(infos(model.client)) == 1
@@ -427,7 +427,7 @@ def info(low: int, high: int, rows: int, **more: Any) -> RowSetInfo:
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "CRUMB_ROWS", 1 << 18)
+    monkeypatch.setattr(compaction, "CRUMB_ROWS", 1 << 18)
 
 
 @pytest.mark.parametrize(

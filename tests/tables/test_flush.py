@@ -14,7 +14,7 @@ from txnkv.coordinator.ids import Timestamp
 from txnkv.storage.faults import InjectedFault, arm
 from txnkv.tables import table_engine
 from txnkv.tables.maintenance import flush
-from txnkv.tables.tablets import replacing
+from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.tablet import Tablet
 
@@ -206,7 +206,7 @@ def test_a_flush_that_failed_is_done_again(
     engine.flush()
     check_states(client, at)
     with engine.store.status.read() as cur:
-        assert replacing.unfinished(cur, flush.WHO) == {}
+        assert manifest.unfinished(cur, flush.WHO) == {}
 
 
 def test_deletes_of_a_flush_that_died_are_counted(

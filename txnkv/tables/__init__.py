@@ -11,7 +11,7 @@ maintenance/                            from memory to row sets, and fewer of th
 table_engine                            the wiring: work on tables, in transactions and rounds
 """
 
-from txnkv.tables import arrow_input, catalog_schema, table_catalog
+from txnkv.tables import arrow_input, table_catalog
 from txnkv.tables.arrow_input import Normaliser
 from txnkv.tables.commit import LockedByYoungerError, timed_out
 from txnkv.tables.maintenance import (
@@ -57,8 +57,16 @@ from txnkv.tables.read import (
     scan_tokens,
 )
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.row_checker import Adder, RowChecker, Shape, Values, nothing, shape_of, to_batch
-from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.row_writer import (
+    Adder,
+    RowChecker,
+    RowWriter,
+    Shape,
+    Values,
+    nothing,
+    shape_of,
+    to_batch,
+)
 from txnkv.tables.schema import Column, Schema
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
@@ -106,7 +114,6 @@ __all__ = [
     "WriteContext",
     "accept_loss",
     "arrow_input",
-    "catalog_schema",
     "changed",
     "check_row_set",
     "check_together",

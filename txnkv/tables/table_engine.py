@@ -23,7 +23,7 @@ from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import KIND, replacing
+from txnkv.tables.tablets import KIND, manifest
 
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_COMMITS: Final = 1 << 16
@@ -132,7 +132,7 @@ class TableEngine(Tables):
 
     def _remove_leftovers(self) -> None:
         with self.store.status.read() as cur:
-            left = replacing.unfinished(cur, flush.WHO)
+            left = manifest.unfinished(cur, flush.WHO)
         if left:
             with self.maintenance():
                 flush.sweep(self)

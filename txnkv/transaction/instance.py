@@ -15,7 +15,7 @@ from txnkv.coordinator import Coordinator, status_schema
 from txnkv.coordinator import coordinator as coordination
 from txnkv.errors import TxnkvError
 from txnkv.storage import Store, new_rlock, not_waiting, require_same
-from txnkv.tables import TableEngine, catalog_schema
+from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
 from txnkv.topics import topic_catalog as topics_schema
 
@@ -118,10 +118,10 @@ def acquire(
                 path,
                 create=create,
                 read_only=read_only,
-                schema_sql=status_schema.SCHEMA + catalog_schema.SCHEMA + topics_schema.SCHEMA,
+                schema_sql=status_schema.SCHEMA + table_catalog.SCHEMA + topics_schema.SCHEMA,
                 initialise=coordination.initialise,
                 upgrades=[
-                    status_schema.UPGRADE_1_TO_2 + catalog_schema.UPGRADE_1_TO_2,
+                    status_schema.UPGRADE_1_TO_2 + table_catalog.UPGRADE_1_TO_2,
                     topics_schema.UPGRADE_2_TO_3,
                     status_schema.UPGRADE_3_TO_4 + topics_schema.UPGRADE_3_TO_4,
                     status_schema.UPGRADE_4_TO_5,

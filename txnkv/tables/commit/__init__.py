@@ -1,6 +1,6 @@
 """Tablets at the commit of a transaction: validation, finalize, abort."""
 
+from txnkv.tables.commit.conflicts import LockedByYoungerError, Validation, timed_out
 from txnkv.tables.commit.tablet_participants import TabletParticipants
-from txnkv.tables.commit.validation import LockedByYoungerError, Validation, timed_out
 
 __all__ = ["LockedByYoungerError", "TabletParticipants", "Validation", "timed_out"]

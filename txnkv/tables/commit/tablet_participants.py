@@ -41,7 +41,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
 )
-from txnkv.tables.commit import changes
+from txnkv.tables.commit import conflicts
 from txnkv.tables.maintenance import Resolution, flush
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
@@ -208,9 +208,9 @@ class TabletParticipants(Participants):
         for part in written:
             after = max(since, part.after)
             state = part.tablet.state(upto)
-            for other in changes.changed_row_sets(state, after):
+            for other in conflicts.changed_row_sets(state, after):
                 if any(info.overlaps(other.min_key, other.max_key) for info in part.infos):
-                    rows += changes.changed_rows(other, after)
+                    rows += conflicts.changed_rows(other, after)
             rows += _entries(part, state, after, upto).n if state.memory.n else 0
         return rows
 
@@ -237,7 +237,7 @@ class TabletParticipants(Participants):
                 f"transaction {row.txn_id} is serializable, and what it read is not known any "
                 "more: its process is gone. It was aborted whole; run it again"
             )
-        changes.validate_reads(self._tables, reads, since, upto)
+        conflicts.validate_reads(self._tables, reads, since, upto)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ def _first_common(part: _Written, after: Timestamp, upto: Timestamp) -> bytes | 
             found = common_with(tablet, info, keys, 1)
             if found:
                 return found[0]
-    for other in changes.changed_row_sets(state, after):
+    for other in conflicts.changed_row_sets(state, after):
         for info in part.infos:
             found = _common_changes(tablet, info, other, after)
             if found:
@@ -340,7 +340,7 @@ def _common_changes(
         return []
     if other.uniform and not other.versioned and (other.stamp or 0) > after:
         return common_keys(tablet, own, other, 1)
-    for keys in changes.changes_in(tablet, other, low, high, after):
+    for keys in conflicts.changes_in(tablet, other, low, high, after):
         found = common_with(tablet, own, keys, 1)
         if found:
             return found

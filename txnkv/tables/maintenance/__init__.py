@@ -3,8 +3,13 @@
 from txnkv.tables.maintenance import flush, history
 from txnkv.tables.maintenance.compactor import Compactor
 from txnkv.tables.maintenance.intents import Resolution
-from txnkv.tables.maintenance.table_check import Counted, check_row_set, check_together, row_set_ids
-from txnkv.tables.maintenance.tablet_loss import accept_loss
+from txnkv.tables.maintenance.table_check import (
+    Counted,
+    accept_loss,
+    check_row_set,
+    check_together,
+    row_set_ids,
+)
 
 __all__ = [
     "Compactor",

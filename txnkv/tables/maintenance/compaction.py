@@ -1,5 +1,16 @@
 """Compaction: several row sets of a tablet become new ones, without what nobody sees any more.
 
+`pick` says which are worth it, from what status.db knows alone:
+
+    overlap   a point read asks every row set whose key range has the key. Where DEPTH of them
+              lie over one key, the small ones among them are merged: each is taken while it is
+              not larger than all before it together twice, so that a large one is written again
+              only when there is as much to merge it with
+    deleted   a row set of which so much was dead at the history floor is written without it
+    crumbs    small neighbours, as flushes of rising keys leave them, become one
+
+A result is never larger than a limit a row set, so merged large ones lie side by side.
+
     claim     new row sets in status.db, as they are needed
     merge     blocks of the sources, a few at a time, into blocks of the new row sets; nothing
               is locked, flushes and bulk commits go on meanwhile
@@ -49,7 +60,6 @@ from txnkv.tables.tablets import (
     manifest,
     merged,
     put_deletes,
-    replacing,
 )
 
 _log = logging.getLogger("txnkv")
@@ -132,7 +142,7 @@ def compact(
 def sweep(tables: Tables) -> None:
     """Remove row sets that a compaction claimed and did not publish. Under its lock."""
     with tables.store.status.read() as cur:
-        left = replacing.unfinished(cur, WHO)
+        left = manifest.unfinished(cur, WHO)
     remove(tables, left)
 
 
@@ -177,7 +187,7 @@ class _Compaction:
 
     def _begin(self) -> RowSetBuilder:
         with self._tables.store.status.write() as cur:
-            id = replacing.claim_maintenance(cur, self._tablet.id, WHO)
+            id = manifest.claim_maintenance(cur, self._tablet.id, WHO)
         self._claimed.append(id)
         fault_point("compact.claimed")
         stamp = self._stamp
@@ -211,9 +221,9 @@ class _Compaction:
                 with status.write() as cur:
                     if self._delta_numbers(cur) == before:
                         for info in self._results:
-                            replacing.publish(cur, info)
+                            manifest.publish(cur, info)
                         version = manifest.bump(cur)
-                        replacing.retire(cur, [info.id for info in self._infos], version)
+                        manifest.retire(cur, [info.id for info in self._infos], version)
                         break
         fault_point("compact.swapped")
 
@@ -309,7 +319,7 @@ class _Compaction:
     def discard(self) -> None:
         """Remove what was written for nothing; after a swap that came through, nothing."""
         with self._tables.store.status.read() as cur:
-            left = replacing.unfinished(cur, WHO)
+            left = manifest.unfinished(cur, WHO)
         mine = [id for id in left.get(self._tablet.id, []) if id in self._claimed]
         if mine:
             remove(self._tables, {self._tablet.id: mine})
@@ -346,3 +356,115 @@ def _strictly(
 
 def _unfenced(_: lmdb.Transaction) -> None:
     """Nobody knows of the new row sets yet."""
+
+
+DEPTH: Final = 4
+DELETED_SHARE: Final = 0.25
+CRUMBS: Final = 8
+CRUMB_ROWS: Final = 1 << 18
+MOST_SOURCES: Final = 32
+MOST_ROWS: Final = 1 << 24
+"""Rows of one compaction in the background."""
+
+_GROWTH: Final = 2
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Row sets to be merged, and why."""
+
+    infos: tuple[RowSetInfo, ...]
+    reason: str
+
+
+def pick(infos: Sequence[RowSetInfo], collectable: Callable[[RowSetInfo], int]) -> Pick | None:
+    """The next compaction of a tablet, or None when there is nothing worth it.
+
+    Args:
+        infos: committed, resolved row sets.
+        collectable: how many rows of a row set no snapshot sees any more.
+    """
+    for info in infos:
+        least = max(DELETED_SHARE * info.rows, 1)
+        if info.deleted >= least and collectable(info) >= least:
+            return Pick((info,), "deleted")
+    over = _small_ones(deepest(infos))
+    if over is not None:
+        return Pick(over, "overlap")
+    some = _crumbs(infos)
+    return None if some is None else Pick(some, "crumbs")
+
+
+def deepest(infos: Sequence[RowSetInfo]) -> list[RowSetInfo]:
+    """The most row sets that lie over one key."""
+    best: list[RowSetInfo] = []
+    open_: list[RowSetInfo] = []
+    for info in sorted(infos, key=lambda info: info.min_key):
+        open_ = [other for other in open_ if other.max_key >= info.min_key]
+        open_.append(info)
+        if len(open_) > len(best):
+            best = list(open_)
+    return best
+
+
+def _small_ones(infos: Sequence[RowSetInfo]) -> tuple[RowSetInfo, ...] | None:
+    if len(infos) < DEPTH:
+        return None
+    ordered = sorted(infos, key=lambda info: info.rows)
+    # The smallest may stand alone below a group of equals that is worth it.
+    for start in range(len(ordered) - DEPTH + 1):
+        taken, rows = [ordered[start]], ordered[start].rows
+        for info in ordered[start + 1 :]:
+            if info.rows > _GROWTH * rows or len(taken) == MOST_SOURCES:
+                break
+            if rows + info.rows > MOST_ROWS and len(taken) >= DEPTH:
+                break
+            taken.append(info)
+            rows += info.rows
+        if len(taken) >= DEPTH:
+            return tuple(ordered[:start]) + tuple(taken)
+    return None
+
+
+def _crumbs(infos: Sequence[RowSetInfo]) -> tuple[RowSetInfo, ...] | None:
+    """Neighbours by key that are small, when they are many."""
+    run: list[RowSetInfo] = []
+    for info in sorted(infos, key=lambda info: info.min_key):
+        if info.rows < CRUMB_ROWS:
+            run.append(info)
+            if len(run) == MOST_SOURCES:
+                break
+        elif len(run) >= CRUMBS:
+            break
+        else:
+            run = []
+    return tuple(run) if len(run) >= CRUMBS else None
+
+
+def clusters(
+    infos: Sequence[RowSetInfo], floor: Timestamp, collectable: Callable[[RowSetInfo], int]
+) -> list[tuple[RowSetInfo, ...]]:
+    """All that a full compaction has to do: what overlaps, has dead rows or is a crumb."""
+    groups: list[list[RowSetInfo]] = []
+    reach = b""
+    for info in sorted(infos, key=lambda info: info.min_key):
+        if groups and (info.min_key <= reach or _both_crumbs(groups[-1], info)):
+            groups[-1].append(info)
+            reach = max(reach, info.max_key)
+        else:
+            groups.append([info])
+            reach = info.max_key
+    return [
+        tuple(group)
+        for group in groups
+        if len(group) > 1 or _worth(group[0], floor, collectable(group[0]))
+    ]
+
+
+def _both_crumbs(group: Sequence[RowSetInfo], info: RowSetInfo) -> bool:
+    return info.rows < CRUMB_ROWS and sum(other.rows for other in group) < CRUMB_ROWS
+
+
+def _worth(info: RowSetInfo, floor: Timestamp, dead: int) -> bool:
+    plain = info.uniform or info.stamp is None or info.stamp > floor
+    return dead > 0 or not plain

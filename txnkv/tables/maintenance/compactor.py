@@ -17,10 +17,10 @@ from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage import BusyError, go_on, new_event, new_lock, not_waiting
 from txnkv.tables import table_catalog
-from txnkv.tables.maintenance import compaction, flush, history, intents, picking
+from txnkv.tables.maintenance import compaction, flush, history, intents
 from txnkv.tables.maintenance.compaction import Compacted, ReplacedError
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import RowSetInfo, RowSetRetired, Tablet, manifest, replacing
+from txnkv.tables.tablets import RowSetInfo, RowSetRetired, Tablet, manifest
 
 _log = logging.getLogger("txnkv")
 
@@ -121,7 +121,7 @@ class Compactor:
 
     def _left_over(self) -> bool:
         with self._tables.store.status.read() as cur:
-            return bool(replacing.unfinished(cur, compaction.WHO))
+            return bool(manifest.unfinished(cur, compaction.WHO))
 
     def _next(self) -> tuple[Tablet, tuple[RowSetInfo, ...], Timestamp] | None:
         """A compaction that is worth it. Tablets are looked at again when they have changed, or
@@ -145,7 +145,7 @@ class Compactor:
             floor = history.compaction_floor(tables) if floor is None else floor
             chosen = None
             with self._guard(tablet):
-                chosen = picking.pick(
+                chosen = compaction.pick(
                     tablet.state(latest).settled, partial(self._collectable, tablet, floor)
                 )
             if chosen is not None:
@@ -191,7 +191,7 @@ class Compactor:
 
             def pick(tablet: Tablet) -> None:
                 collectable = partial(self._collectable, tablet, floor)
-                groups = picking.clusters(tablet.state(latest).settled, floor, collectable)
+                groups = compaction.clusters(tablet.state(latest).settled, floor, collectable)
                 work.extend((tablet, group) for group in groups)
 
             ids = [tablet.id for tablet in self.tablets()]

@@ -47,7 +47,6 @@ from txnkv.tables.tablets import (
     delete_row_set,
     manifest,
     put_deletes,
-    replacing,
     stored_counts,
 )
 
@@ -168,7 +167,7 @@ def _is_logged(cur: apsw.Cursor, after: Timestamp, upto: Timestamp) -> bool:
 def sweep(tables: Tables) -> None:
     """Remove row sets that a flush claimed and did not publish. Under the maintenance lock."""
     with tables.store.status.read() as cur:
-        left = replacing.unfinished(cur, WHO)
+        left = manifest.unfinished(cur, WHO)
     remove(tables, left)
 
 
@@ -240,7 +239,7 @@ def _flush(
     status = tables.store.status
     with status.write() as cur:
         claims = {
-            id: [replacing.claim_maintenance(cur, id, WHO) for _ in load.pieces]
+            id: [manifest.claim_maintenance(cur, id, WHO) for _ in load.pieces]
             for id, load in loads.items()
         }
     fault_point("flush.claimed")
@@ -262,9 +261,9 @@ def _flush(
         del loads[id]
     with status.write() as cur:
         for info in (info for id in counts for info in written[id]):
-            replacing.publish(cur, info)
+            manifest.publish(cur, info)
         for id, deleted, highest in (count for found in counts.values() for count in found):
-            if not replacing.set_deleted(cur, id, deleted, highest):
+            if not manifest.set_deleted(cur, id, deleted, highest):
                 raise RuntimeError(f"row set {id} was replaced under the maintenance lock")
         held.replace(cur, failed, after, upto)
         manifest.set_flushed(cur, upto)

@@ -27,7 +27,7 @@ from txnkv.coordinator import Coordinator, Timestamp, one
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import Pin, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import Tablet, delete_row_set, manifest, replacing
+from txnkv.tables.tablets import Tablet, delete_row_set, manifest
 
 declare_fault_point("history.raised", "the history floor is raised, nothing is dropped")
 declare_fault_point("history.removed", "the blocks of a replaced row set are gone, it is known")
@@ -161,7 +161,7 @@ def collect(tables: Tables) -> int:
         # The pins are looked at after the version is known: who pins an older one later reads
         # its list of row sets later still, and finds the newer list.
         pinned = store.runtime.least_manifest_pin()
-        doomed = replacing.retired(cur, version if pinned is None else min(version, pinned))
+        doomed = manifest.retired(cur, version if pinned is None else min(version, pinned))
 
     def remove(tablet: Tablet) -> None:
         for id in doomed[tablet.id]:

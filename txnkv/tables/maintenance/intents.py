@@ -45,7 +45,6 @@ from txnkv.tables.tablets import (
     keys_of,
     manifest,
     put_deletes,
-    replacing,
     rows_of,
 )
 
@@ -194,7 +193,7 @@ class Resolution:
             if status_table.get(cur, self._row.txn_id).state is not TxnState.FINALIZE_IN_PROGRESS:
                 return  # another process has ended it
             for id, (deleted, last) in noted.items():
-                if not replacing.set_deleted(cur, id, deleted, last):
+                if not manifest.set_deleted(cur, id, deleted, last):
                     raise _Replaced
             tombstones = [
                 info.id
@@ -203,7 +202,7 @@ class Resolution:
                 if info.kind == TOMBSTONES
             ]
             if tombstones:
-                replacing.retire(cur, tombstones, manifest.bump(cur))
+                manifest.retire(cur, tombstones, manifest.bump(cur))
             manifest.finalize(cur, self._row.txn_id, self._commit_ts, self._staged)
 
     def _resolve(

@@ -22,12 +22,11 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.arrow_input import key_values
-from txnkv.tables.column_values import column_array
 from txnkv.tables.read import point
 from txnkv.tables.read.point import PointBlock, at_hand, find, present
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (

@@ -17,8 +17,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
-from txnkv.tables.column_values import column_array
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import Schema, column_array
 
 Where: TypeAlias = Any
 """A list of (column, op, value), a pyarrow.compute expression, or None."""

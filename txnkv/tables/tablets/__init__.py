@@ -1,12 +1,19 @@
 """A tablet on disk and in memory: row sets, blocks and deletes, the manifest, the fence."""
 
-from txnkv.tables.tablets import fence, manifest, replacing
+from txnkv.tables.tablets import fence, manifest
 from txnkv.tables.tablets.deltas import Deletes, put_deletes, stored_counts
 from txnkv.tables.tablets.fence import FENCE_DB
 from txnkv.tables.tablets.manifest import KIND, ROWS, TOMBSTONES, RowSetInfo, Scope
 from txnkv.tables.tablets.memory import CommittedMemory
-from txnkv.tables.tablets.merging import Source, merged
-from txnkv.tables.tablets.overlap import common_keys, common_with, keys_between, keys_of, rows_of
+from txnkv.tables.tablets.merging import (
+    Source,
+    common_keys,
+    common_with,
+    keys_between,
+    keys_of,
+    merged,
+    rows_of,
+)
 from txnkv.tables.tablets.row_set import RowSet
 from txnkv.tables.tablets.row_set_blocks import RowSetRetired, until_there
 from txnkv.tables.tablets.row_set_format import (
@@ -84,7 +91,6 @@ __all__ = [
     "merged",
     "put_deletes",
     "put_row_set",
-    "replacing",
     "rows_of",
     "stored_counts",
 ]

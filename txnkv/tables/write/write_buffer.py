@@ -30,8 +30,7 @@ from txnkv.tables.commit import Validation
 from txnkv.tables.operations import RULES, Effect, Rule, already_there, incomplete, not_there
 from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.row_checker import Values
-from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet
