@@ -253,10 +253,9 @@ def now() -> Iterator[Time]:
     """Lets time pass for this process, by its forward(seconds)."""
     moved = Time()
     wall, monotonic = clock.now_micros, clock.monotonic_micros
-    real = wall.__self__._wall, monotonic.__self__._monotonic  # type: ignore[attr-defined]
     with clock.replaced(
-        wall=lambda: real[0]() + int(moved.ahead * 1e6),
-        monotonic=lambda: real[1]() + int(moved.ahead * 1e6),
+        wall=lambda: wall() + int(moved.ahead * 1e6),
+        monotonic=lambda: monotonic() + int(moved.ahead * 1e6),
     ):
         yield moved
 

@@ -17,7 +17,7 @@ import txnkv
 from tests import internals
 from txnkv.tables import arrow_input
 from txnkv.tables.operations import OPERATIONS
-from txnkv.tables.tablets import row_set_writer
+from txnkv.tables.tablets import RowSetInfo, row_set_writer
 from txnkv.tables.tablets.row_set import RowSet, RowSetRetired
 from txnkv.tables.tablets.tablet import Tablet, TabletState
 from txnkv.transaction.job import Job
@@ -286,14 +286,14 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
     model = Model()
     with begin() as txn:
         write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(30)], model)
-    real = RowSet.common
+    real = Tablet.row_set
     reloaded = []
 
-    def common(self: RowSet, *args: Any) -> pa.UInt32Array:
+    def row_set(self: Tablet, info: RowSetInfo) -> RowSet:
         if not reloaded:
             monkeypatch.setattr(Tablet, "reload", reload)
             raise RowSetRetired
-        return real(self, *args)
+        return real(self, info)
 
     old = Tablet.reload
 
@@ -301,7 +301,7 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
         reloaded.append(self)
         return old(self)
 
-    monkeypatch.setattr(RowSet, "common", common)
+    monkeypatch.setattr(Tablet, "row_set", row_set)
     with begin() as txn:
         write(txn, goods, "upsert", [{"id": i, "n": 1} for i in [*range(20, 40), 20]], model)
     assert reloaded

@@ -46,15 +46,14 @@ class SharedWords:
         Returns:
             The value before.
         """
-        return int(lib.shared_add(self._memory, self._size, self._at(word), delta & _MASK))
+        if 0 <= word < self._words:
+            return int(lib.shared_add(self._memory, self._size, word * 8, delta & _MASK))
+        raise self._outside(word)
 
     def swap(self, word: int, expected: int, desired: int) -> bool:
         """Sets a word to `desired` if it is `expected`; says whether it did."""
-        return bool(lib.shared_cas(self._memory, self._size, self._at(word), expected, desired))
-
-    def _at(self, word: int) -> int:
         if 0 <= word < self._words:
-            return word * 8
+            return bool(lib.shared_cas(self._memory, self._size, word * 8, expected, desired))
         raise self._outside(word)
 
     def _outside(self, word: int) -> IndexError:

@@ -34,10 +34,12 @@ def back_off(tries: int, first: float, longest: float) -> float:
 
 
 def _wall_micros() -> int:
+    """Wall time: microseconds since 2020-01-01 UTC. It may jump either way."""
     return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000
 
 
 def _monotonic_micros() -> int:
+    """Monotonic time in microseconds, comparable between processes of one boot."""
     # Not time.monotonic_ns: CLOCK_MONOTONIC by name is what other processes compare with.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
@@ -46,16 +48,8 @@ class Clock:
     """Wall and monotonic time in microseconds; tests replace either source."""
 
     def __init__(self) -> None:
-        self._wall: Callable[[], int] = _wall_micros
-        self._monotonic: Callable[[], int] = _monotonic_micros
-
-    def now_micros(self) -> int:
-        """Wall time: microseconds since 2020-01-01 UTC. It may jump either way."""
-        return self._wall()
-
-    def monotonic_micros(self) -> int:
-        """Monotonic time in microseconds, comparable between processes of one boot."""
-        return self._monotonic()
+        self.now_micros: Callable[[], int] = _wall_micros
+        self.monotonic_micros: Callable[[], int] = _monotonic_micros
 
     @contextmanager
     def replaced(
@@ -65,13 +59,13 @@ class Clock:
         monotonic: Callable[[], int] | None = None,
     ) -> Iterator[None]:
         """Takes time from these functions inside the `with` block, in this process."""
-        before = self._wall, self._monotonic
-        self._wall = wall or self._wall
-        self._monotonic = monotonic or self._monotonic
+        before = self.now_micros, self.monotonic_micros
+        self.now_micros = wall or self.now_micros
+        self.monotonic_micros = monotonic or self.monotonic_micros
         try:
             yield
         finally:
-            self._wall, self._monotonic = before
+            self.now_micros, self.monotonic_micros = before
 
 
 clock = Clock()

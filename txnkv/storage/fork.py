@@ -31,12 +31,9 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from txnkv.storage.locks import SharedGate
-
-if TYPE_CHECKING:
-    from _thread import RLock
 
 QUIET_SECONDS = 30.0
 """The time for which a fork waits for other threads to leave the storage layer."""
@@ -67,28 +64,22 @@ class _Forking(threading.local):
     outside = False
 
 
-class ForkGate:
-    """The process-wide gate; see the module's text. There is one, `GATE`."""
+class ForkGate(SharedGate):
+    """The process-wide gate; see the module's text. There is one, `GATE`.
+
+    `with GATE.use():` keeps forks out for the block, and raises RuntimeError in a process that was
+    forked at a moment that was not quiet. Cheap and re-entrant.
+    """
 
     def __init__(self) -> None:
-        self._gate = SharedGate()
+        super().__init__()
         self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
         self._refusal: str | None = None
         self._forking = _Forking()
 
-    def use(self) -> RLock:
-        """`with GATE.use():` keeps forks out for the block. Cheap and re-entrant.
-
-        Raises:
-            RuntimeError: this process was forked at a moment that was not quiet.
-        """
-        if self._refusal is not None:
-            self.check()
-        return self._gate.use()
-
-    def enter(self) -> None:
-        """Begins a use."""
-        self.use().acquire()
+    def _wait(self) -> None:
+        self.check()
+        super()._wait()
 
     def check(self) -> None:
         """Raises RuntimeError in a child that must not touch what it inherited."""
@@ -98,7 +89,7 @@ class ForkGate:
     def leave(self) -> None:
         """Ends the latest use of this thread."""
         if self._refusal is None:
-            self._gate.leave()
+            super().leave()
 
     @property
     def refused(self) -> bool:
@@ -121,7 +112,7 @@ class ForkGate:
     def after_fork_in_parent(self) -> None:
         """In the parent, after: lets users in again."""
         if self._forking.outside:
-            self._gate.reopen()
+            self.reopen()
 
     def after_fork_in_child(self) -> None:
         """In the child: starts afresh, or refuses for good."""
@@ -129,17 +120,17 @@ class ForkGate:
         if refusal is not None:
             self._refuse(refusal)
             return
-        self._gate.reset()
+        self.reset()
         for member in list(self._members):
             member.after_fork_in_child()
 
     def _quiesce(self) -> str | None:
         """Close everything; why that could not be done."""
         self._forking.refusal = _FORKED_UNCLOSED  # if a signal breaks this off
-        if self._gate.in_use_here:
+        if self.in_use_here:
             return _FORKED_INSIDE
         self._forking.outside = True
-        if not self._gate.drain(QUIET_SECONDS):
+        if not self.drain(QUIET_SECONDS):
             return _FORKED_BUSY
         refusal = None
         for member in list(self._members):
@@ -153,6 +144,7 @@ class ForkGate:
         if self._refusal is not None:
             return
         self._refusal = refusal
+        self._draining = True  # for good: whoever comes is refused
         for member in list(self._members):
             for thing in member.inherited():
                 _leak(thing)

@@ -42,43 +42,40 @@ from __future__ import annotations
 import os
 import threading
 import time
+from _thread import RLock
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 from weakref import ref
 
-if TYPE_CHECKING:
-    from _thread import RLock
-
-
-T = TypeVar("T")
-
-_RLOCK = type(threading.RLock())
 _made: Final[set[ref[Any]]] = set()
 _forget: Final = _made.discard
 
 
 def new_lock() -> threading.Lock:
     """A lock that is free in a forked child."""
-    return _known(threading.Lock())
+    made = threading.Lock()
+    _made.add(ref(made, _forget))
+    return made
 
 
 def new_rlock() -> threading.RLock:
     """A lock that its thread may take again; free in a forked child, unless its thread forked."""
-    return _known(threading.RLock())
+    made = RLock()
+    _made.add(ref(made, _forget))
+    return made
 
 
 def new_condition(lock: threading.Lock | None = None) -> threading.Condition:
     """A condition of a lock made here, its own for None; nobody waits for it in a forked child."""
-    return _known(threading.Condition(lock or new_lock()))
+    made = threading.Condition(lock or new_lock())
+    _made.add(ref(made, _forget))
+    return made
 
 
 def new_event() -> threading.Event:
     """An event, as set in a forked child as it was in the parent."""
-    return _known(threading.Event())
-
-
-def _known(made: T) -> T:
+    made = threading.Event()
     _made.add(ref(made, _forget))
     return made
 
@@ -95,7 +92,7 @@ def _after_fork_in_child() -> None:
         if made is None:
             continue
         # The thread that forked goes on in the child, and releases what it holds itself.
-        mine = isinstance(made, _RLOCK) and made._is_owned()  # type: ignore[attr-defined]
+        mine = isinstance(made, RLock) and made._is_owned()  # type: ignore[attr-defined]
         if not mine:
             made._at_fork_reinit()
 
@@ -126,9 +123,8 @@ class SharedGate:
 
     def use(self) -> RLock:
         """`with gate.use():` holds the gate with others; waits while another thread drains."""
-        if self._draining and not self.in_use_here:
-            with self._joining:  # a lock goes to whoever is quick: a busy thread would stay inside
-                pass
+        if self._draining:
+            self._wait()
         return self._mine.lock or self._join()
 
     def enter(self) -> None:
@@ -137,7 +133,15 @@ class SharedGate:
 
     def leave(self) -> None:
         """Ends the latest use of this thread."""
-        self.use().release()
+        lock = self._mine.lock
+        if lock is not None:
+            lock.release()
+
+    def _wait(self) -> None:
+        """Wait at the gate, unless this thread is inside."""
+        if not self.in_use_here:
+            with self._joining:  # a lock goes to whoever is quick: a busy thread would stay inside
+                pass
 
     @property
     def in_use_here(self) -> bool:

@@ -103,7 +103,7 @@ class Runtime:
 
     def is_current(self) -> bool:
         """False when runtime/ was deleted or replaced under this process."""
-        return self._attached_file().is_current(self._folder)
+        return (self._file or self._attach()).is_current(self._folder)
 
     def close(self) -> None:
         """Gives up the slot, the pins and the mapping; every later use raises ClosedError."""
@@ -122,38 +122,37 @@ class Runtime:
 
         Whoever sees the same number again has missed nothing in between.
         """
-        number = self.change_word()
+        words = self._words
+        number = (self._attached() if words is None else words)[CHANGE]
         return None if number & 1 else number
 
     def change_word(self) -> int:
         """The number as it stands: odd while a change is under way, one above the last."""
         words = self._words
-        if words is None:
-            words = self._attached()
-        return words[CHANGE]
+        return (self._attached() if words is None else words)[CHANGE]
 
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
-        file = self._attached_file()
-        file.store(PENDING, file.load(PENDING) + 1)
-        file.store(CHANGE, file.load(CHANGE) | 1)
+        file = self._file or self._attach()
+        file.store(PENDING, file.words[PENDING] + 1)
+        file.store(CHANGE, file.words[CHANGE] | 1)
 
     def bump(self) -> None:
         """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
-        file = self._attached_file()
-        file.store(COMMITTED, file.load(PENDING))
-        file.store(CHANGE, (file.load(CHANGE) | 1) + 1)
+        file = self._file or self._attach()
+        file.store(COMMITTED, file.words[PENDING])
+        file.store(CHANGE, (file.words[CHANGE] | 1) + 1)
 
     # -- what is on the disk -----------------------------------------------------------
 
     def all_synced(self) -> bool:
         """Return True when every commit that could be seen at the call is on the disk."""
-        file = self._attached_file()
+        file = self._file or self._attach()
         return file.load(PENDING) == file.load(SYNCED)
 
     def committed(self) -> int:
         """Return the number of commits done: for `note_synced`, when a sync has followed."""
-        return self._attached_file().load(COMMITTED)
+        return (self._file or self._attach()).load(COMMITTED)
 
     def note_synced(self, count: int) -> None:
         """The first `count` commits are on the disk."""
@@ -162,11 +161,11 @@ class Runtime:
     @property
     def sync_failed(self) -> bool:
         """A sync failed: later ones say nothing of what came before."""
-        return self._attached_file().load(SYNC_FAILED) != 0
+        return (self._file or self._attach()).load(SYNC_FAILED) != 0
 
     @sync_failed.setter
     def sync_failed(self, failed: bool) -> None:
-        self._attached_file().store(SYNC_FAILED, int(failed))
+        (self._file or self._attach()).store(SYNC_FAILED, int(failed))
 
     def durable_upto(self, latest: int) -> int:
         """Return the timestamp up to which all commits are known to be on the disk.
@@ -174,7 +173,7 @@ class Runtime:
         It is `latest` at most; the caller has seen the commits up to that.
         """
         if not self.all_synced():
-            return min(latest, self._attached_file().load(DURABLE))
+            return min(latest, (self._file or self._attach()).load(DURABLE))
         # Their writers may not have said so yet, and others are to see no less than the caller.
         self.raise_durable(latest)
         return latest
@@ -189,15 +188,15 @@ class Runtime:
 
         The file is made anew by who opens the store first after the machine was started.
         """
-        return self._attached_file().load(REGAINED) != 0
+        return (self._file or self._attach()).load(REGAINED) != 0
 
     def note_regained(self) -> None:
         """That was done."""
-        self._attached_file().store(REGAINED, 1)
+        (self._file or self._attach()).store(REGAINED, 1)
 
     def _raise(self, word: int, value: int) -> None:
-        file = self._attached_file()
-        known = file.load(word)
+        file = self._file or self._attach()
+        known = file.words[word]
         while known < value and not file.swap(word, known, value):
             known = file.load(word)
 
@@ -225,7 +224,7 @@ class Runtime:
 
     def slot_alive(self, slot: int, start: int | None = None) -> bool:
         """Return True when a live process holds the slot; with `start`, the same one still."""
-        file = self._attached_file()
+        file = self._file or self._attach()
         if start is not None and file.load(_word(slot, _START)) != start:
             return False
         return slot == self._slot or (file.slots is not None and file.slots.is_held(slot))
@@ -276,7 +275,7 @@ class Runtime:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
-        slot, file = self.slot, self._attached_file()
+        slot, file = self.slot, self._file or self._attach()
         with self._lock:
             pins = self._pins[field]
             if value < self._published[field]:
@@ -287,7 +286,7 @@ class Runtime:
             pins[value] = count
 
     def _unpin(self, field: int, value: int, pin: Pin | None = None) -> None:
-        file = self._attached_file()
+        file = self._file or self._attach()
         with self._lock:
             pins = self._pins[field]
             left = pins.get(value, 0) - 1
@@ -329,7 +328,7 @@ class Runtime:
             txn_id: local id, 1 .. 2**64 - 1; 0 means nobody.
             now: monotonic microseconds.
         """
-        file, at = self._attached_file(), _heartbeat_word(index)
+        file, at = (self._file or self._attach()), _heartbeat_word(index)
         # The time first: a reader of the new id never sees the old one's time with it.
         file.store(at, 0)
         file.store(at + 1, now)
@@ -337,7 +336,7 @@ class Runtime:
 
     def heartbeat(self, index: int, txn_id: int, now: int | None = None) -> bool:
         """Says that the transaction lives, at `now`; False when the entry is another's by now."""
-        file, at = self._attached_file(), _heartbeat_word(index)
+        file, at = (self._file or self._attach()), _heartbeat_word(index)
         if file.load(at) != txn_id:
             return False
         file.store(at + 1, clock.monotonic_micros() if now is None else now)
@@ -345,7 +344,7 @@ class Runtime:
 
     def heartbeat_read(self, index: int) -> tuple[int, int]:
         """The transaction's local id and its last heartbeat in monotonic microseconds."""
-        file, at = self._attached_file(), _heartbeat_word(index)
+        file, at = (self._file or self._attach()), _heartbeat_word(index)
         while True:
             txn_id, beat = file.load(at), file.load(at + 1)
             if file.load(at) == txn_id:
@@ -353,7 +352,7 @@ class Runtime:
 
     def heartbeat_clear(self, index: int) -> None:
         """Gives the entry to nobody."""
-        file, at = self._attached_file(), _heartbeat_word(index)
+        file, at = (self._file or self._attach()), _heartbeat_word(index)
         file.store(at, 0)
         file.store(at + 1, 0)
 
@@ -379,9 +378,6 @@ class Runtime:
     def _attached(self) -> memoryview:
         words = self._words
         return self._attach().words if words is None else words
-
-    def _attached_file(self) -> RuntimeFile:
-        return self._file or self._attach()
 
     def _attach(self) -> RuntimeFile:
         with GATE.use(), self._lock:

@@ -273,7 +273,6 @@ class StatusDatabase:
             raise ClosedError(f"{self.path} is closed; open the store again")
 
     def _writing_connection(self) -> apsw.Connection:
-        self._check_open()
         if self._writer is None:
             self._readers.require_there()
             self._writer = open_writer(self.path, self._cache_bytes)
@@ -293,7 +292,7 @@ class StatusDatabase:
         """Queues and begins; `write()` is the way to it."""
         if self._read_only:
             raise NotSupportedError(f"write to {self.path}: the store is open to read only")
-        GATE.enter()
+        GATE.use().acquire()
         try:
             self._check_open()
             self._queue.acquire(wait=wait)

@@ -105,7 +105,11 @@ class WriteTurn(ABC):
         try:
             descriptor = self._opened()
             if descriptor is not None:
-                self._lock_file(descriptor, until)
+                if until is None:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                elif not _flock_until(descriptor, until):
+                    raise self.busy()
+                self._locked(descriptor)
         except BaseException:
             self._release_file()
             self.release_here()
@@ -120,11 +124,9 @@ class WriteTurn(ABC):
         finally:
             self._lock.release()
 
-    def _lock_file(self, descriptor: int, until: float | None) -> None:
-        if until is None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        elif not _flock_until(descriptor, until):
-            raise self.busy()
+    @abstractmethod
+    def _locked(self, descriptor: int) -> None:
+        """Refuses the turn, where what was locked is not what it was."""
 
     @abstractmethod
     def _opened(self) -> int | None:
@@ -193,6 +195,9 @@ class FolderTurn(WriteTurn):
             self._descriptor = os.open(self._path, flags)
         return self._descriptor
 
+    def _locked(self, descriptor: int) -> None:
+        """Nothing is refused: who may write a folder is asked of the folder itself."""
+
     def _release_file(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -212,8 +217,7 @@ class WriteQueue(WriteTurn):
         self._retired = False
         self._refusing = False
 
-    def _lock_file(self, descriptor: int, until: float | None) -> None:
-        super()._lock_file(descriptor, until)
+    def _locked(self, descriptor: int) -> None:
         if self._refusing or os.fstat(descriptor).st_nlink == 0:
             raise removed(self._path)  # unlocked: others wait for it, to find the same
 
