@@ -286,22 +286,22 @@ def test_row_sets_that_a_compaction_removes_meanwhile(
     model = Model()
     with begin() as txn:
         write(txn, goods, "insert", [{"id": i, "s": "a"} for i in range(30)], model)
-    real = Tablet.row_set
+    real, old = Tablet.row_set, Tablet.reload
+    raised: list[RowSetInfo] = []
     reloaded = []
 
     def row_set(self: Tablet, info: RowSetInfo) -> RowSet:
-        if not reloaded:
-            monkeypatch.setattr(Tablet, "reload", reload)
+        if not raised:
+            raised.append(info)
             raise RowSetRetired
         return real(self, info)
 
-    old = Tablet.reload
-
     def reload(self: Tablet) -> TabletState:
-        reloaded.append(self)
+        reloaded.extend(raised)
         return old(self)
 
     monkeypatch.setattr(Tablet, "row_set", row_set)
+    monkeypatch.setattr(Tablet, "reload", reload)
     with begin() as txn:
         write(txn, goods, "upsert", [{"id": i, "n": 1} for i in [*range(20, 40), 20]], model)
     assert reloaded

@@ -132,7 +132,10 @@ class Catalog(Generic[E]):
         Raises:
             TableNotFoundError, TopicNotFoundError: it was dropped.
         """
-        now = self._now()
+        self.log.latest()
+        now = self._seen
+        if now is None or now.number != self.log.catalog_version:
+            now = self._now()
         if entry.id not in now.live:
             raise self._rows.dropped(entry)
         return now.number

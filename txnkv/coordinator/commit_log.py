@@ -27,6 +27,7 @@ the last.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol
@@ -177,7 +178,7 @@ class CommitLog:
     @shielded
     def _look(self) -> Timestamp:
         with GATE.use(), self.lock:
-            number = self._status.change_number()
+            number = self._runtime.change_number()
             first = self._visible == 0
             with self._status.read(durable=first) as cur:
                 self._catch_up(cur)
@@ -292,10 +293,6 @@ class CommitLog:
             if (section.kind, section.id) in lost:
                 self._take(section, stamp)
 
-    def _apply(self, sections: Sequence[Section], stamp: int) -> None:
-        for section in sections:
-            self._members[section.kind].apply(section.id, section.data, stamp)
-
     def _count(self, size: int) -> None:
         self.pending_bytes += size
         self.pending_commits += 1
@@ -318,9 +315,9 @@ class CommitLog:
             StorageFullError: no room; nothing was committed.
             CommitOutcomeUnknownError: the disk failed at the commit point.
         """
-        began = clock.monotonic_micros()
+        began = time.monotonic()
         stamp = self._queue.run(commit, deadline)
-        self._metrics.commit_seconds.observe((clock.monotonic_micros() - began) / 1e6)
+        self._metrics.commit_seconds.observe(time.monotonic() - began)
         return stamp
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:
@@ -373,7 +370,7 @@ class CommitLog:
             with self._status.write(sync=False, undo=undo, wait=wait) as cur:
                 self._queue.take(group)
                 with self.lock:
-                    number = self._status.change_number()
+                    number = self._runtime.change_number()
                     if number is None or self._current != number:
                         self._catch_up(cur)
                     applied = self._applied
@@ -402,6 +399,7 @@ class CommitLog:
         stamp = following(self._last_given)
         latest = self._applied
         rows = []
+        made = size = 0
         for waiting in group:
             commit = waiting.commit
             try:
@@ -412,22 +410,23 @@ class CommitLog:
             sections = commit.sections
             if commit.write is not None:
                 sections = [*sections, *commit.write(cur, stamp)]
+            if made:
+                stamp = Timestamp(latest + 1)
             waiting.stamp = latest = stamp
-            stamp = Timestamp(stamp + 1)
+            made += 1
             if not sections and commit.txn_id == 0:
                 continue  # nobody asks for it, and there is nothing to be told
             payload = payloads.pack(sections, waiting.stamp)
             for section in sections:
                 touched.setdefault(section.kind, set()).add(section.id)
-            self._apply(sections, waiting.stamp)
+                self._members[section.kind].apply(section.id, section.data, stamp)
             self._count(len(payload))
+            size += len(payload)
             rows.append((waiting.stamp, commit.txn_id, payload))
-        if latest == self._applied:
+        if not made:
             return None
         cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
         cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (latest, latest))
-        size = sum(len(payload) for _, _, payload in rows)
-        made = sum(waiting.stamp is not None for waiting in group)
         self._metrics.group_size.observe(made)
         self._metrics.small_commits.add(made)
         self._metrics.commits.add(made)

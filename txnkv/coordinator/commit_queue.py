@@ -66,7 +66,9 @@ class CommitRequest:
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
         self.commit = commit
         self.future = future
-        self.size = commit.size + sum(len(section.data) for section in commit.sections)
+        self.size = commit.size
+        for section in commit.sections:
+            self.size += len(section.data)
         self.stamp: Timestamp | None = None
         self.error: BaseException | None = None
         self.leads = False

@@ -134,8 +134,9 @@ def following(last: int) -> Timestamp:
         UnavailableError: the wall clock is more than ten years ahead of the store's.
     """
     now = max(clock.now_micros(), 0)
-    refuse_jump(last, now)
-    return Timestamp(max(last + 1, Timestamp.from_micros(now)))
+    if now - (last >> LOGICAL_BITS) > MAX_JUMP:
+        refuse_jump(last, now)
+    return Timestamp(max(last + 1, now << LOGICAL_BITS))
 
 
 def refuse_jump(last: int, micros: int) -> None:

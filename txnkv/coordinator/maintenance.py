@@ -136,13 +136,14 @@ class Maintenance:
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None:
             return
         with self._start_lock:
-            if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+            if self._stop.is_set() or self._thread is not None:
                 return
-            self._thread = threading.Thread(target=self._run, name="txnkv-maintenance", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="txnkv-maintenance", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def set_pace(self, seconds: float) -> None:
         """Look at least this often."""

@@ -36,7 +36,11 @@ SUBSCRIPTION: Final = "subscription"
 
 def past_timeout(row: TxnRow) -> bool:
     """Return True when the time that a transaction asked for is over."""
-    return row.deadline is not None and late_by(row) > 0
+    if row.deadline is None:
+        return False
+    if row.boot == boot_id():  # as of each operation of a transaction
+        return clock.monotonic_micros() > row.deadline
+    return late_by(row) > 0
 
 
 def late_by(row: TxnRow) -> int:

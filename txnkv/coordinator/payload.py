@@ -81,13 +81,14 @@ def pack(sections: Iterable[Section], commit_ts: int) -> bytes:
     """Return the payload of a commit. A section keeps the checksum that it has."""
     entries: list[bytes] = []
     parts: list[bytes] = []
+    seed = commit_ts & 0xFFFFFFFF
     for kind, id, data, first, count, crc in sections:
         if crc is None:
-            crc = _crc(data, commit_ts)
+            crc = crc32c(data, seed)
         entries.append(_ENTRY.pack(kind, len(data), crc, count, id, first))
         parts.append(data)
     body = b"".join((_HEAD.pack(_VERSION, 0, len(entries)), *entries))
-    directory = _CRC.pack(_crc(body, commit_ts)) + body
+    directory = _CRC.pack(crc32c(body, seed)) + body
     return b"".join((directory, *parts, directory, _LENGTH.pack(len(directory))))
 
 

@@ -91,9 +91,8 @@ class MemRowSet:
         Raises:
             CoreError: the section is damaged, or of a set of another width.
         """
-        memory = readable(section)
-        if status := lib.mem_section_apply(self._c, memory, len(memory), stamp):
-            check(status, f"applying a section of {len(memory)} bytes at {stamp}")
+        if status := lib.mem_section_apply(self._c, section, len(section), stamp):
+            check(status, f"applying a section of {len(section)} bytes at {stamp}")
 
     def copy(self, after: int, upto: int) -> MemRowSet:
         """A set of the entries with after < stamp <= upto."""
@@ -189,7 +188,8 @@ class MemRowSet:
             CoreError: it would reach 4 GiB.
         """
         size = ffi.new("uint64_t *")
-        check(lib.mem_section_size(self._c, size), "writing a section")
+        if status := lib.mem_section_size(self._c, size):
+            check(status, "writing a section")
         section = ffi.new("uint8_t[]", size[0])
         lib.mem_section_write(self._c, section, size[0])
         return bytes(_buffer(section))

@@ -138,7 +138,7 @@ def crc32c(data: Any, seed: int = 0) -> int:
 
     The checksum of a + b is `crc32c(b, crc32c(a))`.
     """
-    memory = readable(data)
+    memory = ffi.from_buffer("uint8_t[]", data)
     return int(lib.crc32c(seed, memory, len(memory)))
 
 

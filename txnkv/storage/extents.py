@@ -179,11 +179,10 @@ class Extents:
 
     def recorded(self, taken: Iterable[tuple[str, Extent]]) -> None:
         """They are committed."""
-        if taken:
-            with self._lock:
-                for name, extent in taken:
-                    if self._noted.get(name) == extent:
-                        del self._noted[name]
+        with self._lock:
+            for name, extent in taken:
+                if self._noted.get(name) == extent:
+                    del self._noted[name]
 
     def record_rest(self) -> None:
         """Record what no write took along. Waits for nobody."""

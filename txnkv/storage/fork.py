@@ -88,8 +88,9 @@ class ForkGate(SharedGate):
 
     def leave(self) -> None:
         """Ends the latest use of this thread."""
-        if self._refusal is None:
-            super().leave()
+        lock = self._mine.lock
+        if self._refusal is None and lock is not None:
+            lock.release()
 
     @property
     def refused(self) -> bool:

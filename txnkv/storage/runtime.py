@@ -70,6 +70,7 @@ class Runtime:
         self._file: RuntimeFile | None = None
         self._words: memoryview | None = None
         self._slot: int | None = None
+        self._started = 0
         self._forget_pins()
         self._forked = False
         self._closed = False
@@ -220,7 +221,9 @@ class Runtime:
     @property
     def slot_start(self) -> int:
         """When this process took its slot, in monotonic microseconds; with `slot`, its name."""
-        return self._attached()[_word(self.slot, _START)]
+        if self._slot is None:
+            self.slot  # noqa: B018  takes one
+        return self._started
 
     def slot_alive(self, slot: int, start: int | None = None) -> bool:
         """Return True when a live process holds the slot; with `start`, the same one still."""
@@ -275,7 +278,9 @@ class Runtime:
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
-        slot, file = self.slot, self._file or self._attach()
+        slot, file = self._slot, self._file or self._attach()
+        if slot is None:
+            slot = self.slot
         with self._lock:
             pins = self._pins[field]
             if value < self._published[field]:
@@ -306,7 +311,7 @@ class Runtime:
 
     def _publish(self, file: RuntimeFile, slot: int, field: int, value: int) -> None:
         self._published[field] = value
-        file.store(_word(slot, field), value)
+        file.store(SLOT_BASE + slot * SLOT_WORDS + field, value)
 
     def _least(self, field: int) -> int | None:
         words = self._attached()
@@ -421,7 +426,8 @@ class Runtime:
         assert file is not None
         file.store(_word(slot, _SNAPSHOT), NOTHING)
         file.store(_word(slot, _MANIFEST), NOTHING)
-        file.store(_word(slot, _START), clock.monotonic_micros())
+        self._started = clock.monotonic_micros()
+        file.store(_word(slot, _START), self._started)
         file.store(_word(slot, _PID), os.getpid())
         file.store(SLOTS_USED, max(file.load(SLOTS_USED), slot + 1))
         self._slot = slot

@@ -362,7 +362,8 @@ class StatusDatabase:
                 noted = self.extents.record(self._writer)
                 fault_point("status.before_commit")
                 self._writer.execute("COMMIT")
-                self.extents.recorded(noted)
+                if noted:
+                    self.extents.recorded(noted)
             except BaseException as error:
                 translated = sqlite_error(error, self.path, self._writer)
                 self._roll_back()

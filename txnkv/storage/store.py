@@ -130,19 +130,22 @@ class Store:
     @property
     def environments(self) -> Environments:
         """The LMDB environments."""
-        self._check_open()
+        if self._users == 0:
+            raise self._is_closed()
         return self._environments
 
     @property
     def status(self) -> StatusDatabase:
         """The status database."""
-        self._check_open()
+        if self._users == 0:
+            raise self._is_closed()
         return self._status
 
     @property
     def runtime(self) -> Runtime:
         """The runtime file."""
-        self._check_open()
+        if self._users == 0:
+            raise self._is_closed()
         return self._runtime
 
     def require_there(self) -> None:
@@ -162,7 +165,8 @@ class Store:
 
     def maintenance(self) -> AbstractContextManager[None]:
         """`with store.maintenance():` alone among all threads and processes of the store."""
-        self._check_open()
+        if self._users == 0:
+            raise self._is_closed()
         return self._maintenance.hold()
 
     def compaction(self) -> AbstractContextManager[None]:
@@ -170,7 +174,8 @@ class Store:
 
         Where both are held, this one is taken first.
         """
-        self._check_open()
+        if self._users == 0:
+            raise self._is_closed()
         return self._compaction.hold()
 
     @property
@@ -189,9 +194,8 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if self._users == 0:
-            raise ClosedError(f"store {self.directory.path} is closed; open it again")
+    def _is_closed(self) -> ClosedError:
+        return ClosedError(f"store {self.directory.path} is closed; open it again")
 
     def share(self) -> Store:
         """Counts one user more; called with the table of stores locked."""

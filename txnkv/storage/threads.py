@@ -195,18 +195,16 @@ class _Worker:
         self.queue: SimpleQueue[_Work | _Watch] = SimpleQueue()
         self.watched: dict[int, _Watch] = {}
         self._lock = new_lock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if self._thread is not None:
-            return
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
-                self._thread.start()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
+                self.thread.start()
 
     def settle(self) -> None:
-        if self._thread in (None, threading.current_thread()):
+        if self.thread in (None, threading.current_thread()):
             return
         done = new_event()
         self.queue.put((done.set, ()))
@@ -239,7 +237,8 @@ class WhenDropped:
     """
 
     def __init__(self, owner: object, fn: Callable[..., object], *args: Any) -> None:
-        _worker.start()
+        if _worker.thread is None:
+            _worker.start()
         self._watch: _Watch | None = _Watch(owner, _worker.queue.put)
         self._watch.work = (fn, args)
         _worker.watched[id(self._watch)] = self._watch

@@ -340,10 +340,7 @@ class RowWriter:
 
 def _tuple_getter(positions: Sequence[int]) -> Callable[[Values], Values]:
     if not positions:
-        return lambda values: ()
-    if len(positions) == 1:
-        (at,) = positions
-        return lambda values: (values[at],)
+        return itemgetter(slice(0))
     if list(positions) == list(range(positions[0], positions[0] + len(positions))):
         return itemgetter(slice(positions[0], positions[0] + len(positions)))
     return itemgetter(*positions)

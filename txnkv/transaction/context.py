@@ -464,8 +464,10 @@ class TxnContext:
         """Something is in memory that may not stay there, or the OPEN row may not be stored."""
         own = self._own
         if own is None:
-            return self._storing and not self.stored
-        return not self._may_be_small or own.too_large
+            return self._storing and not self.local.stored
+        if self.local.stored or self._storing or self.row.locking == "partition":
+            return True
+        return own.too_large
 
     def _abort_on_conflict(self, error: AckConflictError) -> None:
         """Another transaction has the message: this one, which came later, ends here."""

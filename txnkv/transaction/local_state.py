@@ -60,6 +60,7 @@ class Local(IntEnum):
     ABORTED = 7
 
 
+_NEVER: Final = Timestamp(0)
 _ENDS: Final = frozenset({Local.COMMITTED, Local.ABORTED})
 
 MOVES: Final[Mapping[Local, frozenset[Local]]] = {
@@ -195,7 +196,7 @@ class LocalState:
         self.stored = stored
         self.commit_called = False
         self.attempt: Attempt | None = None
-        self.unsure_since = Timestamp(0)
+        self.unsure_since = _NEVER
         self.commit_ts: Timestamp | None = None
         self.reason: str | None = None
         self.error: str | None = None

@@ -76,7 +76,8 @@ class Session(Closing):
         flush_mode: FlushMode,
         buffer_bytes: int | None,
     ) -> None:
-        one_of("flush_mode", flush_mode, FLUSH_MODES)
+        if flush_mode not in FLUSH_MODES:
+            one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
         self._sending = SendBuffer()
         self._short: ShortCut = NO_SHORT_CUT
@@ -90,7 +91,7 @@ class Session(Closing):
         self._rows = SessionRows(self._room)
         self._unsure: Unsure | None = None
         self._flushed = Outcome()
-        self._errors = ErrorBuffer(None if context is None else context.id)
+        self._errors = ErrorBuffer(lambda: None if context is None else context.id)
         self._closed = False
         self._lock = new_rlock()
         self._background: Background | None = None
@@ -427,7 +428,8 @@ class Session(Closing):
     @shielded
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        self._wait_for_background()
+        if self._background is not None:
+            self._background.wait()
         if self.has_pending:
             self._connection.require_open()
             outcome = self._flush_all(counted=False)

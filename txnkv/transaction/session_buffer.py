@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -64,8 +64,7 @@ class Room:
             raise ValueError(f"buffer_bytes is bytes above 0, or None, not {limit!r}")
         self.limit = limit
         self.refuses = refuses
-        self.left: list[float] = [0]
-        self.empty()
+        self.left: list[float] = [math.inf if limit is None else limit]
 
     def empty(self) -> None:
         """Make all room free again: nothing waits any more."""
@@ -241,10 +240,10 @@ class ErrorBuffer:
     was told of yet. Shared by threads.
 
     Args:
-        txn_id: the session's transaction.
+        txn_id: gives the session's transaction.
     """
 
-    def __init__(self, txn_id: int | None) -> None:
+    def __init__(self, txn_id: Callable[[], int | None]) -> None:
         self._txn_id = txn_id
         self._lock = new_lock()
         self._errors: list[RowError] = []
@@ -290,4 +289,4 @@ class ErrorBuffer:
                 count, self._untold = self._untold, 0
                 errors = self._errors[-count:]
             if count:
-                raise RowErrors(errors, count, self._txn_id)
+                raise RowErrors(errors, count, self._txn_id())

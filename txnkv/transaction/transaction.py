@@ -68,7 +68,7 @@ class Transaction(Closing):
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
-        if context.stored:
+        if context.local.stored:
             self.start_heart()
 
     @classmethod
@@ -88,8 +88,9 @@ class Transaction(Closing):
             age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
         """
         connection.require_writable()
-        one_of("isolation", isolation, ISOLATIONS)
-        one_of("locking", locking, LOCKINGS)
+        if isolation not in ISOLATIONS or locking not in LOCKINGS:
+            one_of("isolation", isolation, ISOLATIONS)
+            one_of("locking", locking, LOCKINGS)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
         if lock_timeout < 0:

@@ -14,7 +14,6 @@ inside one SQLite transaction; or all are staged, when it turns large.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import apsw
@@ -70,8 +69,10 @@ def _give_back(instance: Instance, held: IdPin) -> None:
     if held.txn_id is not None:
         instance.coordinator.ids.ended(held.txn_id)
     if held.snapshot is not None:
-        with suppress(ClosedError):  # with the store went its pins
+        try:
             instance.store.runtime.unpin(held.snapshot, held)
+        except ClosedError:
+            return  # with the store went its pins
 
 
 Parts = Sequence[tuple[int, pa.RecordBatch | Single]]
@@ -161,7 +162,7 @@ class SmallParts:
     def _commit(self) -> SmallCommit:
         outbox = self._outbox
         if outbox is None or outbox.empty:
-            return self.rows.commit()
+            return (self._rows or self.rows).commit()
         sends = outbox.commit_parts()
         if self._reads is None and self.shown is None:
             return SmallCommit(self._row.txn_id, (), sends.validate, sends.write, sends.size)

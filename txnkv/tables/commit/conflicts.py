@@ -25,7 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import apsw
 
 from txnkv import core
-from txnkv.coordinator import Timestamp, TxnRow, Verdict, held, partition_locks, past_timeout, payload
+from txnkv.coordinator import (
+    Timestamp,
+    TxnRow,
+    Verdict,
+    held,
+    partition_locks,
+    past_timeout,
+    payload,
+)
 from txnkv.errors import TransactionConflictError, TransactionLockedError, TransactionTimedOutError
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet

@@ -56,6 +56,9 @@ class SmallWrites:
     """The rows that one transaction has written and holds in memory.
 
     Not for two threads at a time; readers may read meanwhile.
+
+    Attributes:
+        too_large: they are more than a row of the commit log should hold.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class SmallWrites:
         self._catalog: int | None = None
         self._lone: bytes | None = None
         self._replaces = False
+        self.too_large = False
 
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
@@ -85,11 +89,6 @@ class SmallWrites:
     @property
     def empty(self) -> bool:
         return not self._memory
-
-    @property
-    def too_large(self) -> bool:
-        """More than a row of the commit log should hold."""
-        return self._rows > MAX_ROWS or self._bytes > MAX_BYTES
 
     # -- batches -----------------------------------------------------------------------
 
@@ -244,6 +243,7 @@ class SmallWrites:
     def _count(self, rows: int, size: int) -> None:
         self._rows += rows
         self._bytes += size + _ENTRY_BYTES * rows
+        self.too_large = self._rows > MAX_ROWS or self._bytes > MAX_BYTES
 
     def _undo(self, statement: int) -> None:
         """Forget what came after a statement."""
