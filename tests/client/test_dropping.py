@@ -42,7 +42,7 @@ def _scan(client: txnkv.Client) -> Any:
 LOCKS = {
     "of the ids": lambda client: internals.coordinator(client).ids._lock,
     "of the pins": lambda client: internals.runtime(client)._lock,
-    "of the gate": lambda client: GATE._gate._joining,
+    "of the gate": lambda client: GATE._joining,
     "of the heartbeats": lambda client: internals.coordinator(client).heartbeats._lock,
     "to write status.db": lambda client: internals.status(client).write(),
 }

@@ -121,7 +121,7 @@ class World:
         runtime, ids = internals.runtime(self.client), internals.coordinator(self.client).ids
         _elsewhere(settle_dropped)
         self._until(lambda: gc.collect() >= 0 and not any(runtime._pins.values()) and not ids._live)
-        assert _elsewhere(lambda: _drains(GATE._gate)), "the fork gate is in use"
+        assert _elsewhere(lambda: _drains(GATE)), "the fork gate is in use"
         for environment, _ in list(environments._TABLE._environments.values()):
             assert _elsewhere(lambda e=environment: _drains(e._gate)), "a read of LMDB is left"
         _elsewhere(self._commit_beside)

@@ -276,7 +276,7 @@ def test_fork_waits_for_operations_of_other_threads(store: Store, python) -> Non
     thread.start()
     inside.wait(60)
     def let_go():
-        while GATE._gate._joining.acquire(blocking=False): GATE._gate._joining.release()
+        while GATE._joining.acquire(blocking=False): GATE._joining.release()
         release.set()
     threading.Thread(target=let_go).start()
     pid = os.fork()

@@ -402,6 +402,8 @@ class CommitLog:
         made = size = 0
         for waiting in group:
             commit = waiting.commit
+            if made:
+                stamp = Timestamp(latest + 1)
             try:
                 commit.validate(cur, latest)
             except TxnkvError as error:
@@ -410,8 +412,6 @@ class CommitLog:
             sections = commit.sections
             if commit.write is not None:
                 sections = [*sections, *commit.write(cur, stamp)]
-            if made:
-                stamp = Timestamp(latest + 1)
             waiting.stamp = latest = stamp
             made += 1
             if not sections and commit.txn_id == 0:
