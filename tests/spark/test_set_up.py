@@ -28,6 +28,14 @@ except ModuleNotFoundError as error:
     assert told.stdout == ("txnkv.spark needs pyspark 4.1 or later: pip install 'txnkv[spark]'\n")
 
 
+def test_batches_need_nothing_of_streams() -> None:
+    """Streams import what Spark 4.1 does not have."""
+    rooms = "txnkv.spark.source, txnkv.spark.reading, txnkv.spark.writing"
+    code = f"import sys, {rooms}; print('txnkv.spark.streams' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
+
+
 def test_without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

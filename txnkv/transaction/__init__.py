@@ -5,8 +5,7 @@ connection                            a client's hold on a store, for its handle
 transaction, session, table_scan      what a user holds
 begin, context, local_state           an open transaction, and how it stands
 uncommitted                           what it has that is not committed yet
-session_rows, session_buffer          rows that wait to be flushed, and room for them
-send_buffer                           messages that do
+session_buffer, send_buffer           rows and messages that wait to be flushed
 one_phase_commit, two_phase_commit    small ones, in a row of the commit log; large ones
 autocommit, job, token                writes outside of a transaction; attempts; other processes
 """

@@ -205,35 +205,32 @@ class Connection:
 # -- acknowledgements ------------------------------------------------------------------
 
 
-def ids_of(message: Acknowledged) -> list[MessageId]:
-    """The ids of what is acknowledged.
+def acks_of(
+    subscription: AnySubscription, message: Acknowledged
+) -> tuple[SubscriptionInfo, list[MessageId]]:
+    """Return the subscription and the ids of what is acknowledged.
 
     Raises:
-        TypeError: it is no message, id or list of them.
-    """
-    if isinstance(message, Message):
-        return [message.id]
-    if isinstance(message, MessageId):
-        return [message]
-    if isinstance(message, list | tuple):
-        if len(message) == 1:
-            return ids_of(message[0])
-        return [one for some in message for one in ids_of(some)]
-    raise TypeError(
-        "what is acknowledged is a Message, its MessageId or a list of them, not "
-        f"{type(message).__name__}"
-    )
-
-
-def info_of(subscription: AnySubscription) -> SubscriptionInfo:
-    """Return the info that names a subscription.
-
-    Raises:
-        TypeError: the argument is no subscription.
+        TypeError: the one is no subscription, or the other no message, id or list of them.
     """
     found = getattr(subscription, "info", subscription)
     if not isinstance(found, SubscriptionInfo):
         raise TypeError(
             f"a subscription is what topic.subscribe(...) gives, not {type(found).__name__}"
         )
-    return found
+    return found, _ids(message)
+
+
+def _ids(message: Acknowledged) -> list[MessageId]:
+    if isinstance(message, Message):
+        return [message.id]
+    if isinstance(message, MessageId):
+        return [message]
+    if isinstance(message, list | tuple):
+        if len(message) == 1:
+            return _ids(message[0])
+        return [one for some in message for one in _ids(some)]
+    raise TypeError(
+        "what is acknowledged is a Message, its MessageId or a list of them, not "
+        f"{type(message).__name__}"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -31,13 +30,21 @@ from txnkv.transaction.connection import (
     AnyTopic,
     Closing,
     Connection,
-    ids_of,
-    info_of,
+    acks_of,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.send_buffer import NO_SHORT_CUT, SendBuffer, ShortCut, encoder_of, send_alone
-from txnkv.transaction.session_buffer import Background, ErrorBuffer, Room, WriteResult
-from txnkv.transaction.session_rows import Acks, Lot, Run, SessionRows, Unsure
+from txnkv.transaction.session_buffer import (
+    Acks,
+    Background,
+    ErrorBuffer,
+    Lot,
+    Room,
+    Run,
+    SessionRows,
+    Unsure,
+    WriteResult,
+)
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
 
@@ -354,7 +361,7 @@ class Session(Closing):
         self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
     ) -> None:
         self._require_open("acknowledge")
-        info, ids = info_of(subscription), ids_of(message)
+        info, ids = acks_of(subscription, message)
         if self._context is None:
             refuse(self._connection.instance.topics, info, ids, cumulative=cumulative)
             self._acks.append((info, ids, cumulative))
@@ -472,12 +479,7 @@ class Session(Closing):
             if self._background is not None:
                 self._background.cancel()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.discard()
         self.close()
