@@ -411,7 +411,7 @@ def compact_store(
     metrics = engine.coordinator.metrics
     collected = metrics.collected_row_sets.value
     tablets = engine.compactor.tablets()
-    before = sum(map(_file_bytes, (_folder(instance, tablet) for tablet in tablets)))
+    before = sum(_tablet_bytes(instance, tablet) for tablet in tablets)
     done = engine.compactor.compact_all(progress)
     in_use = sum(not _cut(instance, tablet) for tablet in tablets)
     return CompactReport(
@@ -421,7 +421,7 @@ def compact_store(
         rows_after=done.rows_after,
         collected=metrics.collected_row_sets.value - collected,
         files_before=before,
-        files_after=sum(map(_file_bytes, (_folder(instance, tablet) for tablet in tablets))),
+        files_after=sum(_tablet_bytes(instance, tablet) for tablet in tablets),
         in_use=in_use,
     )
 
@@ -436,20 +436,13 @@ def _cut(instance: Instance, tablet: Tablet) -> bool:
             "SELECT coalesce(sum(bytes), 0) FROM row_sets WHERE tablet_id = ? AND state != ?",
             (tablet.id, manifest.WRITING),
         )
-    if _file_bytes(_folder(instance, tablet)) <= max(SLACK * needed, LEAST_BYTES):
+    if _tablet_bytes(instance, tablet) <= max(SLACK * needed, LEAST_BYTES):
         return True
     return shrink(tablet.environment()) is not None
 
 
-def _folder(instance: Instance, tablet: Tablet) -> Path:
-    return instance.store.directory.tablet_dir(tablet.id)
-
-
-def _file_bytes(folder: Path) -> int:
-    try:
-        return (folder / "data.mdb").stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
+def _tablet_bytes(instance: Instance, tablet: Tablet) -> int:
+    return _file_size(instance.store.directory.tablet_dir(tablet.id) / "data.mdb")
 
 
 # -- losses ----------------------------------------------------------------------------
