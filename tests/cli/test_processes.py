@@ -72,10 +72,10 @@ def test_tables_in_a_pipe_are_not_cut(store, file, run):
 
 
 @pytest.mark.parametrize(
-    "form", [["--json"], ["--format", "csv"], ["--limit", "20000"]], ids=["json", "csv", "table"]
+    "form", [["--json"], ["--format", "csv"], ["--limit", "4000"]], ids=["json", "csv", "table"]
 )
 def test_a_reader_that_goes_away_ends_a_scan_quietly(form, store, file, run):
-    rows = "id,v\n" + "".join(f"{i},{'x' * 50}\n" for i in range(50_000))
+    rows = "id,v\n" + "".join(f"{i},{'x' * 300}\n" for i in range(4_000))  # many pipes full
     run("load", store, "t", file("a.csv", rows), "--key", "id")
     # Unbuffered, Python writes a part of a table and is content with that.
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
@@ -144,7 +144,7 @@ def test_a_load_that_is_stopped_leaves_no_rows(kind, store, file, run):
     run("load", store, "t", file("a.csv", "id,v\n-1,x\n"), "--key", "id")
     process = start("load", store, "t", "-", "--format", "csv", stdin=subprocess.PIPE)
     process.stdin.write(b"id,v\n")
-    process.stdin.write(b"".join(b"%d,%s\n" % (i, b"x" * 100) for i in range(200_000)))
+    process.stdin.write(b"".join(b"%d,%s\n" % (i, b"x" * 300) for i in range(30_000)))
     process.stdin.flush()
     process.send_signal(kind)
     status, out, err = finish(process)

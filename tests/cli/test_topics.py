@@ -72,7 +72,7 @@ def test_a_topic_that_is_made_with_retention(store, run):
 
 
 def test_many_lines_over_partitions(store, run):
-    lines = [f"{i} {'x' * (i % 50)}" for i in range(200_000)]
+    lines = [f"{i} {'x' * (i % 50)}" for i in range(60_000)]
     run("produce", store, "t", "--partitions", 3, input="\n".join(lines))
     assert sorted(run("consume", store, "t").out.splitlines()) == sorted(lines)
 

@@ -135,7 +135,7 @@ def children() -> object:
 def test_money_stays(
     children: Children, connect: Callable[..., txnkv.Client], tmp_path: Path, isolation: str
 ) -> None:
-    run(children, connect(), tmp_path, isolation, 3)
+    run(children, connect(), tmp_path, isolation, 1.5, longest=0.3)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ with txnkv.connect(args[0], create=False) as client:
     say("ready")
     wait()
     loads = [
-        Load(f"{args[1]}t{n}", int(args[3]) + n, args[4], seconds=float(args[5]))
+        Load(f"{args[1]}t{n}", int(args[3]) + n, args[4], seconds=float(args[5]), least=60)
         for n in range(threads)
     ]
     histories = [[] for _ in loads]
@@ -75,7 +75,7 @@ def by_threads(client: txnkv.Client, level: str, seconds: float, seed: int) -> l
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
-        load = Load(f"t{number}", seed + number, level, seconds=seconds)
+        load = Load(f"t{number}", seed + number, level, seconds=seconds, least=60)
         try:
             histories[number] = work(client, load)
         except BaseException as error:
@@ -139,16 +139,16 @@ def prepared(connect: Callable[..., txnkv.Client]) -> txnkv.Client:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_threads(prepared: txnkv.Client, level: str, tmp_path: Path) -> None:
-    with flushes(prepared, 0.4):
-        history = by_threads(prepared, level, 2.0, seed=1)
+    with flushes(prepared, 0.2):
+        history = by_threads(prepared, level, 0.8, seed=1)
     assert_it_was_busy(history, 5)
     examine(history, prepared, level, tmp_path)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_processes(prepared: txnkv.Client, level: str, tmp_path: Path) -> None:
-    with flushes(prepared, 0.4):
-        history = by_processes(prepared, level, 2.0, 1, 1, tmp_path)
+    with flushes(prepared, 0.2):
+        history = by_processes(prepared, level, 0.8, 1, 1, tmp_path)
     assert_it_was_busy(history, 5)
     examine(history, prepared, level, tmp_path)
 

@@ -112,7 +112,7 @@ def run(children: Children, store: Path, seconds: float, mode: str, seed: int) -
 
 @pytest.mark.parametrize("mode", ["read_write", "read_only"])
 def test_reader_sees_whole_transactions(mode: str, children: Children, store: Path) -> None:
-    lives, states = run(children, store, 4, mode, seed=7)
+    lives, states = run(children, store, 2, mode, seed=7)
     assert lives >= 2
     assert states >= 2, "the reader saw commits come"
 

@@ -124,9 +124,10 @@ def explore(
     folder.mkdir(exist_ok=True)
     setting = (recording.log_path, recording.root, folder, workload, promised)
     findings = []
-    with ProcessPoolExecutor(
-        processes or os.cpu_count(), get_context("spawn"), _start, setting
-    ) as pool:
+    # Processes are forked from one that has imported what they need, and done nothing else.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(processes or os.cpu_count(), context, _start, setting) as pool:
         for done, finding in enumerate(_outcomes(pool, iter(chosen)), 1):
             if finding is not None:
                 findings.append(finding)
