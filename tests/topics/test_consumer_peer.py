@@ -87,6 +87,7 @@ def _bytes_of(topic: Any, first: int, end: int) -> int:
 
 
 def test_aborted_transaction_records_removed(client: txnkv.Client, topic: Any) -> None:
+    """And returnAbortedTransactionsInUncommittedMode, skippingAbortedTransactions."""
     put(client, topic, data(PID, 10), marker(ABORT, PID))
     assert topic.fetch(0, 0).aborted == [(PID, 0)]
     assert topic.fetch(0, 0, isolation="read_uncommitted").aborted is None
@@ -94,20 +95,9 @@ def test_aborted_transaction_records_removed(client: txnkv.Client, topic: Any) -
 
 
 def test_committed_transaction_records_included(client: txnkv.Client, topic: Any) -> None:
+    """And returnCommittedTransactions."""
     put(client, topic, data(PID, 10), marker(COMMIT, PID))
     assert counts(topic) == (10, 10)
-
-
-def test_skipping_aborted_transactions(client: txnkv.Client, topic: Any) -> None:
-    put(client, topic, data(P1), data(P1), marker(ABORT, P1))
-    consumer = topic.consumer()
-    assert offsets(consumer) == []
-    assert consumer.position(0) == 3
-
-
-def test_return_committed_transactions(client: txnkv.Client, topic: Any) -> None:
-    put(client, topic, data(P1), data(P1), marker(COMMIT, P1))
-    assert offsets(topic.consumer()) == [0, 1]
 
 
 def test_read_committed_with_committed_and_aborted_transactions(
@@ -125,11 +115,6 @@ def test_read_committed_with_committed_and_aborted_transactions(
     assert given(topic.consumer(), most=1) == [
         (0, b"commit1-1"), (1, b"commit1-2"), (7, b"commit2-1")
     ]  # fmt: skip
-
-
-def test_return_aborted_transactions_in_uncommitted_mode(client: txnkv.Client, topic: Any) -> None:
-    put(client, topic, data(P1, 2), marker(ABORT, P1))
-    assert offsets(topic.consumer(isolation="read_uncommitted")) == [0, 1]
 
 
 def test_consumer_position_updated_when_skipping_aborted_transactions(
