@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from txnkv.coordinator import coordinator as coordination
-from txnkv.coordinator import status_table
+from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.coordinator import Coordinator
 from txnkv.coordinator.ids import Timestamp, latest_snapshot
 from txnkv.coordinator.maintenance import Maintenance
@@ -113,6 +113,10 @@ class World:
         with self.store.status.write() as cur:
             status_table.get_open(cur, txn_id, "register")
             status_table.register_participant(cur, txn_id, "page", pages)
+
+    def start_job(self, txn_id: int, job_id: str) -> None:
+        with self.store.status.write() as cur:
+            jobs.start(cur, txn_id, job_id)
 
     def state(self, txn_id: int) -> TxnState:
         return self.coordinator.get(txn_id).state

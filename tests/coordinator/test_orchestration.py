@@ -187,7 +187,7 @@ def test_commit_and_abort_raced(world: Any, seed: int) -> None:
 
 def test_a_job_that_runs_holds_the_commit(world: Any) -> None:
     txn_id = world.begin(1)
-    world.coordinator.start_job(txn_id, "load")
+    world.start_job(txn_id, "load")
     with pytest.raises(txnkv.InvalidTxnStateError, match="job that still runs: load"):
         _end(world, txn_id)
     assert world.state(txn_id) is TxnState.OPEN
@@ -205,7 +205,7 @@ def test_a_job_that_runs_holds_the_commit(world: Any) -> None:
 
 def test_a_job_of_another_transaction_is_unknown(world: Any) -> None:
     mine, other = world.begin(1), world.begin(1)
-    world.coordinator.start_job(mine, "load")
+    world.start_job(mine, "load")
     with world.store.status.write() as cur:
         assert jobs.state(cur, other, "load") is None
         with pytest.raises(txnkv.InvalidTxnStateError, match="unknown"):

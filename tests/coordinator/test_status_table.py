@@ -95,7 +95,7 @@ def _call(world: Any, call: str, txn_id: int) -> None:
         case "register":
             world.register(txn_id, 7)
         case "start_job":
-            world.coordinator.start_job(txn_id, f"job-{txn_id}")
+            world.start_job(txn_id, f"job-{txn_id}")
         case "finish":
             orchestrator.finish(txn_id)
 

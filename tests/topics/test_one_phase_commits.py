@@ -14,6 +14,7 @@ from tests.topics.engine_tools import controls, is_dense, no_room
 from tools.topic_contents import raw, values
 from tools.topic_writers import begin, commit, create, send, small
 from txnkv import core
+from txnkv.coordinator import jobs
 from txnkv.core import ControlType
 from txnkv.errors import (
     InvalidTxnStateError,
@@ -77,7 +78,8 @@ def test_a_job_that_runs_stops_the_short_way(client: txnkv.Client) -> None:
     (partition,) = create(client)
     row = begin(client)
     send(client, row, partition, [b"a"])
-    internals.coordinator(client).start_job(row.txn_id, "job")
+    with internals.store(client).status.write() as cur:
+        jobs.start(cur, row.txn_id, "job")
     with pytest.raises(InvalidTxnStateError, match="job that still runs"):
         commit(client, row)
     assert client.transaction_state(row.txn_id) is txnkv.TxnState.OPEN

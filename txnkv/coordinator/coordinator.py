@@ -11,7 +11,7 @@ from typing import Final
 
 import apsw
 
-from txnkv.coordinator import commit_log, jobs, liveness, partition_locks, status_table
+from txnkv.coordinator import commit_log, liveness, partition_locks, status_table
 from txnkv.coordinator.applications import ApplicationParticipants
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
@@ -354,10 +354,6 @@ class Coordinator:
                     found.row.txn_id, f"{name} begins another one", only_open=True
                 )
             self.orchestrator.finish(found.row.txn_id)
-
-    def start_job(self, txn_id: int, job_id: str) -> None:
-        with self.store.status.write() as cur:
-            jobs.start(cur, txn_id, job_id)
 
     def recover(self) -> None:
         """At open: resume what dead processes left, when nobody else leads."""

@@ -355,12 +355,6 @@ class Runtime:
             if file.load(at) == txn_id:
                 return txn_id, beat
 
-    def heartbeat_clear(self, index: int) -> None:
-        """Gives the entry to nobody."""
-        file, at = (self._file or self._attach()), _heartbeat_word(index)
-        file.store(at, 0)
-        file.store(at + 1, 0)
-
     # -- fork --------------------------------------------------------------------------
 
     def before_fork(self) -> None:

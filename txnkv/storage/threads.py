@@ -18,8 +18,7 @@ function runs on a thread of the library, where no handler ever runs, and the ma
 The exception leaves the wait and nothing else. What a caller does next, on another such thread,
 finds the locks of the call that goes on, and waits for them: a second `commit()` answers what
 became of the first. A result that nobody takes any more is dropped, and what it held is given
-back as for any other object (below). Called on any other thread the function runs right
-there.
+back as for any other object (below). Called on any other thread the function runs right there.
 
 A call costs two switches of threads, some 15 us. What is as quick as that itself is not shielded:
 it keeps to memory, or holds what it holds in `with` blocks over locks and transactions made in
@@ -28,9 +27,9 @@ C, which the interpreter enters and leaves in one step (`SharedGate`, `Tablet.lo
 Rejected: to put handlers off by a flag (they are the program's, not the library's), and to do it
 in C (a call of Python from there runs handlers too).
 
-Finalizers are the work to be done when an object is dropped, by a thread that holds no lock.
-The garbage collector runs finalizers wherever it happens to run, also in a thread that holds
-the very lock that they want, and then nothing goes on any more:
+Finalizers are the work to be done when an object is dropped, by a thread that holds no lock. The
+garbage collector runs them wherever it happens to run, also in a thread that holds the very lock
+that they want, and then nothing goes on any more:
 
     a thread takes the lock of the ids, allocates -> the collector drops a transaction
     -> its finalizer waits for the lock of the ids

@@ -5,10 +5,10 @@ COMMIT writes the WAL alone (`synchronous=NORMAL`), the lock goes to the next wr
 file is synced by a descriptor of its own. A WAL is durable in order: whoever syncs it makes all
 commits before durable as well, and a commit whose frames come later cannot outlive it.
 
-A checkpoint moves the WAL into the database.
-A commit that overwrites its place in the WAL costs about half of one that makes the file longer,
-for the file's size must become durable too. So the WAL is not cut but begun again from its start,
-as soon as it has `REUSE_BYTES`: by a thread of its own, for committers do not wait for that.
+A checkpoint moves the WAL into the database. A commit that overwrites its place in the WAL costs
+about half of one that makes the file longer, for the file's size must become durable too. So the
+WAL is not cut but begun again from its start, as soon as it has `REUSE_BYTES`: by a thread of its
+own, for committers do not wait for that.
 
     commit, commit, ... 4 MiB    a thread: PASSIVE beside the writers, then, alone in their queue,
                                  the little that is left, and begin again from the start
