@@ -333,7 +333,7 @@ class Runtime:
             txn_id: local id, 1 .. 2**64 - 1; 0 means nobody.
             now: monotonic microseconds.
         """
-        file, at = (self._file or self._attach()), _heartbeat_word(index)
+        file, at = self._file or self._attach(), _heartbeat_word(index)
         # The time first: a reader of the new id never sees the old one's time with it.
         file.store(at, 0)
         file.store(at + 1, now)
@@ -341,7 +341,7 @@ class Runtime:
 
     def heartbeat(self, index: int, txn_id: int, now: int | None = None) -> bool:
         """Says that the transaction lives, at `now`; False when the entry is another's by now."""
-        file, at = (self._file or self._attach()), _heartbeat_word(index)
+        file, at = self._file or self._attach(), _heartbeat_word(index)
         if file.load(at) != txn_id:
             return False
         file.store(at + 1, clock.monotonic_micros() if now is None else now)
@@ -349,7 +349,7 @@ class Runtime:
 
     def heartbeat_read(self, index: int) -> tuple[int, int]:
         """The transaction's local id and its last heartbeat in monotonic microseconds."""
-        file, at = (self._file or self._attach()), _heartbeat_word(index)
+        file, at = self._file or self._attach(), _heartbeat_word(index)
         while True:
             txn_id, beat = file.load(at), file.load(at + 1)
             if file.load(at) == txn_id:

@@ -166,11 +166,6 @@ class Partitioning:
             numbers = bucket if numbers is None else _combine(numbers, part.buckets, bucket)
         return list(core.scatter(numbers, self.tablets))
 
-    def place_key(self, columns: Sequence[pa.Array]) -> int:
-        """The tablet number of one primary key, given as columns of one row."""
-        placed = self.place(pa.record_batch(columns, names=list(self.schema.primary_key)))
-        return next(number for number, rows in enumerate(placed) if rows is None or rows.n)
-
     def _keys(self, batch: pa.RecordBatch, names: tuple[str, ...]) -> core.Keys:
         codec = core.KeyCodec([self.schema.columns[name].type for name in names])
         return codec.encode([batch.column(name) for name in names])

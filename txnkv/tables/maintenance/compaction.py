@@ -84,15 +84,12 @@ class Compacted:
     Attributes:
         sources, results: how many row sets.
         rows_before, rows_after: row versions in them.
-        bytes_before, bytes_after: of their blocks.
     """
 
     sources: int = 0
     results: int = 0
     rows_before: int = 0
     rows_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
 
     def __add__(self, other: Compacted) -> Compacted:
         return Compacted(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
@@ -330,8 +327,6 @@ class _Compaction:
             len(self._results),
             sum(info.rows for info in self._infos),
             sum(info.rows for info in self._results),
-            sum(info.size for info in self._infos),
-            sum(info.size for info in self._results),
         )
 
 

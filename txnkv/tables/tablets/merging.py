@@ -46,7 +46,6 @@ class Source:
         info: of the row set.
         part: the present slice; its stamps are there for every row.
         used: by block, the deletes that were looked at.
-        left_out: rows that no snapshot sees.
     """
 
     part: RowPart
@@ -61,7 +60,6 @@ class Source:
     ) -> None:
         self.info = info
         self.used: dict[int, core.Delta | None] = {}
-        self.left_out = 0
         self._tablet = tablet
         self._row_set: RowSetBlocks = tablet.row_set(info)
         self._names = names
@@ -101,7 +99,6 @@ class Source:
                 (self.used[number] or core.Delta.none()).expand(blocks[number].rows).slice(lo, n),
             )
             self.part = self._alive(whole)
-            self.left_out += n - self.part.keys.n
             if self.part.keys.n:
                 return True
 

@@ -78,7 +78,6 @@ class RowSetBlocks:
         self._header: Header | None = None
         self.firsts: list[bytes] = []
         self.lasts: list[bytes] = []
-        self.first_keys = core.Keys.of([])
         self.points: dict[int, Any] = {}  # of `point`, like the next
         self.there_at: int | None = None
         self._deltas: dict[int, core.Delta | None] = {}
@@ -116,7 +115,6 @@ class RowSetBlocks:
             with self._lock:
                 self.firsts = [block.first for block in header.blocks]
                 self.lasts = [block.last for block in header.blocks]
-                self.first_keys = self._tablet.keys_of(self.firsts)
                 self._header = header
         return self._header
 
