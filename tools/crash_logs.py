@@ -19,7 +19,8 @@ from txnkv import core
 from txnkv.core import ControlType
 from txnkv.storage import Environments, StoreDirectory
 from txnkv.topics.log.log_check import problems
-from txnkv.topics.log.partition_log import LogOptions, PartitionLog
+from txnkv.topics.log.log_writer import LogOptions
+from txnkv.topics.log.partition_log import PartitionLog
 
 OPTIONS: Final = LogOptions(segment_bytes=1200, snapshot_changes=3, snapshot_seconds=1e9)
 _NAME: Final = "logs/bare"

@@ -13,7 +13,7 @@ from tests.topics.log_tools import COMMIT, Log, LogOptions, data, marker, script
 from txnkv.errors import CorruptionError
 from txnkv.storage import clock
 from txnkv.topics.log.log_chunks import KEY
-from txnkv.topics.log.log_state import ABORTED, LOG, OPEN, SNAPSHOTS, STATE, Snapshot
+from txnkv.topics.log.log_state import ABORTED, LOG, OPEN, SNAPSHOTS, STATE, StateSnapshot
 from txnkv.topics.log.partition_state import AbortedEntry
 
 DESIGN = "P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"
@@ -115,7 +115,7 @@ def test_truncate_of_what_is_not_there(log: Log) -> None:
 def test_a_damaged_snapshot_is_passed_over(log: Log) -> None:
     cut(log, snapshot_changes=1)
     log.append(*script("P1 P2 P3"))
-    good = Snapshot(2, 0, ()).pack()
+    good = StateSnapshot(2, 0, ()).pack()
 
     def damage(txn: Any) -> None:
         db = log.environment.db(SNAPSHOTS)

@@ -32,7 +32,7 @@ from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
-from txnkv.topics.write import Attempt, append, is_appended
+from txnkv.topics.write import AppendAttempt, append, is_appended
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a small transaction, at most."""
@@ -62,7 +62,7 @@ class _Portion(NamedTuple):
     """Batches that are appended at once, and where that was tried."""
 
     batches: list[bytes]
-    attempt: Attempt
+    attempt: AppendAttempt
 
 
 class _Partition:
@@ -245,7 +245,7 @@ def send_alone(
     topics.require_writable(topic)
     lots = [_Lot(some, now_micros(), some.nbytes) for some in messages]
     partition = topics.partitions(topic)[number]
-    attempt = Attempt()
+    attempt = AppendAttempt()
 
     def sent() -> bool:
         return is_appended(topics, partition, attempt)
@@ -333,7 +333,7 @@ def _portions(batches: list[bytes]) -> list[_Portion]:
     size = _APPEND_BYTES
     for batch in batches:
         if size >= _APPEND_BYTES:
-            portions.append(_Portion([], Attempt()))
+            portions.append(_Portion([], AppendAttempt()))
             size = 0
         portions[-1].batches.append(batch)
         size += len(batch)

@@ -43,8 +43,8 @@ from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
     Delivery,
     DeliveryReader,
-    Read,
-    Source,
+    PartitionSource,
+    ReadMessage,
     read_range,
 )
 from txnkv.topics.messages import Message, MessageId
@@ -94,7 +94,7 @@ class LeaseReader(DeliveryReader):
         with self._store.status.read() as cur:
             dispatched = self._dispatched(cur)
         self._sources = {
-            partitions[n].id: Source(topics, partitions[n], dispatched[partitions[n].id])
+            partitions[n].id: PartitionSource(topics, partitions[n], dispatched[partitions[n].id])
             for n in numbers
         }
         self._claims: deque[_Claim] = deque()
@@ -386,7 +386,7 @@ def _new_lease(
     cur: apsw.Cursor,
     id: int,
     partition_id: int,
-    read: Read,
+    read: ReadMessage,
     place: Place | None,
     until: int | None,
 ) -> None:

@@ -56,7 +56,7 @@ class Delivery(NamedTuple):
     until: int = FOR_EVER
 
 
-class Read(NamedTuple):
+class ReadMessage(NamedTuple):
     """A message as read.
 
     Attributes:
@@ -67,7 +67,7 @@ class Read(NamedTuple):
     message: Message
 
 
-class Source:
+class PartitionSource:
     """One partition, read ahead.
 
     Attributes:
@@ -87,7 +87,7 @@ class Source:
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
         self._reader = OffsetReader(topics, partition, offset, "read_committed")
-        self._ready: deque[Read] = deque()
+        self._ready: deque[ReadMessage] = deque()
         self._begin = offset
         self._seen = offset
         self._large: dict[int, int] = {}  # offset of each, and of its first piece
@@ -130,7 +130,7 @@ class Source:
         messages = messages_of(rows, self.partition.number, txn_id, codec)
         with self._lock:
             for message in messages:
-                self._ready.append(Read(self._note(message.offset), message))
+                self._ready.append(ReadMessage(self._note(message.offset), message))
         self._pass(reader.position)
         return True
 
@@ -169,16 +169,12 @@ class Source:
                 undecided.difference_update(pieces)
         self._state.gaps[self.partition.id].update(undecided)
 
-    def next(self) -> Read | None:
+    def next(self) -> ReadMessage | None:
         """The next message, if one is ready."""
         return self._ready.popleft() if self._ready else None
 
-    def peek(self) -> Read | None:
-        """The same, which stays."""
-        return self._ready[0] if self._ready else None
-
     @property
-    def ready(self) -> Sequence[Read]:
+    def ready(self) -> Sequence[ReadMessage]:
         """The messages that are ready, in order."""
         return self._ready
 
@@ -266,7 +262,9 @@ class ExclusiveReader(DeliveryReader):
         self._state = state
         partitions = topics.partitions(state.info.topic)
         self._sources = deque(
-            Source(topics, partitions[number], state.cursors[partitions[number].id].mark, state)
+            PartitionSource(
+                topics, partitions[number], state.cursors[partitions[number].id].mark, state
+            )
             for number in numbers
         )
 
@@ -317,7 +315,7 @@ class ExclusiveReader(DeliveryReader):
             if state.something_back():
                 self._gather(most)
 
-    def _take_from(self, source: Source, most: int) -> None:
+    def _take_from(self, source: PartitionSource, most: int) -> None:
         state, id, ready = self._state, source.partition.id, self._ready
         while len(ready) < most and source.fill():
             while len(ready) < most and (read := source.next()) is not None:

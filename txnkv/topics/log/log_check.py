@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import lmdb
 
 from txnkv.core import CoreError, check_batch
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.log_chunks import ChunkReader
-from txnkv.topics.log.log_indexes import Aborted, Commits
 from txnkv.topics.log.log_state import (
-    ABORTED,
-    COMMITS,
     DATABASES,
-    LOG,
-    OPEN,
-    SEGMENTS,
-    SNAPSHOTS,
-    SPANS,
-    STATE,
+    LogParts,
     LogState,
     Segment,
-    Segments,
-    Snapshots,
-    StoredOpenTxns,
 )
 from txnkv.topics.log.log_writer import bytes_of, replay, walked
 from txnkv.topics.log.partition_log import PartitionLog
@@ -41,11 +28,12 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
     are stored.
     """
     try:
-        dbs = {name: log.environment.db(name) for name in DATABASES}
+        for name in DATABASES:
+            log.environment.db(name)
+        parts = LogParts(txn, log.environment)
+        record = parts.record()
     except KeyError:
         return
-    try:
-        record = LogState.load(txn, dbs[STATE])
     except CorruptionError as error:
         yield str(error)
         return
@@ -53,10 +41,10 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
         return
     # Each goes on where another one met damage.
     for found in (
-        _batches(txn, dbs, record),
-        _segments(txn, dbs, record, bool(log.expand)),
-        _replays(txn, dbs, record),
-        _commits(txn, dbs, record, bool(log.expand)),
+        _batches(parts, record),
+        _segments(parts, record, bool(log.expand)),
+        _replays(parts, record),
+        _commits(parts, record, bool(log.expand)),
     ):
         try:
             yield from found
@@ -66,9 +54,9 @@ def problems(log: PartitionLog, txn: lmdb.Transaction) -> Iterator[str]:
             yield f"damaged: {error!r}"
 
 
-def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
+def _batches(parts: LogParts, record: LogState) -> Iterator[str]:
     expected = None
-    for base, chunk in ChunkReader(txn, dbs[LOG]).between(0, 1 << 63):
+    for base, chunk in parts.chunks().between(0, 1 << 63):
         expected = base if expected is None else expected
         if base != expected:
             yield f"a chunk at offset {base} follows one that ends at {expected}"
@@ -84,14 +72,12 @@ def _batches(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) 
         yield f"the log ends at {expected}, its state at {record.end}"
 
 
-def _segments(
-    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState, has_side: bool
-) -> Iterator[str]:
-    segments = Segments(txn, dbs[SEGMENTS]).all()
+def _segments(parts: LogParts, record: LogState, has_side: bool) -> Iterator[str]:
+    segments = parts.segments.all()
     ends = [segment.base for segment in segments[1:]] + [record.end]
     for segment, end in zip(segments, ends, strict=False):
         counted = Segment.empty(segment.base)
-        for _, chunk in ChunkReader(txn, dbs[LOG]).between(segment.base, end):
+        for _, chunk in parts.chunks().between(segment.base, end):
             for at, header in walked(chunk):
                 size = counted.bytes + bytes_of(chunk, at, header)
                 newest = max(counted.max_timestamp, header.max_timestamp)
@@ -103,25 +89,25 @@ def _segments(
             yield f"{segment} holds {counted}"
         if not record.start <= end:
             yield f"{segment} lies below the start of the log, {record.start}"
-    whole = set(Snapshots(txn, dbs[SNAPSHOTS]).offsets())
+    whole = set(parts.snapshots.offsets())
     for segment in segments:
         if segment.base not in whole:
             yield f"no snapshot at the base of {segment}"
 
 
-def _replays(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) -> Iterator[str]:
-    stored = StoredOpenTxns(txn, dbs[OPEN]).all()
-    aborted = Aborted(txn, dbs[ABORTED], dbs[SPANS])
+def _replays(parts: LogParts, record: LogState) -> Iterator[str]:
+    stored = parts.open.all()
+    aborted = parts.aborted
     index = list(aborted.from_offset(0))
     if [(entry.last_offset, entry.first_offset) for entry in index] != aborted.bins():
         yield "the aborted index and its bins differ"
-    offsets = Snapshots(txn, dbs[SNAPSHOTS]).offsets()
+    offsets = parts.snapshots.offsets()
     for offset in offsets:
-        snapshot = Snapshots(txn, dbs[SNAPSHOTS]).at_or_below(offset)
+        snapshot = parts.snapshots.at_or_below(offset)
         if snapshot is None or snapshot.offset != offset:
             yield f"the snapshot at offset {offset} is damaged"
             continue
-        state = replay(txn, dbs, snapshot, record.end)
+        state = replay(parts, snapshot, record.end)
         assert isinstance(state.open, MemoryOpenTxns)
         if state.open.all() != stored:
             yield f"replay from {offset}: open are {state.open.all()}, stored {stored}"
@@ -131,18 +117,16 @@ def _replays(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState) 
             yield f"replay from {offset}: the aborted index differs"
 
 
-def _commits(
-    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], record: LogState, has_side: bool
-) -> Iterator[str]:
+def _commits(parts: LogParts, record: LogState, has_side: bool) -> Iterator[str]:
     """The index of commits says what the batches say, from the first whole snapshot on."""
-    snapshots = Snapshots(txn, dbs[SNAPSHOTS])
+    snapshots = parts.snapshots
     first = next(iter(snapshots.offsets()), None)
     snapshot = None if first is None else snapshots.at_or_below(first)
     if snapshot is None:
         return
     start = max(record.start, snapshot.offset)
-    stored = _places(Commits(txn, dbs[COMMITS]).from_offset(start), start, has_side)
-    there = _places(replay(txn, dbs, snapshot, record.end).commits, start, has_side)
+    stored = _places(parts.commits.from_offset(start), start, has_side)
+    there = _places(replay(parts, snapshot, record.end).commits, start, has_side)
     for entry in sorted(there - stored):
         yield f"the index of commits lacks {CommitEntry(*entry)}"
     for entry in sorted(stored - there):

@@ -38,7 +38,9 @@ import lmdb
 
 from txnkv.core import crc32c
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.log_chunks import KEY, delete_range, seek_at_or_below, unlike
+from txnkv.storage import Environment
+from txnkv.topics.log.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
+from txnkv.topics.log.log_indexes import Aborted, Commits
 from txnkv.topics.log.partition_state import MemoryOpenTxns, OpenTxn, PartitionState
 
 LOG: Final = b"log"
@@ -259,7 +261,7 @@ _SNAPSHOT: Final = struct.Struct("<HHQQ")
 _OPEN: Final = struct.Struct("<QQq")
 
 
-class Snapshot(NamedTuple):
+class StateSnapshot(NamedTuple):
     """The state after all batches below an offset.
 
     Attributes:
@@ -284,7 +286,7 @@ class Snapshot(NamedTuple):
         return _CRC.pack(crc32c(body, crc32c(KEY.pack(self.offset)))) + body
 
     @classmethod
-    def unpack(cls, offset: int, data: Any) -> Snapshot | None:
+    def unpack(cls, offset: int, data: Any) -> StateSnapshot | None:
         """A snapshot as it was stored; None when it is damaged or cannot be read."""
         body = memoryview(data)[_CRC.size :]
         if len(body) < _SNAPSHOT.size:
@@ -310,16 +312,16 @@ class Snapshots:
         with self._txn.cursor(db=self._db) as cursor:
             return [KEY.unpack(key)[0] for key in cursor.iternext(values=False)]
 
-    def put(self, snapshot: Snapshot) -> None:
+    def put(self, snapshot: StateSnapshot) -> None:
         """Writes a snapshot; one that was there at this offset is replaced."""
         self._txn.put(KEY.pack(snapshot.offset), snapshot.pack(), db=self._db)
 
-    def at_or_below(self, offset: int) -> Snapshot | None:
+    def at_or_below(self, offset: int) -> StateSnapshot | None:
         """The last one at or below an offset that is whole; damaged ones are passed over."""
         with self._txn.cursor(db=self._db) as cursor:
             found = seek_at_or_below(cursor, KEY.pack(offset))
             while found:
-                snapshot = Snapshot.unpack(KEY.unpack(cursor.key())[0], cursor.value())
+                snapshot = StateSnapshot.unpack(KEY.unpack(cursor.key())[0], cursor.value())
                 if snapshot is not None:
                     return snapshot
                 found = cursor.prev()
@@ -336,3 +338,64 @@ class Snapshots:
     def drop_between(self, low: int, high: int) -> None:
         """Removes those behind `low` and below `high`."""
         delete_range(self._txn, self._db, KEY.pack(low + 1), KEY.pack(high))
+
+
+class LogParts:
+    """The parts of a log, as one LMDB transaction sees them.
+
+    Args:
+        txn: the transaction.
+        environment: the log's; what asks for a part whose database was never made gets a KeyError.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, environment: Environment) -> None:
+        self.txn = txn
+        self._db = environment.db
+
+    @property
+    def log(self) -> Any:
+        """The database of the chunks."""
+        return self._db(LOG)
+
+    def chunks(self) -> ChunkReader:
+        """Another reader of the chunks."""
+        return ChunkReader(self.txn, self._db(LOG))
+
+    def record(self) -> LogState | None:
+        """The record of the log; None when nothing was ever put."""
+        return LogState.load(self.txn, self._db(STATE))
+
+    def store(self, record: LogState) -> None:
+        """Writes the record."""
+        record.store(self.txn, self._db(STATE))
+
+    @property
+    def open(self) -> StoredOpenTxns:
+        """The open transactions."""
+        return StoredOpenTxns(self.txn, self._db(OPEN))
+
+    @property
+    def commits(self) -> Commits:
+        """The index of commits."""
+        return Commits(self.txn, self._db(COMMITS))
+
+    @property
+    def aborted(self) -> Aborted:
+        """The aborted index."""
+        return Aborted(self.txn, self._db(ABORTED), self._db(SPANS))
+
+    @property
+    def segments(self) -> Segments:
+        """The segments."""
+        return Segments(self.txn, self._db(SEGMENTS))
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots."""
+        return Snapshots(self.txn, self._db(SNAPSHOTS))
+
+    def drop_all(self) -> None:
+        """Removes everything but the record, and what subscriptions have lost."""
+        for name in DATABASES:
+            if name != STATE:
+                self.txn.drop(self._db(name), delete=False)

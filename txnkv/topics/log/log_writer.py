@@ -8,7 +8,7 @@ Cutting the end takes the state back to an earlier offset: it is replayed from a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from txnkv.storage import Environment, clock, declare_fault_point, fault_point
 from txnkv.topics.log.log_chunks import (
     CHUNK_BYTES,
     KEY,
-    ChunkReader,
     base_at,
     delete_range,
     is_side_list,
@@ -28,23 +27,11 @@ from txnkv.topics.log.log_chunks import (
     position_of,
     side_bytes,
 )
-from txnkv.topics.log.log_indexes import Aborted, Commits
 from txnkv.topics.log.log_state import (
-    ABORTED,
-    COMMITS,
-    DATABASES,
-    LOG,
-    OPEN,
-    SEGMENTS,
-    SNAPSHOTS,
-    SPANS,
-    STATE,
+    LogParts,
     LogState,
     Segment,
-    Segments,
-    Snapshot,
-    Snapshots,
-    StoredOpenTxns,
+    StateSnapshot,
 )
 from txnkv.topics.log.partition_state import CONTROL, MemoryOpenTxns, PartitionState
 
@@ -82,20 +69,17 @@ class LogWriter:
     """
 
     def __init__(self, txn: lmdb.Transaction, environment: Environment, options: LogOptions):
-        db = environment.db
-        self._txn = txn
-        self._log = db(LOG)
-        self._record_db = db(STATE)
-        self._commits = Commits(txn, db(COMMITS))
-        self._aborted = Aborted(txn, db(ABORTED), db(SPANS))
-        self._segments = Segments(txn, db(SEGMENTS))
-        self._snapshots = Snapshots(txn, db(SNAPSHOTS))
-        self._open = StoredOpenTxns(txn, db(OPEN))
+        self._parts = parts = LogParts(txn, environment)
+        self._log = parts.log
+        self._commits = parts.commits
+        self._aborted = parts.aborted
+        self._segments = parts.segments
+        self._snapshots = parts.snapshots
+        self._open = parts.open
         self._max_bytes = options.segment_bytes
         self._max_age = int(options.segment_seconds * 1e6)
         self._options = options
-        record = LogState.load(txn, self._record_db)
-        self._record = record or LogState()
+        self._record = parts.record() or LogState()
         self._state = PartitionState(self._record.end, self._record.low_water_mark, self._open)
         self._state.changes = self._record.changes
         self._snapshot_micros = self._record.snapshot_micros
@@ -173,7 +157,7 @@ class LogWriter:
             self._record.start, state.end, state.low_water_mark, self._snapshot_micros,
             state.changes,
         )  # fmt: skip
-        record.store(self._txn, self._record_db)
+        self._parts.store(record)
         fault_point("partition.put")
 
     # -- chunks ------------------------------------------------------------------------
@@ -197,7 +181,7 @@ class LogWriter:
         pending = self._pending
         if pending:
             chunk = pending[0] if len(pending) == 1 else b"".join(pending)
-            self._txn.put(KEY.pack(base_at(pending[0], 0)), chunk, db=self._log, append=True)
+            self._parts.txn.put(KEY.pack(base_at(pending[0], 0)), chunk, db=self._log, append=True)
             self._pending, self._pending_bytes = [], 0
         state = self._state
         if state.commits:
@@ -235,7 +219,7 @@ class LogWriter:
 
     def _snapshot(self) -> None:
         state = self._state
-        snapshot = Snapshot(state.end, state.low_water_mark, tuple(self._open.all()))
+        snapshot = StateSnapshot(state.end, state.low_water_mark, tuple(self._open.all()))
         self._snapshots.put(snapshot)
         state.changes = 0
         self._snapshot_micros = clock.now_micros()
@@ -262,13 +246,9 @@ class LogCutter:
     """
 
     def __init__(self, txn: lmdb.Transaction, environment: Environment) -> None:
-        db = environment.db
         self._txn = txn
-        self._dbs = {name: db(name) for name in DATABASES}
-        self._aborted = Aborted(txn, self._dbs[ABORTED], self._dbs[SPANS])
-        self._segments = Segments(txn, self._dbs[SEGMENTS])
-        self._snapshots = Snapshots(txn, self._dbs[SNAPSHOTS])
-        self._record = LogState.load(txn, self._dbs[STATE]) or LogState()
+        self._parts = LogParts(txn, environment)
+        self._record = self._parts.record() or LogState()
 
     def truncate(self, offset: int) -> int:
         """Removes the batch that holds an offset and all behind it.
@@ -287,19 +267,20 @@ class LogCutter:
             )
         if offset == record.end:
             return offset
-        commits = Commits(self._txn, self._dbs[COMMITS])
+        parts = self._parts
+        commits = parts.commits
         holding = next(commits.from_offset(offset), None)
         if holding is not None and holding.marker_offset < offset:
             offset = holding.marker_offset  # its batches may have been put in a marker's place
         end = self._cut_chunks(offset)
-        state = replayed(self._txn, self._dbs, end)
-        self._aborted.truncate(end)
+        state = replayed(parts, end)
+        parts.aborted.truncate(end)
         commits.truncate(end)
-        self._snapshots.drop_behind(end)
+        parts.snapshots.drop_behind(end)
         self._cut_segments(end)
         assert isinstance(state.open, MemoryOpenTxns)
-        StoredOpenTxns(self._txn, self._dbs[OPEN]).replace(state.open.all())
-        self._store(record._replace(
+        parts.open.replace(state.open.all())
+        parts.store(record._replace(
             start=min(record.start, end), end=end, low_water_mark=state.low_water_mark,
             changes=state.changes,
         ))  # fmt: skip
@@ -322,7 +303,7 @@ class LogCutter:
             self._begin_at(offset)
         else:
             self._drop_below(offset)
-            self._store(record._replace(start=offset))
+            self._parts.store(record._replace(start=offset))
         fault_point("partition.trimmed")
 
     def replace(self, offset: int, batches: Sequence[Any]) -> None:
@@ -331,7 +312,7 @@ class LogCutter:
         Raises:
             ValueError: there is no such marker, or the batches take other offsets.
         """
-        log = self._dbs[LOG]
+        log = self._parts.log
         marker = self._txn.get(KEY.pack(offset), db=log)
         if marker is None or not is_side_list(marker):
             raise ValueError(f"replace at {offset}: no list of side batches there; nothing changed")
@@ -347,66 +328,58 @@ class LogCutter:
         for batch in batches:
             self._txn.put(KEY.pack(base_at(batch, 0)), batch, db=log)
             size += counted(memoryview(batch).cast("B"))
-        segment = self._segments.before(offset + 1)
+        segment = self._parts.segments.before(offset + 1)
         assert segment is not None
-        self._segments.put(segment._replace(bytes=segment.bytes + size))
+        self._parts.segments.put(segment._replace(bytes=segment.bytes + size))
 
     def _begin_at(self, offset: int) -> None:
-        for name, db in self._dbs.items():
-            if name != STATE:
-                self._txn.drop(db, delete=False)
-        self._store(LogState(offset, offset))
+        self._parts.drop_all()
+        self._parts.store(LogState(offset, offset))
 
     def _drop_below(self, offset: int) -> None:
-        holding = self._segments.before(offset + 1)
+        parts = self._parts
+        holding = parts.segments.before(offset + 1)
         if holding is not None:
             first = holding.base
-            delete_range(self._txn, self._dbs[LOG], b"", KEY.pack(first))
-            self._aborted.drop_below(first)
-            Commits(self._txn, self._dbs[COMMITS]).drop_below(first)
-            self._segments.drop_below(first)
-            self._snapshots.drop_below(first)
-
-    def _store(self, record: LogState) -> None:
-        record.store(self._txn, self._dbs[STATE])
+            delete_range(self._txn, parts.log, b"", KEY.pack(first))
+            for part in (parts.aborted, parts.commits, parts.segments, parts.snapshots):
+                part.drop_below(first)
 
     def _cut_chunks(self, offset: int) -> int:
-        found = ChunkReader(self._txn, self._dbs[LOG]).at(offset)
+        found = self._parts.chunks().at(offset)
         if found is None:
             raise CorruptionError(f"log: no chunk holds offset {offset}. Check the store")
         base, chunk = found
         at = position_of(chunk, offset)
         end = base_at(chunk, at)
         kept = bytes(chunk[:at])
-        delete_range(self._txn, self._dbs[LOG], KEY.pack(base), None)
+        delete_range(self._txn, self._parts.log, KEY.pack(base), None)
         if kept:
-            self._txn.put(KEY.pack(base), kept, db=self._dbs[LOG], append=True)
+            self._txn.put(KEY.pack(base), kept, db=self._parts.log, append=True)
         return end
 
     def _cut_segments(self, end: int) -> None:
         """Leaves at least one: the first stays when the log is empty now."""
-        holding = self._segments.before(end) or Segment.empty(end)
-        self._segments.drop_from(holding.base)
+        holding = self._parts.segments.before(end) or Segment.empty(end)
+        self._parts.segments.drop_from(holding.base)
         segment = Segment.empty(holding.base)
-        for header, size in sizes(self._txn, self._dbs, holding.base, end):
+        for header, size in sizes(self._parts, holding.base, end):
             segment = Segment(
                 segment.base,
                 segment.created if segment.bytes else header.max_timestamp,
                 segment.bytes + size,
                 max(segment.max_timestamp, header.max_timestamp),
             )
-        self._segments.put(segment)
+        self._parts.segments.put(segment)
 
 
-def sizes(
-    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], low: int, high: int
-) -> Iterator[tuple[BatchHeader, int]]:
+def sizes(parts: LogParts, low: int, high: int) -> Iterator[tuple[BatchHeader, int]]:
     """The headers of the batches in [low, high), both at a batch's edge, and their bytes.
 
     Raises:
         CorruptionError: there is something else in the log.
     """
-    for _, chunk in ChunkReader(txn, dbs[LOG]).between(low, high):
+    for _, chunk in parts.chunks().between(low, high):
         for at, header in walked(chunk):
             if low <= header.base_offset < high:
                 yield header, bytes_of(chunk, at, header)
@@ -424,7 +397,7 @@ def bytes_of(chunk: memoryview, at: int, header: BatchHeader) -> int:
     return header.length
 
 
-def replayed(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], end: int) -> PartitionState:
+def replayed(parts: LogParts, end: int) -> PartitionState:
     """The state of a log at a batch's edge, from the last snapshot before it.
 
     Without a whole snapshot it begins with the first segment: what opened before that has no
@@ -433,23 +406,21 @@ def replayed(txn: lmdb.Transaction, dbs: Mapping[bytes, Any], end: int) -> Parti
     Raises:
         CorruptionError: there is something else in the log.
     """
-    snapshot = Snapshots(txn, dbs[SNAPSHOTS]).at_or_below(end)
+    snapshot = parts.snapshots.at_or_below(end)
     if snapshot is None:
-        segments = Segments(txn, dbs[SEGMENTS]).all()
-        snapshot = Snapshot(segments[0].base if segments else end, 0, ())
-    return replay(txn, dbs, snapshot, end)
+        segments = parts.segments.all()
+        snapshot = StateSnapshot(segments[0].base if segments else end, 0, ())
+    return replay(parts, snapshot, end)
 
 
-def replay(
-    txn: lmdb.Transaction, dbs: Mapping[bytes, Any], snapshot: Snapshot, end: int
-) -> PartitionState:
+def replay(parts: LogParts, snapshot: StateSnapshot, end: int) -> PartitionState:
     """The state that the batches in [snapshot, end) make of a snapshot.
 
     Raises:
         CorruptionError: there is something else in the log.
     """
     state = snapshot.state()
-    for _, chunk in ChunkReader(txn, dbs[LOG]).between(snapshot.offset, end):
+    for _, chunk in parts.chunks().between(snapshot.offset, end):
         for at, header in walked(chunk):
             if snapshot.offset <= header.base_offset < end:
                 control = read_control(chunk, at) if header.attributes & CONTROL else None

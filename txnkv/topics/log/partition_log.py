@@ -31,20 +31,12 @@ from txnkv.topics.log.log_chunks import (
     next_offset,
     whole,
 )
-from txnkv.topics.log.log_indexes import Aborted, Commits, compare
+from txnkv.topics.log.log_indexes import compare
 from txnkv.topics.log.log_state import (
-    ABORTED,
-    COMMITS,
     DATABASES,
-    LOG,
-    OPEN,
-    SEGMENTS,
-    SPANS,
-    STATE,
+    LogParts,
     LogState,
     Segment,
-    Segments,
-    StoredOpenTxns,
 )
 from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, walked
 from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn
@@ -175,20 +167,20 @@ class PartitionLog:
         start, end = record.start, record.end
         if end == start:
             return start, end, end
-        first = StoredOpenTxns(txn, self._db(OPEN)).first()
+        first = self._of(txn).open.first()
         return start, end, end if first is None else max(first, start)
 
     def open_transactions(self, txn: lmdb.Transaction) -> list[OpenTxn]:
         """Transactions with messages here and no end marker yet, by first offset."""
         if self._record(txn) is _EMPTY:
             return []
-        return StoredOpenTxns(txn, self._db(OPEN)).all()
+        return self._of(txn).open.all()
 
     def first_offset_of(self, txn: lmdb.Transaction, txn_id: int) -> int | None:
         """The first offset of an open transaction; None when it has nothing open here."""
         if self._record(txn) is _EMPTY:
             return None
-        found = StoredOpenTxns(txn, self._db(OPEN)).get(txn_id)
+        found = self._of(txn).open.get(txn_id)
         return None if found is None else found.first_offset
 
     # -- reading -----------------------------------------------------------------------
@@ -253,7 +245,7 @@ class PartitionLog:
 
     def chunks(self, txn: lmdb.Transaction) -> ChunkReader:
         """The chunks of a log that holds something, as they lie."""
-        return ChunkReader(txn, self._db(LOG))
+        return self._of(txn).chunks()
 
     def _parts(
         self,
@@ -269,7 +261,7 @@ class PartitionLog:
             CorruptionError: the header of the batch that comes next makes no sense.
         """
         expand = None if raw else self.expand
-        chunks = ChunkReader(txn, self._db(LOG))
+        chunks = self._of(txn).chunks()
         found = chunks.at(offset)
         at = offset
         while found is not None and found[0] <= at < end:
@@ -332,7 +324,7 @@ class PartitionLog:
         record = self._record(txn)
         if record is _EMPTY:
             return []
-        found = self._index(txn).overlapping(offset, upto, record.end)
+        found = self._of(txn).aborted.overlapping(offset, upto, record.end)
         chunks = self.chunks(txn) if found else None
         for entry in found:
             if entry.first_offset >= record.start and chunks is not None:
@@ -350,7 +342,7 @@ class PartitionLog:
             return []
         found: list[CommitEntry] = []
         passed: CommitEntry | None = None
-        for entry in Commits(txn, self._db(COMMITS)).around(offset):
+        for entry in self._of(txn).commits.around(offset):
             if entry.marker_offset + entry.count <= offset:
                 passed = entry
                 continue
@@ -375,7 +367,7 @@ class PartitionLog:
         """Return the last of `commits` below an offset; see `Commits.last_before`."""
         if self._record(txn) is _EMPTY:
             return None
-        commits = Commits(txn, self._db(COMMITS))
+        commits = self._of(txn).commits
         found = commits.last_before(offset)
         # As in `commits`: it and the next one say that nothing was left out between them.
         begin = 0 if found is None else found.marker_offset
@@ -390,15 +382,15 @@ class PartitionLog:
         """All segments, oldest first."""
         if self._record(txn) is _EMPTY:
             return []
-        return Segments(txn, self._db(SEGMENTS)).all()
+        return self._of(txn).segments.all()
 
     def aborted_index(self, txn: lmdb.Transaction, segment_base: int) -> bytes:
         """The aborted index of the segment that begins at an offset: entries of 34 bytes."""
         if self._record(txn) is _EMPTY:
             return b""
-        following = Segments(txn, self._db(SEGMENTS)).after(segment_base)
+        following = self._of(txn).segments.after(segment_base)
         high = self.end(txn) if following is None else following.base
-        return self._index(txn).between(segment_base, high)
+        return self._of(txn).aborted.between(segment_base, high)
 
     def offset_for_time(self, txn: lmdb.Transaction, micros: int) -> int | None:
         """The first readable message that is not older than a time; None when all are.
@@ -410,7 +402,7 @@ class PartitionLog:
         for segment in self.segments(txn):
             if segment.max_timestamp < micros:
                 continue
-            following = Segments(txn, self._db(SEGMENTS)).after(segment.base)
+            following = self._of(txn).segments.after(segment.base)
             low = max(segment.base, record.start)
             high = record.end if following is None else following.base
             for part in self._parts(txn, low, high, 1 << 20):
@@ -423,27 +415,12 @@ class PartitionLog:
 
     def _record(self, txn: lmdb.Transaction) -> LogState:
         try:
-            db = self._db(STATE)
+            return self._of(txn).record() or _EMPTY
         except KeyError:  # nothing was ever put, and the store may be open to read only
             return _EMPTY
-        return LogState.load(txn, db) or _EMPTY
 
-    def _index(self, txn: lmdb.Transaction) -> Aborted:
-        return Aborted(txn, self._db(ABORTED), self._db(SPANS))
-
-    def _db(self, name: bytes) -> Any:
-        return self.environment.db(name)
-
-
-__all__ = [
-    "AbortedEntry",
-    "CommitEntry",
-    "Expand",
-    "LogOptions",
-    "OpenTxn",
-    "PartitionLog",
-    "Segment",
-]
+    def _of(self, txn: lmdb.Transaction) -> LogParts:
+        return LogParts(txn, self.environment)
 
 
 def first_not_older(batches: Any, low: int, micros: int) -> int | None:

@@ -20,8 +20,8 @@ refused, for its transaction is not OPEN.
 Into a side log go the batches of a transaction alone; they have no offsets there.
 
 An append may fail when its batches are in the log already: an error of LMDB's commit that came too
-late, or of the sync. Nobody can tell from the error. So who may try again keeps an `Attempt`, and
-the next try looks first whether the batches are where the last one put them:
+late, or of the sync. Nobody can tell from the error. So who may try again keeps an `AppendAttempt`,
+and the next try looks first whether the batches are where the last one put them:
 
     try     offsets [40, 45), LMDB's commit: error          in the log, or a hole
     retry   at 40: a batch of this transaction              there: nothing is appended
@@ -53,7 +53,7 @@ declare_fault_point("append.side", "the batches of an append are in a side log, 
 
 
 @dataclass
-class Attempt:
+class AppendAttempt:
     """The place where batches that may be appended again were put last.
 
     Attributes:
@@ -80,7 +80,7 @@ def append(
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
-    attempt: Attempt | None = None,
+    attempt: AppendAttempt | None = None,
 ) -> list[int]:
     """Append batches of a large transaction, whose OPEN row is stored.
 
@@ -101,7 +101,7 @@ def append(
         StorageFullError, UnavailableError: the disk is full or failed; what is there of it is
             found by the next try with the same attempt.
     """
-    attempt = attempt or Attempt()
+    attempt = attempt or AppendAttempt()
     if partition.side is not None:
         _append_aside(topics, row, partition, batches, attempt)
         return []
@@ -137,7 +137,7 @@ def append_runs(
         single = [
             bytes(run[at : at + header.length]) for run, _ in runs for at, header in walk(run)
         ]
-        _append_aside(topics, row, partition, single, Attempt())
+        _append_aside(topics, row, partition, single, AppendAttempt())
         return
 
     def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
@@ -148,7 +148,7 @@ def append_runs(
 
     total = sum(count for _, count in runs)
     admit = _taking_part(topics, row, partition)
-    _append(topics, partition, total, placed, admit, Attempt(), row.txn_id)
+    _append(topics, partition, total, placed, admit, AppendAttempt(), row.txn_id)
 
 
 def _taking_part(
@@ -170,7 +170,7 @@ def append_alone(
     topics: Topics,
     partition: Partition,
     batches: Sequence[bytes],
-    attempt: Attempt | None = None,
+    attempt: AppendAttempt | None = None,
 ) -> list[int]:
     """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
 
@@ -196,13 +196,13 @@ def append_alone(
 
     counts = _counts(batches)
     placed = partial(_placed, batches, counts)
-    base = _append(topics, partition, sum(counts), placed, commit, attempt or Attempt(), 0)
+    base = _append(topics, partition, sum(counts), placed, commit, attempt or AppendAttempt(), 0)
     if stamps:
         topics.store.runtime.raise_durable(stamps[-1])
     return _offsets(base, counts)
 
 
-def is_appended(topics: Topics, partition: Partition, attempt: Attempt) -> bool:
+def is_appended(topics: Topics, partition: Partition, attempt: AppendAttempt) -> bool:
     """Tell whether batches of an `append_alone` that failed are in the log; durably, if so.
 
     Raises:
@@ -220,7 +220,7 @@ def _append(
     total: int,
     placed: Callable[[int, int], Iterable[Buffer]],
     admit: Callable[[apsw.Cursor], _Admitted],
-    attempt: Attempt,
+    attempt: AppendAttempt,
     txn_id: int,
 ) -> int:
     topic_catalog.require_writable(partition.topic)
@@ -258,7 +258,9 @@ def _append(
     return base
 
 
-def _is_there(txn: lmdb.Transaction, partition: Partition, attempt: Attempt, txn_id: int) -> bool:
+def _is_there(
+    txn: lmdb.Transaction, partition: Partition, attempt: AppendAttempt, txn_id: int
+) -> bool:
     """Tell whether the batches of a try that failed are in the log; inside a write to it."""
     log, at = partition.log, attempt.at
     if at is None or not log.start(txn) <= at < log.end(txn):
@@ -297,7 +299,7 @@ def _append_aside(
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
-    attempt: Attempt,
+    attempt: AppendAttempt,
 ) -> None:
     side = partition.side
     assert side is not None

@@ -90,7 +90,7 @@ _MOST_FILLERS = 1024
 """Fillers in one hole, at most: nobody reserves that much, so a longer one is damage."""
 
 
-class Waiting(NamedTuple):
+class LogGap(NamedTuple):
     """Entries and markers that a log lacks, in one look at status.db under the log's write lock.
 
     Attributes:
@@ -104,7 +104,7 @@ class Waiting(NamedTuple):
     markers: list[EndMarker]
 
 
-def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Waiting:
+def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> LogGap:
     """Find what lies between `end`, where the log ends, and the next offset.
 
     Args:
@@ -127,10 +127,10 @@ def look(topics: Topics, cur: apsw.Cursor, partition: Partition, end: int) -> Wa
         if entry.stamp in damaged:
             error = damaged[entry.stamp]
             raise CorruptionError(f"{partition.label}: {error}{held.accept_loss(partition.part)}")
-    return Waiting(upto, entries, markers_between(cur, partition.id, end, upto))
+    return LogGap(upto, entries, markers_between(cur, partition.id, end, upto))
 
 
-def write(txn: lmdb.Transaction, partition: Partition, waiting: Waiting) -> None:
+def write(txn: lmdb.Transaction, partition: Partition, waiting: LogGap) -> None:
     """Write what a log lacks. Inside its write transaction, the one that `end` was asked in."""
     log = partition.log
     plain: list[bytes] = []
@@ -178,7 +178,7 @@ def complete(topics: Topics, partition: Partition) -> int:
     return reached
 
 
-def _in_order(end: int, waiting: Waiting) -> Iterator[bytes | EndMarker]:
+def _in_order(end: int, waiting: LogGap) -> Iterator[bytes | EndMarker]:
     """All pieces from `end` on, by offset, without a gap."""
     pieces: list[TailEntry | EndMarker] = [*waiting.entries, *waiting.markers]
     pieces.sort(key=_start)
