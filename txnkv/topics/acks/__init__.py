@@ -7,7 +7,7 @@ exclusive           both, in the memory of the process that has the one consumer
 
 from txnkv.topics.acks import ack_rows, subscription_rows
 from txnkv.topics.acks.ack_rows import Cursor, Holder, conflict
-from txnkv.topics.acks.exclusive import Exclusive, Held, Hold, LocalSubscriptions, with_positions
+from txnkv.topics.acks.exclusive import Acked, Exclusive, Held, Hold, LocalSubscriptions
 from txnkv.topics.acks.subscription_rows import (
     EXCLUSIVE,
     FAILOVER,
@@ -21,6 +21,7 @@ from txnkv.topics.acks.subscription_rows import (
 )
 
 __all__ = [
+    "Acked",
     "Cursor",
     "EXCLUSIVE",
     "Exclusive",
@@ -39,5 +40,4 @@ __all__ = [
     "conflict",
     "dropped",
     "subscription_rows",
-    "with_positions",
 ]

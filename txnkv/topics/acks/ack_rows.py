@@ -373,10 +373,15 @@ def refuse(
 
 
 def register(
-    cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, holder: Holder, ranges: Ranges
+    cur: apsw.Cursor,
+    info: SubscriptionInfo,
+    partition_id: int,
+    holder: Holder,
+    ranges: Ranges,
+    position: int | None = None,
 ) -> int:
-    """Note individual acks, which `refuse` has let pass. Answers how many rows more there are.
-    Again is harmless.
+    """Note acks that `refuse` has let pass: individual ones, and of all below `position`. Answers
+    how many rows more there are. Again is harmless.
     """
     more = 0
     for first, last in ranges:
@@ -389,23 +394,17 @@ def register(
             _insert(cur, info, partition_id, holder, first, last)
             more += 1
         _keep_lease(cur, info, partition_id, first, last)
+    if position is not None:
+        cur.execute(
+            "UPDATE pending_acks SET last = ? WHERE subscription_id = ? AND partition_id = ? "
+            "AND txn_id = ? AND first = -1",
+            (position, info.id, partition_id, holder.txn_id),
+        )
+        if cur.connection.changes() == 0:
+            _insert(cur, info, partition_id, holder, CUMULATIVE, position)
+            more += 1
+        _keep_lease(cur, info, partition_id, 0, position)
     return more
-
-
-def register_position(
-    cur: apsw.Cursor, info: SubscriptionInfo, partition_id: int, holder: Holder, position: int
-) -> int:
-    """Note a cumulative ack of all below `position`. Answers how many rows more there are."""
-    cur.execute(
-        "UPDATE pending_acks SET last = ? WHERE subscription_id = ? AND partition_id = ? "
-        "AND txn_id = ? AND first = -1",
-        (position, info.id, partition_id, holder.txn_id),
-    )
-    new = cur.connection.changes() == 0
-    if new:
-        _insert(cur, info, partition_id, holder, CUMULATIVE, position)
-    _keep_lease(cur, info, partition_id, 0, position)
-    return int(new)
 
 
 def _insert(

@@ -22,6 +22,7 @@ import heapq
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -50,6 +51,30 @@ _ELSEWHERE = 0
 
 _MANY = 100
 """Rows of what came back that status.db may keep although they were read."""
+
+
+@dataclass
+class Acked:
+    """Messages of one subscription that one transaction acknowledges.
+
+    Attributes:
+        held: individual ones, by partition id.
+        positions: cumulative ones, by partition id: all below.
+    """
+
+    held: Held = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+
+    def ranges(self, partition_id: int) -> Ranges:
+        """The individual ones of a partition, to be added to."""
+        return self.held.setdefault(partition_id, Ranges())
+
+    def whole(self, mark: Callable[[int], int]) -> Held:
+        """All of them: a position as the range below it, from the cursor's mark on."""
+        found = {partition_id: Ranges(ranges) for partition_id, ranges in self.held.items()}
+        for partition_id, position in self.positions.items():
+            found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
+        return found
 
 
 class _Found(NamedTuple):
@@ -329,12 +354,12 @@ class Exclusive:
             self._when = {at: when for at, when in self._when.items() if at[0] != partition_id}
             self.redelivered[partition_id] = {}
 
-    def release(self, owner: object, held: Held, positions: dict[int, int]) -> None:
+    def release(self, owner: object, acked: Acked) -> None:
         """Release what `take` and `take_position` took: it is not pending any more."""
         with self.lock:
-            for partition_id, ranges in held.items():
+            for partition_id, ranges in acked.held.items():
                 self.pending[partition_id].difference_update(ranges)
-            for partition_id in positions:
+            for partition_id in acked.positions:
                 if self._positions.get(partition_id, (None, 0))[0] is owner:
                     del self._positions[partition_id]
 
@@ -423,11 +448,11 @@ class Exclusive:
             self.version = -1
             self._unbroken = set()
 
-    def hold(self, id: int, held: Held, positions: dict[int, int]) -> None:
+    def hold(self, id: int, acked: Acked) -> None:
         """An attempt of a run had these; they are not delivered while the run goes on."""
         with self.lock:
             kept = self._holds.setdefault(id, {})
-            for partition_id, ranges in with_positions(held, positions, self.mark).items():
+            for partition_id, ranges in acked.whole(self.mark).items():
                 kept.setdefault(partition_id, Ranges()).update(ranges)
 
     def end_hold(self, id: int) -> None:
@@ -437,20 +462,12 @@ class Exclusive:
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
 
-    def return_all(self, held: Held, positions: dict[int, int]) -> None:
+    def return_all(self, acked: Acked) -> None:
         """A transaction is aborted: what it had is delivered again."""
         with self.lock:
-            for partition_id, ranges in with_positions(held, positions, self.mark).items():
+            for partition_id, ranges in acked.whole(self.mark).items():
                 for first, last in ranges:
                     self._back[partition_id].add(first, last)
-
-
-def with_positions(held: Held, positions: dict[int, int], mark: Callable[[int], int]) -> Held:
-    """All that is acknowledged: a position as the range below it, from the cursor's mark on."""
-    found = {partition_id: Ranges(ranges) for partition_id, ranges in held.items()}
-    for partition_id, position in positions.items():
-        found.setdefault(partition_id, Ranges()).add(mark(partition_id), position)
-    return found
 
 
 class Owner(Protocol):

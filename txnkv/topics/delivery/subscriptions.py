@@ -20,6 +20,7 @@ from txnkv.topics import retention, topic_catalog
 from txnkv.topics.acks import (
     FAILOVER,
     SHARED,
+    Acked,
     Cursor,
     Exclusive,
     Place,
@@ -218,7 +219,7 @@ class Subscriptions:
                 state.begin_anew(partition.id)
         finally:
             if state is not None:
-                state.release(owner, {}, {partition.id: 0})
+                state.release(owner, Acked(positions={partition.id: 0}))
         return offset
 
     def _offset(self, partition: Partition, to: int | str) -> int:

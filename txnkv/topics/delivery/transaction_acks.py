@@ -41,6 +41,7 @@ from txnkv.storage import (
 )
 from txnkv.topics.acks import (
     SHARED,
+    Acked,
     Exclusive,
     Held,
     Hold,
@@ -49,7 +50,6 @@ from txnkv.topics.acks import (
     ack_rows,
     conflict,
     subscription_rows,
-    with_positions,
 )
 from txnkv.topics.messages import MessageId
 from txnkv.topics.ranges import Ranges
@@ -65,29 +65,22 @@ declare_fault_point("acks.registered", "acks of a transaction are pending in sta
 
 
 @dataclass
-class HeldAcks:
+class HeldAcks(Acked):
     """The acknowledgements of one transaction in one subscription.
 
     Attributes:
         info: the subscription.
         state: in whose memory they are; None: in status.db, or nowhere yet.
         version: of `state`, before the first of them was taken.
-        held: individual ones, by partition id.
-        positions: cumulative ones: all below.
         deleted: what the commit deletes, of those in memory.
         number: the change number when it was written.
     """
 
-    info: SubscriptionInfo
-    state: Exclusive | None
+    info: SubscriptionInfo = field(kw_only=True)
+    state: Exclusive | None = field(kw_only=True)
     version: int | None = None
-    held: Held = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
     deleted: Held = field(default_factory=dict)
     number: int | None = None
-
-    def ranges(self, partition_id: int) -> Ranges:
-        return self.held.setdefault(partition_id, Ranges())
 
     def remember(self, named: dict[int, list[int]], *, cumulative: bool) -> None:
         """Take messages in that nothing refuses."""
@@ -186,7 +179,7 @@ class TransactionAcks:
             state = None
             if self._transactional and not self._stored and not info.leased:
                 state = self._topics.local.exclusive(info.id, self)
-            found = self._acks[info.id] = HeldAcks(info, state)
+            found = self._acks[info.id] = HeldAcks(info=info, state=state)
         return found
 
     def _take(
@@ -255,21 +248,12 @@ class TransactionAcks:
         position: int | None,
         stored: bool,
     ) -> int:
-        runtime, hold = self._store.runtime, self._hold
+        runtime, hold, row = self._store.runtime, self._hold, self._row
         if hold is not None:
             hold.where.add("status")
-        holder = Holder(
-            self._row.txn_id,
-            stored,
-            runtime.slot,
-            runtime.slot_start,
-            self._row.deadline,
-            None if hold is None else hold.id,
-        )
-        rows = ack_rows.register(cur, info, partition_id, holder, ranges)
-        if position is not None:
-            rows += ack_rows.register_position(cur, info, partition_id, holder, position)
-        return rows
+        hold_id = None if hold is None else hold.id
+        holder = Holder(row.txn_id, stored, runtime.slot, runtime.slot_start, row.deadline, hold_id)
+        return ack_rows.register(cur, info, partition_id, holder, ranges, position)
 
     def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
         status_table.get_open(cur, self._row.txn_id, "acknowledge")
@@ -313,21 +297,20 @@ class TransactionAcks:
             if not self._transactional:
                 self._write_plain(cur, acks)
             elif acks.state is not None:
-                state, wanted = acks.state, acks.held
-                if acks.positions:
-                    wanted = with_positions(wanted, acks.positions, state.mark)
-                acks.deleted = state.applied(wanted)
-                acks.number = self._store.status.change_number()
-                state.delete(cur, acks.deleted)
+                wanted = acks.whole(acks.state.mark) if acks.positions else acks.held
+                self._delete(cur, acks, acks.state, wanted)
         if self._rows:
             ack_rows.apply_pending(cur, self._row.txn_id)
+
+    def _delete(self, cur: apsw.Cursor, acks: HeldAcks, state: Exclusive, wanted: Held) -> None:
+        acks.deleted = state.applied(wanted)
+        acks.number = self._store.status.change_number()
+        state.delete(cur, acks.deleted)
 
     def _write_plain(self, cur: apsw.Cursor, acks: HeldAcks) -> None:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info = acks.info
-        wanted = with_positions(
-            acks.held, acks.positions, lambda id: ack_rows.mark_delete(cur, info.id, id) or 0
-        )
+        wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
         for row in ack_rows.blocked(cur, self._store, info.id):
             if row.pending and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
@@ -336,9 +319,7 @@ class TransactionAcks:
         if state is not None:
             wanted = state.take_plain(wanted)
             acks.held, acks.positions = wanted, {}
-            acks.deleted = state.applied(wanted)
-            acks.number = self._store.status.change_number()
-            state.delete(cur, acks.deleted)
+            self._delete(cur, acks, state, wanted)
             return
         for partition_id, ranges in wanted.items():
             for first, last in ranges:
@@ -375,10 +356,10 @@ class TransactionAcks:
             if not committed and self._transactional:
                 if self._hold is not None:
                     self._hold.where.add("memory")
-                    state.hold(self._hold.id, acks.held, acks.positions)
+                    state.hold(self._hold.id, acks)
                 else:
-                    state.return_all(acks.held, acks.positions)
-            state.release(self._token, acks.held, acks.positions)
+                    state.return_all(acks)
+            state.release(self._token, acks)
 
     # -- where it goes on --------------------------------------------------------------
 
@@ -453,7 +434,7 @@ class TransactionAcks:
     def _leave_memory(self, moved: Sequence[HeldAcks]) -> None:
         for acks in moved:
             if acks.state is not None:
-                acks.state.release(self._token, acks.held, acks.positions)
+                acks.state.release(self._token, acks)
                 acks.state = None
 
     def expire(self) -> None:
@@ -481,8 +462,8 @@ def _give_back(acks: dict[int, HeldAcks], token: object, store: Store, txn_id: i
     for one in acks.values():
         if one.state is not None:
             with one.state.lock:
-                one.state.return_all(one.held, one.positions)
-                one.state.release(token, one.held, one.positions)
+                one.state.return_all(one)
+                one.state.release(token, one)
     if any(one.state is None for one in acks.values()):
         with suppress(ClosedError), store.status.write(sync=False) as cur:
             ack_rows.give_back(cur, store, txn_id, stored=False)
