@@ -126,7 +126,7 @@ def test_small_blocks_are_asked_for_after_each_write(
     client: txnkv.Client, table: txnkv.Table
 ) -> None:
     """They share pages, which LMDB does rewrite; not while nothing is written."""
-    (tablet,) = client.instance.engine.tablets(table.info)
+    (tablet,) = internals.tables(client).tablets(table.info)
     put(client, 1, range(60))
     for version in range(2, 12):
         look(table, dict.fromkeys(range(60), version - 1))
