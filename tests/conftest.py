@@ -5,6 +5,7 @@ other processes in step with the test.
 from __future__ import annotations
 
 import base64
+import gc
 import os
 import pickle
 import signal
@@ -161,6 +162,12 @@ class _OneSpark:
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(_OneSpark())
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of collected tests out of each later search for garbage: 0.2 s of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
