@@ -100,7 +100,7 @@ class TxnContext:
         lock_timeout: seconds for which it waits for the partition lock of a younger one.
         handle: gives who is told when it is stored, if they are still there.
         hold: keeps what it acknowledges from others, also after it was rolled back.
-        name: under which it is found once it is stored (`coordinator.named`).
+        name: under which it is found once it is stored (`coordinator.jobs`).
         has_written: it is more than a reader.
     """
 

@@ -2,7 +2,7 @@
 
 Until a small transaction commits no other process knows of it, so nothing but this says whether
 it may still be written to, committed or rolled back. Of a stored one status.db decides
-(`coordinator.states`); this is what was done to it here.
+(`coordinator.status_table`); this is what was done to it here.
 
     IN_MEMORY    open; its rows, messages and acks are in memory (`uncommitted`)
     STORED       open; its OPEN row is in status.db, what it writes is staged
