@@ -119,11 +119,11 @@ def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = No
         CoreError: the block is damaged, or not of this type.
         IndexError: the rows are not all in the block.
     """
-    view, memory = _parse(block, type_)
+    view = _parse(block, type_)
     n = _count(view.rows, None, lo, n)
     if view.kind == lib.BLOCK_OPAQUE:
         return _opaque_array(view, type_).slice(lo, n)
-    return _read(view, memory, type_, (ffi.NULL, lo, n), n)
+    return _read(view, type_, (ffi.NULL, lo, n), n)
 
 
 def decode_block_without(
@@ -142,7 +142,7 @@ def decode_block_without(
         CoreError: the block is damaged, or not of this type.
         IndexError: the rows are not all in the block, or `gone` is not as it should be.
     """
-    view, memory = _parse(block, type_)
+    view = _parse(block, type_)
     n = _count(view.rows, None, lo, n)
     left = n - gone.n
     asked = (lo, n, rows_pointer(gone), gone.n)
@@ -157,7 +157,6 @@ def decode_block_without(
     nulls = ffi.new("uint32_t *")
     out = (pointer(validity), pointer(offsets, "uint32_t *"), pointer(values), values.size, nulls)
     check(lib.block_decode_but(view, *asked, *out), "reading a block")
-    del memory
     return _array(type_, left, validity, offsets, values, nulls[0])
 
 
@@ -168,12 +167,12 @@ def gather_block(block: Any, type_: pa.DataType, rows: Rows) -> pa.Array:
         CoreError: the block is damaged, or not of this type.
         IndexError: a row is not in the block.
     """
-    view, memory = _parse(block, type_)
+    view = _parse(block, type_)
     if view.kind == lib.BLOCK_OPAQUE:
         numbers = rows.to_arrow()
         absent = pc.equal(numbers, pa.scalar(NULL_ROW, pa.uint32()))
         return _opaque_array(view, type_).take(pc.if_else(absent, None, numbers))
-    return _read(view, memory, type_, (rows_pointer(rows), 0, rows.n), rows.n)
+    return _read(view, type_, (rows_pointer(rows), 0, rows.n), rows.n)
 
 
 def verify_block(block: Any, seed: int) -> bool:
@@ -194,7 +193,7 @@ def block_rows(block: Any) -> int:
     return int(view.rows)
 
 
-def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
+def _parse(block: Any, type_: pa.DataType) -> Any:
     memory = readable(block)
     view = ffi.new("block_t *")
     if status := lib.block_parse(memory, len(memory), view):
@@ -204,10 +203,10 @@ def _parse(block: Any, type_: pa.DataType) -> tuple[Any, Any]:
             f"reading a block of {type_}: found kind {view.kind}, width {view.width}. "
             "Check that column and type belong together."
         )
-    return view, memory
+    return view
 
 
-def _read(view: Any, memory: Any, type_: pa.DataType, picked: Any, n: int) -> pa.Array:
+def _read(view: Any, type_: pa.DataType, picked: Any, n: int) -> pa.Array:
     size = ffi.new("uint64_t *")
     if status := lib.block_decode_size(view, picked, size):
         check(status, f"reading {n} rows of {type_} from a block")
@@ -217,7 +216,6 @@ def _read(view: Any, memory: Any, type_: pa.DataType, picked: Any, n: int) -> pa
     ends = pointer(offsets, "uint32_t *")
     out = (pointer(validity), ends, pointer(values), values.size, nulls)
     check(lib.block_decode(view, picked, *out), "reading a block")
-    del memory
     return _array(type_, n, validity, offsets, values, nulls[0])
 
 

@@ -31,23 +31,23 @@ class BlockList:
         n: how many.
     """
 
-    __slots__ = ("_blocks", "_held", "c", "n")
+    __slots__ = ("_blocks", "_column", "c", "n")
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         """Takes the addresses of buffer objects; None for a block that is not there."""
-        view = ffi.from_buffer
         self.n = len(blocks)
         self._blocks: list[Any] | None = list(blocks)
-        self._held: Any = [None if block is None else view(_BYTES, block) for block in blocks]
-        self.c = ffi.new(
-            _LIST, [_ABSENT if held is None else (held, len(held)) for held in self._held]
-        )
+        self._column: tuple[BlockTable, int] | None = None
+        # No export is held longer: see `native.readable`.
+        views = [None if block is None else _view(_BYTES, block) for block in blocks]
+        self.c = ffi.new(_LIST, [_ABSENT if view is None else (view, len(view)) for view in views])
 
     @property
     def blocks(self) -> list[Any]:
         """The buffer objects; None where there is no block."""
         if self._blocks is None:
-            table, column = self._held
+            assert self._column is not None
+            table, column = self._column
             self._blocks = [row and row.blocks[column] for row in table.rows]
         return self._blocks
 
@@ -60,12 +60,11 @@ class BlockList:
         """
         if not 0 <= i < self.n:
             raise IndexError(f"block {i} of {self.n}")
-        if not isinstance(self._held, list):
+        if self._column is not None:
             raise ValueError("a column of a table is as it is; put the block into its row")
-        held = None if block is None else ffi.from_buffer(_BYTES, block)
-        self.c[i] = _ABSENT if held is None else (held, len(held))
+        view = None if block is None else _view(_BYTES, block)
+        self.c[i] = _ABSENT if view is None else (view, len(view))
         self.blocks[i] = block
-        self._held[i] = held
 
 
 class BlockTable:
@@ -95,7 +94,7 @@ class BlockTable:
         found = BlockList.__new__(BlockList)
         found.n = self._n
         found.c = ffi.new(_LIST, self._n)
-        found._held = (self, i)
+        found._column = (self, i)
         found._blocks = None
         lib.blocks_pick(self._lists, self._n, i, found.c)
         return found
@@ -249,8 +248,7 @@ class Probe(BlockList):
     def __init__(self, keys_block: Any, bloom_block: Any | None) -> None:
         """Takes two verified blocks, any buffer objects; no filter when None."""
         super().__init__((keys_block, bloom_block))
-        keys, bloom = self._held
-        self._asked = (keys, len(keys), *((ffi.NULL, 0) if bloom is None else (bloom, len(bloom))))
+        self._asked = [part for each in self.c for part in (each.bytes, each.len)]
 
     def find(self, key: bytes) -> int:
         """Return the row of a key, -1 when it is not there; see `point_find`."""

@@ -41,9 +41,8 @@ def bloom_may_contain(block: Any, key: bytes) -> bool:
     Raises:
         CoreError: the block is no filter.
     """
-    view, memory = _filter(block)
+    view = _filter(block)
     has = lib.bloom_probe(view.data, view.data_len, readable(key), len(key))
-    del memory
     return bool(has)
 
 
@@ -53,21 +52,20 @@ def bloom_probe(block: Any, probes: Keys) -> Bitmap:
     Raises:
         CoreError: the block is no filter.
     """
-    view, memory = _filter(block)
+    view = _filter(block)
     bits = allocate((probes.n + 7) // 8)
     count = ffi.new("uint32_t *")
     lib.bloom_probe_batch(view.data, view.data_len, probes.c, pointer(bits), count)
-    del memory
     return Bitmap(probes.n, bits, count[0])
 
 
-def _filter(block: Any) -> tuple[Any, Any]:
+def _filter(block: Any) -> Any:
     memory = readable(block)
     view = ffi.new("block_t *")
     check(lib.block_parse(memory, len(memory), view), "reading a Bloom filter")
     if view.kind != lib.BLOCK_OPAQUE or view.data_len == 0 or view.data_len % 32:
         raise CoreError("reading a Bloom filter: this block is none. Check where it came from.")
-    return view, memory
+    return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,6 @@ def zone(block: Any, type_: pa.DataType) -> Zone:
     out = ffi.new("zone_t *")
     if status := lib.zone_compute(view, kind, out):
         check(status, f"mapping a block of {type_}")
-    del memory
     if not out.has_values:
         return Zone(None, None, out.null_count, exact=True)
     return Zone(

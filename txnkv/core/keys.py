@@ -48,7 +48,7 @@ class Keys:
         if width <= 0 or len(memory) % width:
             raise ValueError(f"{len(memory)} bytes are no whole number of {width}-byte keys")
         n = len(memory) // width
-        return cls(ffi.new("keys_t *", (memory, len(memory), ffi.NULL, width, n)), memory)
+        return cls(ffi.new("keys_t *", (memory, len(memory), ffi.NULL, width, n)), data)
 
     @classmethod
     def variable(cls, data: Any, offsets: Any) -> Keys:
@@ -62,12 +62,12 @@ class Keys:
             CoreError: an offset is below the one before it, or past the data.
             ValueError: there are no offsets, or no whole number of them.
         """
-        held, ends = readable(data), readable(offsets)
+        memory, ends = readable(data), readable(offsets)
         if len(ends) < 4 or len(ends) % 4:
             raise ValueError(f"{len(ends)} bytes of offsets; n keys need 4 * (n + 1)")
-        c = ffi.new("keys_t *", (held, len(held), ends, 0, len(ends) // 4 - 1))
+        c = ffi.new("keys_t *", (memory, len(memory), ends, 0, len(ends) // 4 - 1))
         check(lib.keys_check(c), "taking keys")
-        return cls(c, (held, ends))
+        return cls(c, (data, offsets))
 
     @classmethod
     def of(cls, keys: Sequence[bytes]) -> Keys:
@@ -90,7 +90,7 @@ class Keys:
         memory = readable(block)
         c = ffi.new("keys_t *")
         check(lib.block_keys(memory, len(memory), c), "taking keys from a block")
-        return cls(c, memory)
+        return cls(c, block)
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:

@@ -110,9 +110,17 @@ def check(status: int, what: str) -> None:
     raise MemoryError(f"{what}: no memory")
 
 
+_BYTES = ffi.typeof("uint8_t *")
+
+
 def readable(buffer: Any) -> Any:
-    """A `uint8_t[]` over the bytes of a buffer object; holds the object."""
-    return ffi.from_buffer("uint8_t[]", buffer)
+    """A `uint8_t[]` over the bytes of a buffer object; the caller keeps the object.
+
+    It holds no export: a memoryview that has one, and is dropped in a circle, takes the interpreter
+    with it when the collector clears it (seen in CPython 3.11), and views of LMDB are memoryviews.
+    """
+    view = ffi.from_buffer("uint8_t[]", buffer)
+    return ffi.cast(_BYTES, view)[0 : len(view)]
 
 
 def writable(buffer: Any) -> Any:
@@ -123,9 +131,6 @@ def writable(buffer: Any) -> Any:
 def allocate(size: int) -> pa.Buffer:
     """A buffer of `size` bytes, not cleared, that Arrow owns."""
     return pa.allocate_buffer(size)
-
-
-_BYTES = ffi.typeof("uint8_t *")
 
 
 def pointer(buffer: pa.Buffer | None, kind: Any = _BYTES) -> Any:
