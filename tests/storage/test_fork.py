@@ -130,7 +130,7 @@ def test_everything_is_closed_before_the_fork(
 
 
 def test_parent_keeps_its_slot_and_the_child_takes_another(store: Store, in_child: InChild) -> None:
-    own, start = store.runtime.slot, store.runtime.slot_start
+    own, start = store.runtime.owner
 
     def check() -> None:
         assert store.runtime.slot_alive(own, start)  # the parent's, seen from outside

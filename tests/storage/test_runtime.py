@@ -149,7 +149,7 @@ def test_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_slot_is_alive_until_its_process_is_killed(runtime: Runtime, folder: Path, python) -> None:
     own = runtime.slot
-    other = python(OPEN + "say(runtime.slot, runtime.slot_start); wait()", folder)
+    other = python(OPEN + "say(*runtime.owner); wait()", folder)
     slot, start = map(int, other.line().split())
     assert slot != own
     assert runtime.slot_alive(own)
@@ -166,7 +166,7 @@ def test_slot_of_the_dead_is_taken_again_under_another_start(
     runtime: Runtime, folder: Path, python
 ) -> None:
     assert runtime.slot == 0
-    code = OPEN + "say(runtime.slot, runtime.slot_start); wait()"
+    code = OPEN + "say(*runtime.owner); wait()"
     first = python(code, folder)
     slot, start = map(int, first.line().split())
     first.kill()

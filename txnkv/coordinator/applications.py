@@ -24,7 +24,7 @@ refused, until somebody says that the application begins anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import apsw
@@ -207,7 +207,7 @@ class Marks:
             _write(cur, marks, stamp, commit.txn_id)
             return () if commit.write is None else commit.write(cur, stamp)
 
-        return replace(commit, validate=validate, write=write)
+        return commit._replace(validate=validate, write=write)
 
     def stage(self, cur: apsw.Cursor, txn_id: int) -> None:
         """The transaction is stored from now on."""

@@ -93,6 +93,8 @@ class CommitLog:
 
     Attributes:
         lock: held while memory takes commits in; whoever pairs memory with row sets holds it.
+        runtime: the store's.
+        visible: the latest snapshot as of the last look.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
     """
@@ -108,7 +110,7 @@ class CommitLog:
             on_commit: called after each group of commits.
         """
         self._status = store.status
-        self._runtime = store.runtime
+        self.runtime = store.runtime
         self._metrics = metrics
         self._on_commit = on_commit
         self._members: dict[int, LogMember] = {}
@@ -123,7 +125,7 @@ class CommitLog:
         self._applied = Timestamp(0)
         self._flushed = Timestamp(0)
         self._last_given = 0
-        self._visible = Timestamp(0)
+        self.visible = Timestamp(0)
         self._current: int | None = None  # change number for which memory and clock are complete
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
@@ -143,17 +145,12 @@ class CommitLog:
         """The latest snapshot. All small commits at or below it are in memory here."""
         known = self._known
         if known is not None:
-            number = self._runtime.change_word()
+            number = self.runtime.change_word()
             # Nothing was acknowledged since then, if all that is on its way to the disk is this
             # process's own group: its COMMIT makes the number odd, and then one higher.
             if number == known[0] or number in self._in_flight:
                 return known[1]
         return self._look()
-
-    @property
-    def applied(self) -> Timestamp:
-        """The latest snapshot as of the last look."""
-        return self._visible
 
     def tail(self, upto: Timestamp) -> None:
         """Make sure that all commits at or below `upto`, a snapshot of any process, are here."""
@@ -178,31 +175,31 @@ class CommitLog:
     @shielded
     def _look(self) -> Timestamp:
         with GATE.use(), self.lock:
-            number = self._runtime.change_number()
-            first = self._visible == 0
+            number = self.runtime.change_number()
+            first = self.visible == 0
             with self._status.read(durable=first) as cur:
                 self._catch_up(cur)
             self._current = number
             if first:  # its end has made all of it durable
-                self._runtime.raise_durable(self._applied)
+                self.runtime.raise_durable(self._applied)
             durable = self._applied if first else self._durable()
-            self._visible = max(self._visible, durable)
-            complete = number is not None and self._visible >= self._applied
-            self._known = (number, self._visible) if complete else None  # type: ignore[assignment]
-            return self._visible
+            self.visible = max(self.visible, durable)
+            complete = number is not None and self.visible >= self._applied
+            self._known = (number, self.visible) if complete else None  # type: ignore[assignment]
+            return self.visible
 
     def _known_at(self, number: int | None) -> tuple[int, Timestamp] | None:
         """Return what `latest` may go on answering while this process has the write lock."""
         if number is None or (self._known is not None and self._known[0] == number):
             return self._known if number is not None else None
-        if self._runtime.durable_upto(self._applied) < self._applied:
+        if self.runtime.durable_upto(self._applied) < self._applied:
             return None
-        self._visible = max(self._visible, self._applied)
-        return number, self._visible
+        self.visible = max(self.visible, self._applied)
+        return number, self.visible
 
     def _durable(self) -> Timestamp:
         """Up to where what is in memory is on the disk; after a while, all of it."""
-        durable = Timestamp(self._runtime.durable_upto(self._applied))
+        durable = Timestamp(self.runtime.durable_upto(self._applied))
         if durable >= self._applied:
             self._waiting_since = 0
             return durable
@@ -211,7 +208,7 @@ class CommitLog:
             self._waiting_since = now
         elif now - self._waiting_since > _PATIENCE:  # its writer may be dead, or stopped
             self._status.sync()
-            self._runtime.raise_durable(self._applied)
+            self.runtime.raise_durable(self._applied)
             self._waiting_since = 0
             return self._applied
         return durable
@@ -336,10 +333,10 @@ class CommitLog:
                 self._in_flight = ()
                 self._known = None
             raise _unknown(error) from error
-        self._runtime.raise_durable(last)
+        self.runtime.raise_durable(last)
         with self.lock:
             self._in_flight = ()
-            self._visible = max(self._visible, last)
+            self.visible = max(self.visible, last)
             # Every write of status.db moves the number on by two; another's since shows.
             self._known = None if number is None else (number + 2, last)
         self._metrics.commit_groups.add()
@@ -370,7 +367,7 @@ class CommitLog:
             with self._status.write(sync=False, undo=undo, wait=wait) as cur:
                 self._queue.take(group)
                 with self.lock:
-                    number = self._runtime.change_number()
+                    number = self.runtime.change_number()
                     if number is None or self._current != number:
                         self._catch_up(cur)
                     applied = self._applied

@@ -17,8 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import apsw
 
@@ -36,8 +35,7 @@ GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
 
 
-@dataclass(frozen=True)
-class SmallCommit:
+class SmallCommit(NamedTuple):
     """A small transaction that is to be committed in one row of the log.
 
     Attributes:
@@ -59,7 +57,11 @@ class SmallCommit:
 
 
 class CommitRequest:
-    """A commit in the queue, and how its thread hears of the end."""
+    """A commit in the queue, and how its thread hears of the end.
+
+    Attributes:
+        wake: released when it has ended or is to lead; None where nobody waits.
+    """
 
     __slots__ = ("commit", "error", "future", "leads", "size", "stamp", "wake")
 
@@ -73,8 +75,6 @@ class CommitRequest:
         self.error: BaseException | None = None
         self.leads = False
         self.wake: threading.Lock | None = None
-        if future is None:
-            self.wake = new_baton()
 
     @property
     def ended(self) -> bool:
@@ -149,6 +149,8 @@ class CommitQueue:
     def _join(self, waiting: CommitRequest) -> bool:
         """Queue up; True when the caller is to lead."""
         with self._mutex:
+            if self._leading and waiting.future is None:
+                waiting.wake = new_baton()
             self._queue.append(waiting)
             waiting.leads, self._leading = not self._leading, True
             return waiting.leads
@@ -205,7 +207,9 @@ class CommitQueue:
         finally:
             if busy:
                 with self._mutex:
-                    self._queue[0].leads = False  # it stands in front, and may be withdrawn now
+                    first = self._queue[0]  # the caller's, that may be withdrawn now
+                    first.leads = False
+                    first.wake = first.wake or new_baton()
                 self._hand_over()
             else:
                 self._pass_on()

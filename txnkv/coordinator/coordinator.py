@@ -142,7 +142,7 @@ class Coordinator:
             snapshot = self.latest()
         now = Timestamp(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
-        runtime = self.store.runtime
+        owner_slot, owner_start = self.log.runtime.owner
         return status_table.opened(
             txn_id=self.ids.begin(held),
             state=TxnState.OPEN,
@@ -157,8 +157,8 @@ class Coordinator:
             heartbeat_slot=None,
             isolation=isolation,
             locking=locking,
-            owner_slot=runtime.slot,
-            owner_start=runtime.slot_start,
+            owner_slot=owner_slot,
+            owner_start=owner_start,
             reason=None,
             error=None,
             age_ts=age_ts,

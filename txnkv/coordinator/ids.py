@@ -197,9 +197,7 @@ class IdPin(Pin):
         txn_id: live until it is given back; None for none.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.txn_id: int | None = None
+    txn_id: int | None = None
 
 
 class IdRanges:
@@ -275,7 +273,7 @@ class IdRanges:
             cur.execute(
                 "INSERT INTO id_ranges (first, last, least_live, owner_slot, owner_start) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (first, first + RANGE - 1, first, runtime.slot, runtime.slot_start),
+                (first, first + RANGE - 1, first, *runtime.owner),
             )
         with self._lock:
             self._next, self._end = first, first + RANGE

@@ -91,7 +91,7 @@ class Lease:
             cur.execute(
                 "INSERT OR REPLACE INTO lease (id, term, owner_slot, owner_start, renewed) "
                 "VALUES (1, ?, ?, ?, ?)",
-                (term, runtime.slot, runtime.slot_start, now),
+                (term, *runtime.owner, now),
             )
             runtime.heartbeat_register(runtime.LEADER, term, now)
         self.term = term

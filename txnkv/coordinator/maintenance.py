@@ -310,7 +310,7 @@ class Maintenance:
             return True
         if row.isolation == "serializable" and row.state is TxnState.COMMIT_IN_PROGRESS:
             # What it has read its own process alone knows: any other would have to abort it.
-            return (row.owner_slot, row.owner_start) == (runtime.slot, runtime.slot_start)
+            return (row.owner_slot, row.owner_start) == runtime.owner
         return clock.now_micros() - row.last_update_ts.micros > TAKE_OVER_AFTER
 
     def _forget(self) -> None:

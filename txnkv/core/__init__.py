@@ -33,7 +33,7 @@ from txnkv.core.blocks import (
     gather_blocks,
     point_find,
 )
-from txnkv.core.codec import KeyCodec, successor
+from txnkv.core.codec import KeyCodec, key_codec, successor
 from txnkv.core.column_types import cast, column_type, element_type, may_be_key, parse_type
 from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
 from txnkv.core.filters import Zone, bloom_build, bloom_may_contain, bloom_probe, zone
@@ -154,6 +154,7 @@ __all__ = [
     "hash_partition",
     "intact",
     "join_headers",
+    "key_codec",
     "lower_bound",
     "mark_common",
     "mark_duplicates",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Context, Decimal
+from functools import lru_cache
 from operator import index
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
@@ -324,6 +325,16 @@ def _zone(name: str | None) -> tzinfo | None:
     if name is None:
         return None
     return UTC if name == "UTC" else ZoneInfo(name)
+
+
+@lru_cache(maxsize=1024)
+def key_codec(*types: pa.DataType) -> KeyCodec:
+    """The codec of these types, made once: that compiles a function.
+
+    Raises:
+        As `KeyCodec`.
+    """
+    return KeyCodec(types)
 
 
 _VARYING = {lib.KEY_BYTES, lib.KEY_BOOL}

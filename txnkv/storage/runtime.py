@@ -219,11 +219,10 @@ class Runtime:
         return slot
 
     @property
-    def slot_start(self) -> int:
-        """When this process took its slot, in monotonic microseconds; with `slot`, its name."""
-        if self._slot is None:
-            self.slot  # noqa: B018  takes one
-        return self._started
+    def owner(self) -> tuple[int, int]:
+        """The slot, and when this process took it in monotonic microseconds: its name."""
+        slot = self._slot
+        return (self.slot if slot is None else slot), self._started
 
     def slot_alive(self, slot: int, start: int | None = None) -> bool:
         """Return True when a live process holds the slot; with `start`, the same one still."""
@@ -284,7 +283,8 @@ class Runtime:
         with self._lock:
             pins = self._pins[field]
             if value < self._published[field]:
-                self._publish(file, slot, field, value)
+                self._published[field] = value
+                file.store(SLOT_BASE + slot * SLOT_WORDS + field, value)
             count = pins.get(value, 0) + 1
             if pin is not None:
                 pin.snapshot = value
@@ -307,11 +307,8 @@ class Runtime:
                 return
             del pins[value]
             if self._published[field] not in pins and self._slot is not None:  # else it was closed
-                self._publish(file, self._slot, field, min(pins, default=NOTHING))
-
-    def _publish(self, file: RuntimeFile, slot: int, field: int, value: int) -> None:
-        self._published[field] = value
-        file.store(SLOT_BASE + slot * SLOT_WORDS + field, value)
+                self._published[field] = least = min(pins, default=NOTHING)
+                file.store(SLOT_BASE + self._slot * SLOT_WORDS + field, least)
 
     def _least(self, field: int) -> int | None:
         words = self._attached()
@@ -452,5 +449,4 @@ class Pin:
         snapshot: what is pinned; None for nothing.
     """
 
-    def __init__(self) -> None:
-        self.snapshot: int | None = None
+    snapshot: int | None = None

@@ -249,17 +249,16 @@ class WhenDropped:
         return watch is not None and watch() is not None
 
     def __call__(self) -> None:
-        work = self.forget()
-        if work is not None:
-            fn, args = work
+        watch, self._watch = self._watch, None
+        if watch is not None and _worker.watched.pop(id(watch), None) is not None:
+            fn, args = watch.work
             fn(*args)
 
-    def forget(self) -> _Work | None:
-        """Nothing is to be done any more; answers what was."""
+    def forget(self) -> None:
+        """Nothing is to be done any more."""
         watch, self._watch = self._watch, None
-        if watch is None or _worker.watched.pop(id(watch), None) is None:
-            return None
-        return watch.work
+        if watch is not None:
+            _worker.watched.pop(id(watch), None)
 
 
 def settle_dropped() -> None:

@@ -104,6 +104,16 @@ class TxnContext:
         has_written: it is more than a reader.
     """
 
+    lock_timeout: float = LOCK_TIMEOUT
+    handle: Callable[[], HeartOwner | None] | None = None
+    hold: Hold | None = None
+    name: str | None = None
+    _own: SmallParts | None = None
+    _fixed: Timestamp | None = None
+    _storing = False
+    _staged_sends: StagedSends | None = None
+    _unsure_acks: frozenset[tuple[int, tuple[MessageId, ...], bool]] = frozenset()
+
     def __init__(
         self,
         instance: Instance,
@@ -121,19 +131,10 @@ class TxnContext:
         self.scope = scope
         self.transactional = transactional
         self.sessions: list[Flushable] = []
-        self.handle: Callable[[], HeartOwner | None] | None = None
         self._pid = _PID
-        self.lock_timeout = LOCK_TIMEOUT
         self._reads = ReadSet() if row.isolation == "serializable" and not stored else None
-        self._own: SmallParts | None = None
-        self._fixed: Timestamp | None = None
         self.has_written = stored
-        self.hold: Hold | None = None
-        self.name: str | None = None
         self._holding = holding
-        self._storing = False
-        self._staged_sends: StagedSends | None = None
-        self._unsure_acks: set[tuple[int, tuple[MessageId, ...], bool]] = set()
         if not stored:
             instance.know(row.txn_id, self)
 
@@ -315,14 +316,14 @@ class TxnContext:
         """
         if len(rows) <= write_buffer.FEW_ROWS:
             with self.lock:
-                if self.unsettled:
-                    self.settle()
+                self.settle()
                 if self._may_be_small:
                     outcome = Outcome()
                     own = self._parts().rows
                     self.has_written = True
                     own.apply_rows(writer, op, rows, outcome, counted=counted)
-                    self.settle_if_possible()
+                    if own.too_large:
+                        self.settle_if_possible()
                     return outcome
         batch = to_batch(writer.schema, rows, op)
         return self.write_batches(writer.table, op, iter((batch,)))
@@ -331,8 +332,7 @@ class TxnContext:
         self, table: TableInfo, op: str, batches: Iterator[pa.RecordBatch]
     ) -> Outcome:
         """An operation on batches as `arrow_input.chunks` gives them."""
-        if self.unsettled:
-            self.settle()
+        self.settle()
         ahead = list(islice(batches, 2))
         if not ahead:
             return Outcome()
@@ -411,8 +411,7 @@ class TxnContext:
         self.refuse_attempt("acknowledge")
         with self.lock:
             self.require_open("acknowledge")
-            if self.unsettled:
-                self.settle()
+            self.settle()
             self.has_written = True
             call = info.id, tuple(ids), cumulative
             again = call in self._unsure_acks
@@ -423,9 +422,9 @@ class TxnContext:
                 self._abort_on_conflict(error)
                 raise
             except (StorageFullError, UnavailableError):
-                self._unsure_acks.add(call)
+                self._unsure_acks |= {call}
                 raise
-            self._unsure_acks.discard(call)
+            self._unsure_acks -= {call}
 
     @contextmanager
     def taking_back(self) -> Iterator[None]:
@@ -445,6 +444,8 @@ class TxnContext:
         Args:
             more: what comes next belongs to it; of an attempt it counts with that.
         """
+        if self._staged_sends is None and not self.unsettled:
+            return
         with self.lock:
             if self._staged_sends is not None and not more:
                 self._staged_sends.settle()

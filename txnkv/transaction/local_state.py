@@ -38,6 +38,7 @@ until it is tried again. A rollback that comes in between aborts, and nothing is
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -93,15 +94,14 @@ class Attempt:
         stamp, error: the outcome, one of them.
     """
 
-    __slots__ = ("_future", "_gate", "began", "error", "queued", "stamp")
+    error: BaseException | None = None
+    _future: Future[Timestamp] | None = None
+    _gate: threading.Lock | None = None
 
     def __init__(self, stamp: Timestamp | None = None) -> None:
         self.began = time.monotonic()
         self.queued = stamp is None
         self.stamp = stamp
-        self.error: BaseException | None = None
-        self._future: Future[Timestamp] | None = None
-        self._gate = new_baton()
 
     @property
     def done(self) -> bool:
@@ -110,8 +110,10 @@ class Attempt:
 
     def wait(self, seconds: float) -> bool:
         """Wait for the outcome; False when it is not there in time."""
-        if not self.done and self._gate.acquire(timeout=seconds):
-            self._gate.release()
+        # Most attempts nobody waits for. One lock for all who do; the outcome is looked for after.
+        gate = self._gate or self.__dict__.setdefault("_gate", new_baton())
+        if not self.done and gate.acquire(timeout=seconds):
+            gate.release()
         return self.done
 
     def result(self) -> Timestamp:
@@ -141,7 +143,8 @@ class Attempt:
     def settle(self, stamp: Timestamp | None, error: BaseException | None) -> None:
         """Take the outcome, under the lock of the state; `tell` comes next."""
         self.stamp, self.error = stamp, error
-        self._gate.release()
+        if self._gate is not None:
+            self._gate.release()
 
     def future(self) -> Future[Timestamp]:
         """A future of the outcome. Asked for under the lock of the state."""
@@ -185,21 +188,17 @@ class LocalState:
         reason, error: why it was aborted, and the name of a class of errors.
     """
 
-    __slots__ = (
-        "at", "attempt", "commit_called", "commit_ts", "error", "lock", "reason", "stored",
-        "unsure_since",
-    )  # fmt: skip
+    commit_called = False
+    attempt: Attempt | None = None
+    unsure_since = _NEVER
+    commit_ts: Timestamp | None = None
+    reason: str | None = None
+    error: str | None = None
 
     def __init__(self, *, stored: bool) -> None:
         self.lock = new_rlock()
         self.at = Local.STORED if stored else Local.IN_MEMORY
         self.stored = stored
-        self.commit_called = False
-        self.attempt: Attempt | None = None
-        self.unsure_since = _NEVER
-        self.commit_ts: Timestamp | None = None
-        self.reason: str | None = None
-        self.error: str | None = None
 
     @property
     def open(self) -> bool:

@@ -11,6 +11,7 @@ are given as rows, and made bytes when they are sent.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -20,7 +21,6 @@ import pyarrow as pa
 
 from txnkv.core import column_type
 from txnkv.errors import InvalidTxnStateError, SchemaError, TopicNotFoundError, TxnkvError
-from txnkv.storage import new_lock
 from txnkv.tables import Column, RowChecker, Schema, arrow_input, nothing
 from txnkv.topics import (
     Encoded,
@@ -90,10 +90,14 @@ def send_alone(engine: TopicEngine, parcels: Sequence[Parcel]) -> bool:
 
 
 class SendBuffer:
-    """The messages of one session. Shared by the threads that share its transaction."""
+    """The messages of one session. Shared by the threads that share its transaction.
 
-    def __init__(self) -> None:
-        self._lock = new_lock()
+    Args:
+        lock: the session's.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._lists: dict[int, tuple[TopicInfo, list[Pending]]] = {}
         self._parcels: list[Parcel] = []
         self._sticky: dict[int, Sticky] = {}

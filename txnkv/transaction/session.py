@@ -86,7 +86,6 @@ class Session(Closing):
         if flush_mode not in FLUSH_MODES:
             one_of("flush_mode", flush_mode, FLUSH_MODES)
         self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
-        self._sending = SendBuffer()
         self._short: ShortCut = NO_SHORT_CUT
         self._acks: list[Acks] = []
         self._sent = self._acked = 0
@@ -98,9 +97,10 @@ class Session(Closing):
         self._rows = SessionRows(self._room)
         self._unsure: Unsure | None = None
         self._flushed = Outcome()
-        self._errors = ErrorBuffer(lambda: None if context is None else context.id)
         self._closed = False
         self._lock = new_rlock()
+        self._sending = SendBuffer(self._lock)
+        self._errors = ErrorBuffer(self._lock, context)
         self._background: Background | None = None
         # The run that rows are added to without ado, while table and operation stay the same.
         self._table: AnyTable | None = None

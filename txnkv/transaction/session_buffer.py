@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from txnkv.errors import InvalidTxnStateError, RowError, RowErrors
-from txnkv.storage import new_lock
 from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Shape, Values, shape_of
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
@@ -376,12 +375,13 @@ class ErrorBuffer:
     was told of yet. Shared by threads.
 
     Args:
-        txn_id: gives the session's transaction.
+        lock: the session's.
+        context: its transaction, or None.
     """
 
-    def __init__(self, txn_id: Callable[[], int | None]) -> None:
-        self._txn_id = txn_id
-        self._lock = new_lock()
+    def __init__(self, lock: threading.RLock, context: TxnContext | None) -> None:
+        self._lock = lock
+        self._context = context
         self._errors: list[RowError] = []
         self._untold = 0
 
@@ -425,4 +425,4 @@ class ErrorBuffer:
                 count, self._untold = self._untold, 0
                 errors = self._errors[-count:]
             if count:
-                raise RowErrors(errors, count, self._txn_id())
+                raise RowErrors(errors, count, self._context and self._context.id)

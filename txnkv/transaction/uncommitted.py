@@ -70,7 +70,7 @@ def _give_back(instance: Instance, held: IdPin) -> None:
         instance.coordinator.ids.ended(held.txn_id)
     if held.snapshot is not None:
         try:
-            instance.store.runtime.unpin(held.snapshot, held)
+            instance.coordinator.log.runtime.unpin(held.snapshot, held)
         except ClosedError:
             return  # with the store went its pins
 
@@ -156,13 +156,14 @@ class SmallParts:
 
     def commit(self) -> SmallCommit:
         """Return the commit of all parts, for the commit log."""
-        commit = self._commit()
-        return commit if self._marks is None else self._marks.within(commit)
-
-    def _commit(self) -> SmallCommit:
         outbox = self._outbox
         if outbox is None or outbox.empty:
-            return (self._rows or self.rows).commit()
+            commit = (self._rows or self.rows).commit()
+        else:
+            commit = self._commit_with(outbox)
+        return commit if self._marks is None else self._marks.within(commit)
+
+    def _commit_with(self, outbox: Outbox) -> SmallCommit:
         sends = outbox.commit_parts()
         if self._reads is None and self.shown is None:
             return SmallCommit(self._row.txn_id, (), sends.validate, sends.write, sends.size)

@@ -76,8 +76,8 @@ def pin(coordinator: Coordinator, snapshot: Timestamp) -> None:
 
 def pin_latest(coordinator: Coordinator, pin: Pin | None = None) -> Timestamp:
     """The latest snapshot, pinned until `runtime.unpin`; `pin` is told of it."""
-    runtime, log = coordinator.store.runtime, coordinator.log
-    guess = log.applied
+    log = coordinator.log
+    runtime, guess = log.runtime, log.visible
     while True:
         runtime.pin_snapshot(guess, pin)
         # Looked at after the pin. The floor may be above the latest snapshot for a moment: at a

@@ -200,7 +200,7 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         raise SchemaError(f"column {name!r} is {kind}: only 'is null' and 'is not null' work on it")
     keys = None
     if not pa.types.is_list(kind):
-        encoded = core.KeyCodec([kind]).encode([values])
+        encoded = core.key_codec(kind).encode([values])
         keys = tuple(encoded.key(i) for i in range(encoded.n))
     return Predicate(name, op, values, keys)
 

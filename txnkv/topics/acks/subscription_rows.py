@@ -254,7 +254,7 @@ def consumer_of(
     runtime = store.runtime
     if slot is None or not runtime.slot_alive(slot, start):
         return None
-    if (slot, start) != (runtime.slot, runtime.slot_start):
+    if (slot, start) != runtime.owner:
         return f"process {runtime.slot_owner(slot)}"
     return "this process" if consumer in live else None
 

@@ -264,7 +264,7 @@ class Subscriptions:
 
     def _open(self, cur: apsw.Cursor, info: SubscriptionInfo, *, changed: bool) -> Place | None:
         runtime = self._store.runtime
-        place = Place(runtime.slot, runtime.slot_start, next(_consumers))
+        place = Place(*runtime.owner, next(_consumers))
         subscription_rows.check_boot(cur, info)
         ack_rows.free_dead(cur, self._store, info.id)
         if info.type != SHARED:

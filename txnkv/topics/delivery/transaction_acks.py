@@ -252,7 +252,7 @@ class TransactionAcks:
         if hold is not None:
             hold.where.add("status")
         hold_id = None if hold is None else hold.id
-        holder = Holder(row.txn_id, stored, runtime.slot, runtime.slot_start, row.deadline, hold_id)
+        holder = Holder(row.txn_id, stored, *runtime.owner, row.deadline, hold_id)
         return ack_rows.register(cur, info, partition_id, holder, ranges, position)
 
     def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
