@@ -131,6 +131,22 @@ class AsyncTable(Wrapper):
             lambda: self.blocking.diff_tokens(plain_at(start), plain_at(end), columns, rows)
         )
 
+    async def insert(self, row: Any) -> None:
+        """Insert a row, durably; see `txnkv.Table.insert`."""
+        await self._calls(self.blocking.insert, row)
+
+    async def upsert(self, row: Any) -> None:
+        """Insert a row, or give the one that is there new values; see `txnkv.Table.upsert`."""
+        await self._calls(self.blocking.upsert, row)
+
+    async def update(self, row: Any) -> None:
+        """Give the row with this key new values; see `txnkv.Table.update`."""
+        await self._calls(self.blocking.update, row)
+
+    async def delete(self, key: Any) -> None:
+        """Delete the row with this key; see `txnkv.Table.delete`."""
+        await self._calls(self.blocking.delete, key)
+
     async def next_id(self) -> int:
         """An id that no other call in any process gets."""
         return await self._calls(self.blocking.next_id)

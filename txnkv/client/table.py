@@ -9,12 +9,14 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, HistoryExpiredError
+from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors
 from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.tables import (
     TOKEN_ROWS,
     DiffParts,
     DiffRequest,
+    Operation,
+    Outcome,
     ReadView,
     Schema,
     TableEngine,
@@ -25,7 +27,16 @@ from txnkv.tables import (
     scan,
     table_catalog,
 )
-from txnkv.transaction import AnyTable, At, Closing, Connection, Scan, unpin
+from txnkv.transaction import (
+    AnyTable,
+    At,
+    Closing,
+    Connection,
+    Scan,
+    TxnContext,
+    unpin,
+    write_alone,
+)
 
 T = TypeVar("T")
 
@@ -246,6 +257,50 @@ class Table(Closing):
             found = self._row_ids[0]
             self._row_ids = self._row_ids[1:]
             return found
+
+    # -- one row, in a transaction of its own ------------------------------------------
+
+    def insert(self, row: Any) -> None:
+        """Insert a row, durably; its key is not to be there.
+
+        Args:
+            row: a dict, a tuple in schema order or a dataclass.
+
+        Raises:
+            RowErrors: the key is there already.
+            SchemaError: the row does not fit the table.
+            TransactionLockedError: a transaction holds the partition's lock.
+            StorageFullError, UnavailableError: the disk is full or failed; nothing was written.
+            CommitOutcomeUnknownError: the disk failed at the commit point; its `ask` tells later.
+        """
+        self._write("insert", row)
+
+    def upsert(self, row: Any) -> None:
+        """Insert a row, or give the one that is there new values, durably; raises as `insert`."""
+        self._write("upsert", row)
+
+    def update(self, row: Any) -> None:
+        """Give the row with this key new values, durably; raises as `insert`, and RowErrors where
+        there is none.
+        """
+        self._write("update", row)
+
+    def delete(self, key: Any) -> None:
+        """Delete the row with this key, a scalar or a tuple, durably; raises as `update`."""
+        self._write("delete", key)
+
+    @shielded
+    def _write(self, op: Operation, row: Any) -> None:
+        self._connection.require_writable()
+        writer = self._connection.writer(self)
+        values = [writer.checker.of(op)(row)]
+
+        def write(context: TxnContext) -> Outcome:
+            return context.write_rows(writer, op, values, counted=False)
+
+        outcome = write_alone(self._connection.instance, write, again=True)
+        if outcome.refused:
+            raise RowErrors(outcome.errors)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.scan().__arrow_c_stream__(requested_schema)

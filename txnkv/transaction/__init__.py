@@ -11,6 +11,7 @@ autocommit, job, token                writes outside of a transaction; attempts;
 """
 
 from txnkv.transaction import instance, one_phase_commit, two_phase_commit
+from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import DEADLINE, DEFAULTS, Isolation, Locking, Retries
 from txnkv.transaction.connection import Acknowledged, AnyTable, At, Closing, Connection, Handle
 from txnkv.transaction.context import TxnContext
@@ -55,4 +56,5 @@ __all__ = [
     "one_phase_commit",
     "two_phase_commit",
     "unpin",
+    "write_alone",
 ]

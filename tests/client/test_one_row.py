@@ -1,0 +1,68 @@
+"""One row of a table, written outside of any transaction: durable at the return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.conftest import Process
+
+
+def test_each_call_is_a_commit(table: txnkv.Table, connect: Callable[..., txnkv.Client]) -> None:
+    other = connect().table(table.name)
+    table.insert((1, "a"))
+    assert other.get(1) == {"id": 1, "v": "a"}
+    table.upsert({"id": 1, "v": "b"})
+    table.upsert((2, None))
+    assert list(other.scan(ordered=True)) == [{"id": 1, "v": "b"}, {"id": 2, "v": None}]
+    table.update({"id": 2, "v": "c"})
+    table.delete(1)
+    assert list(other.scan()) == [{"id": 2, "v": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("op", "row", "why"),
+    [("insert", (1, "b"), "key 1"), ("update", (2, "b"), "key 2"), ("delete", 2, "key 2")],
+)
+def test_a_refused_row_is_told_at_the_call(table: txnkv.Table, op: str, row: Any, why: str) -> None:
+    table.insert((1, "a"))
+    with pytest.raises(txnkv.RowErrors, match=why) as refused:
+        getattr(table, op)(row)
+    assert refused.value.count == 1
+    assert list(table.scan()) == [{"id": 1, "v": "a"}]
+
+
+def test_what_does_not_fit_is_refused(
+    table: txnkv.Table, connect: Callable[..., txnkv.Client]
+) -> None:
+    with pytest.raises(txnkv.SchemaError, match="'id'"):
+        table.insert(("one", None))
+    reader = connect(read_only=True).table(table.name)
+    with pytest.raises(txnkv.NotSupportedError, match="read_only"):
+        reader.insert((1, None))
+    assert table.count() == 0
+
+
+def test_threads_insert_one_key_once(table: txnkv.Table) -> None:
+    def insert(number: int) -> bool:
+        try:
+            table.insert((7, str(number)))
+        except txnkv.RowErrors:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(insert, range(16))) == 1
+
+
+@pytest.mark.parametrize("point", ["log.written", "log.durable"])
+def test_killed_beside_the_commit(
+    client: txnkv.Client, table: txnkv.Table, process: Callable[..., Process], point: str
+) -> None:
+    child = process("client.table('t').insert((1, 'a'))", fault=f"{point}=kill")
+    child.finish(-9)
+    assert table.get(1) == (None if point == "log.written" else {"id": 1, "v": "a"})
