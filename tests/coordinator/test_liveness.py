@@ -202,7 +202,7 @@ def test_a_live_serializable_commit_is_left_to_its_process(
     assert maintenance._abandoned(row)  # by its own process, which knows
     other = Maintenance(world.store, world.coordinator.orchestrator, 900.0)
     with monkeypatch.context() as patch:
-        patch.setattr(Runtime, "slot", 7)
+        patch.setattr(Runtime, "owner", (7, row.owner_start))
         assert not other._abandoned(row)
     with world.store.status.write() as cur:
         cur.execute("UPDATE transactions SET owner_start = owner_start - 1")

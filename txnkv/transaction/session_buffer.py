@@ -425,4 +425,5 @@ class ErrorBuffer:
                 count, self._untold = self._untold, 0
                 errors = self._errors[-count:]
             if count:
-                raise RowErrors(errors, count, self._context and self._context.id)
+                context = self._context
+                raise RowErrors(errors, count, None if context is None else context.id)
