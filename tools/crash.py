@@ -31,6 +31,7 @@ from typing import Final
 
 import txnkv
 from tools import (
+    crash_alter,
     crash_applications,
     crash_jobs,
     crash_logs,
@@ -110,7 +111,16 @@ PLANS: Final[dict[str, Plan]] = {
         every=1,
     ),
     "status.after_commit": Plan(
-        ("create", "commit", "commit_small", "rollback", "topics_commit", "topics_alone", "apply"),
+        (
+            "create",
+            "commit",
+            "commit_small",
+            "rollback",
+            "topics_commit",
+            "topics_alone",
+            "apply",
+            "alter",
+        ),
         every=2,
     ),
     "status.unsynced": Plan(
@@ -205,6 +215,8 @@ PLANS: Final[dict[str, Plan]] = {
     "acks.applied": Plan(("pass_on",), GONE, every=1),
     "acks.returned": Plan(("pass_on",), GONE, every=1),
     "leases.claimed": Plan(("pass_on",), GONE, every=3),
+    "alter.written": Plan(("alter",), GONE, every=1),
+    "alter.durable": Plan(("alter",), GONE, every=1),
     "applications.staged": Plan(("apply",), GONE, every=1),
     "applications.written": Plan(("apply",), GONE, every=1),
 }
@@ -218,6 +230,7 @@ EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] 
     "job": _examine_jobs,
     "job_rollback": _examine_jobs,
     "job_abort": _examine_aborted_jobs,
+    **crash_alter.EXAMINERS,
     **crash_applications.EXAMINERS,
     **crash_plain.EXAMINERS,
     **crash_producers.EXAMINERS,

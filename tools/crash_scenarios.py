@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import txnkv
 from tools import (
+    crash_alter,
     crash_applications,
     crash_jobs,
     crash_logs,
@@ -270,6 +271,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_rollback": topics_rollback,
     "topics_small": topics_small,
     "topics_alone": topics_alone,
+    **{name: partial(do, say) for name, do in crash_alter.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_applications.SCENARIOS.items()},
     **crash_jobs.scenarios(say, _write_task),
     **{name: partial(do, say) for name, do in crash_plain.SCENARIOS.items()},

@@ -29,6 +29,12 @@ class TransactionConflictError(RetriableError):
     """Another transaction committed first what this one wrote. This one was aborted."""
 
 
+class SchemaChangedError(TransactionConflictError):
+    """A table was altered, and rows for its former columns cannot be committed, or read as it was
+    planned. Begin again: a transaction has the columns of the time when it begins.
+    """
+
+
 class TransactionLockedError(RetriableError):
     """A partition lock is held by another transaction."""
 

@@ -313,9 +313,12 @@ class AsyncClient(ClosingWrapper):
         schema: Schema,
         partition_by: PartitionBy = None,
         exists_ok: bool = False,
+        evolve: bool = False,
     ) -> AsyncTable:
         """Make a table."""
-        made = await self._calls(self.blocking.create_table, name, schema, partition_by, exists_ok)
+        made = await self._calls(
+            self.blocking.create_table, name, schema, partition_by, exists_ok, evolve
+        )
         return AsyncTable(made, self._calls)
 
     async def table(self, name: str) -> AsyncTable:

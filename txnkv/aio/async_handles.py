@@ -16,7 +16,7 @@ import pyarrow as pa
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper
 from txnkv.client import Consumer, DiffToken, Producer, Snapshot, Subscription, Table, Topic
 from txnkv.coordinator import Timestamp
-from txnkv.tables import TOKEN_ROWS, Schema
+from txnkv.tables import TOKEN_ROWS, AnyColumn, Schema
 from txnkv.topics import FetchResult, Message, MessageId, Start, SubscriptionType
 from txnkv.transaction import Acknowledged, Scan, ScanToken
 
@@ -86,6 +86,15 @@ class AsyncTable(Wrapper):
     @property
     def schema(self) -> Schema:
         return self.blocking.schema
+
+    async def alter(
+        self,
+        add: Mapping[str, AnyColumn] | None = None,
+        rename: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+    ) -> Schema:
+        """Add, rename and drop columns; see `txnkv.Table.alter`."""
+        return await self._calls(self.blocking.alter, add, rename, drop)
 
     async def get(self, key: Any, snapshot: At = None) -> dict[str, Any] | None:
         """The row with this key, or None."""

@@ -4,6 +4,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
 `command_group` for the exit statuses. Each command's module is loaded when it is called:
 
     store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
+    table_commands                         a table, changed
     load, row_sources, text_sources        files in
     scan_rows                              rows out
     produce, consume, message_lines        messages in and out
@@ -21,6 +22,7 @@ _HOMES = {
     "load": "txnkv.cli.load",
     "scan": "txnkv.cli.scan_rows",
     "tables": "txnkv.cli.store_commands",
+    "alter": "txnkv.cli.table_commands",
     "topics": "txnkv.cli.topic_commands",
     "produce": "txnkv.cli.produce",
     "consume": "txnkv.cli.consume",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from txnkv.cli.command_group import given
 from txnkv.coordinator import Timestamp
-from txnkv.tables import HashPartition, Schema, hash_partition
+from txnkv.tables import Column, HashPartition, Schema, hash_partition
 
 _OPENING: Final = "(<["
 _CLOSING: Final = ")>]"
@@ -23,6 +24,10 @@ _WHERE: Final = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s=!<>"]+))\s*
         (?:(?P<null>is\s+(?:not\s+)?null)|(?P<op>==|=|!=|<>|<=|>=|<|>|\bin\b)\s*(?P<value>.+?))\s*""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_NEW: Final = re.compile(
+    r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s:="]+))\s*(?:\s|:)\s*(?P<kind>[^\s:=].*)""",
+    re.VERBOSE | re.DOTALL,
 )
 _SAME: Final = {"==": "=", "<>": "!="}
 
@@ -72,12 +77,49 @@ def columns(text: str, option: str) -> dict[str, str]:
     return columns
 
 
-def _split_outside(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+@given()
+def new_column(text: str) -> tuple[str, Column]:
+    """`note string?` or `total float64 = 0` as a column's name and the column.
+
+    Raises:
+        click.UsageError: it is not written like that, the type is unknown, or the default does not
+            fit it.
+    """
+    found = _NEW.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"--add: {text!r} is no column; write name and type, as 'note string?', and a default "
+            "behind them, as 'total float64 = 0'"
+        )
+    name = found["quoted"] or found["name"]
+    kind, *default = _split_outside(found["kind"], "=")
+    column = Column(kind.strip()).resolved()
+    if default:
+        assert isinstance(column.type, pa.DataType)
+        value = _value(name, "=".join(default).strip(), column.type, "--add")
+        column = replace(column, default=value)
+    return name, column
+
+
+@given()
+def renaming(text: str) -> tuple[str, str]:
+    """`old=new` as the two names.
+
+    Raises:
+        click.UsageError: it is not written like that.
+    """
+    old, equals, new = text.partition("=")
+    if not equals or not old.strip() or not new.strip():
+        raise ValueError(f"--rename: {text!r} is not old=new, as total=amount")
+    return old.strip(), new.strip()
+
+
+def _split_outside(text: str, at: str = ",") -> list[str]:
+    """Split at the commas, or another letter, outside of brackets."""
     parts, depth, start = [], 0, 0
     for i, letter in enumerate(text):
         depth += (letter in _OPENING) - (letter in _CLOSING)
-        if letter == "," and depth == 0:
+        if letter == at and depth == 0:
             parts.append(text[start:i])
             start = i + 1
     return [*parts, text[start:]]
@@ -128,7 +170,7 @@ def _items(text: str) -> list[str]:
     return next(csv.reader([inner], quotechar=quote, skipinitialspace=True), [])
 
 
-def _value(name: str, text: str, kind: pa.DataType) -> Any:
+def _value(name: str, text: str, kind: pa.DataType, option: str = "--where") -> Any:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     try:
@@ -138,7 +180,7 @@ def _value(name: str, text: str, kind: pa.DataType) -> Any:
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             hint = " (give a time zone, as 2026-01-31T12:00Z)"
         raise ValueError(
-            f"--where: column {name!r} is {kind}, and {text!r} is none{hint}"
+            f"{option}: column {name!r} is {kind}, and {text!r} is none{hint}"
         ) from error
 
 

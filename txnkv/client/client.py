@@ -139,6 +139,7 @@ class Client(Connection, Closing):
         schema: Schema,
         partition_by: PartitionBy = None,
         exists_ok: bool = False,
+        evolve: bool = False,
     ) -> Table:
         """Make a table. Takes effect at once, outside of transactions.
 
@@ -149,10 +150,12 @@ class Client(Connection, Closing):
                 the table is one tablet.
             exists_ok: return the table of this name when there is one with this schema and
                 partitioning.
+            evolve: as exists_ok, and add columns that it has not, if they are the last ones here
+                and nullable or with a default.
 
         Raises:
-            TableExistsError: the name is taken (with exists_ok: by a table that is different; the
-                message names how).
+            TableExistsError: the name is taken (with exists_ok or evolve: by a table that is
+                different; the message names how).
             SchemaError: the partitioning does not fit the schema.
         """
         self.require_writable()
@@ -166,11 +169,10 @@ class Client(Connection, Closing):
             try:
                 return Table(self, engine.create(name, schema, partitioning))
             except TableExistsError:
-                if not exists_ok:
+                if not (exists_ok or evolve):
                     raise
-            found = engine.find(name)
+            found = engine.alike(name, schema, partitioning, evolve=evolve)
             if found is not None:  # else it was dropped meanwhile
-                found.require_alike(schema, partitioning)
                 return Table(self, found)
 
     def table(self, name: str) -> Table:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors
+from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
 from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.tables import (
     TOKEN_ROWS,
+    AnyColumn,
     DiffParts,
     DiffRequest,
     Operation,
@@ -21,6 +23,7 @@ from txnkv.tables import (
     Schema,
     TableEngine,
     TableInfo,
+    altered,
     diff,
     history,
     lookup,
@@ -124,6 +127,48 @@ class Table(Closing):
 
     @property
     def schema(self) -> Schema:
+        """Columns and key as they are now; as they were, once the table was dropped or the client
+        closed.
+        """
+        with suppress(TableNotFoundError, ClosedError):
+            self.info = self._engine().current(self.info)
+        return self.info.schema
+
+    @shielded
+    def alter(
+        self,
+        add: Mapping[str, AnyColumn] | None = None,
+        rename: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+    ) -> Schema:
+        """Add, rename and drop columns, at once for any number of rows; the key stays.
+
+        Takes effect at once, outside of transactions. Rows that are there have the default of a new
+        column, or null. Snapshots from before go on to see the columns that they had, and so does a
+        transaction that began before: once it is to commit rows into the table, and is small, it
+        gets SchemaChangedError and is run again.
+
+        Args:
+            add: new columns by name, behind those that there are; nullable, or with a default.
+            rename: new names by old ones.
+            drop: names. Another column of the same name has nothing of their values.
+
+        Returns:
+            The new schema.
+
+        Raises:
+            SchemaError: a column is not there, is of the key, or its name is taken; a new one is
+                neither nullable nor has a default.
+            TableNotFoundError: the table was dropped.
+        """
+        self._connection.require_writable()
+        if isinstance(drop, str):
+            raise TypeError(f"drop is a list of names, as [{drop!r}]")
+        added, renamed = dict(add or {}), dict(rename or {})
+        self.info = self._connection.instance.engine.alter(
+            self.info, lambda schema: altered(schema, added, renamed, drop)
+        )
+        self._connection.end_sessions()  # their next rows are checked by the new schema
         return self.info.schema
 
     def __repr__(self) -> str:
@@ -144,20 +189,23 @@ class Table(Closing):
             TableNotFoundError: the table was dropped.
             HistoryExpiredError: the snapshot is older than the history that the store keeps.
         """
-        return self._read(snapshot, lambda engine, view: lookup.get(engine, self.info, view, key))
+        return self._read(snapshot, lambda engine, info, view: lookup.get(engine, info, view, key))
 
     @shielded
     def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         return self._read(
-            snapshot, lambda engine, view: lookup.get_many(engine, self.info, view, keys)
+            snapshot, lambda engine, info, view: lookup.get_many(engine, info, view, keys)
         )
 
     @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """Count all rows, or those that satisfy `where`."""
-        asked = scan.request(self.info, [], where, False, None)
-        return self._read(snapshot, lambda engine, view: scan.count(engine, asked, view))
+
+        def count(engine: TableEngine, info: TableInfo, view: ReadView) -> int:
+            return scan.count(engine, scan.request(info, [], where, False, None), view)
+
+        return self._read(snapshot, count)
 
     def scan(
         self,
@@ -185,8 +233,9 @@ class Table(Closing):
         connection.require_open()
         if isinstance(snapshot, Snapshot):
             snapshot.require_open()
+        info = self._at(snapshot)
         return Scan.over(
-            connection, self.info, lambda: self._view(snapshot), columns, where, ordered, limit
+            connection, info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
     @shielded
@@ -243,7 +292,8 @@ class Table(Closing):
         if start is None:
             raise ValueError("diff takes the time to start from: a timestamp or aware datetime")
         of = self._connection.timestamp_of
-        return diff.request(self.info, of(start), of(end), columns)
+        upto = of(end)
+        return diff.request(self._engine().at(self.info, upto), of(start), upto, columns)
 
     @shielded
     def next_id(self) -> int:
@@ -311,12 +361,20 @@ class Table(Closing):
         engine.require_live(self.info)
         return engine
 
-    def _read(self, at: At, read: Callable[[TableEngine, ReadView], T]) -> T:
-        engine = self._engine()
+    def _at(self, at: At) -> TableInfo:
+        """The table as it is, or was at some time."""
+        engine = self._connection.instance.engine
+        if at is None:
+            return engine.current(self.info)
+        return engine.at(self.info, self._connection.timestamp_of(at))
+
+    def _read(self, at: At, read: Callable[[TableEngine, TableInfo, ReadView], T]) -> T:
+        self._connection.require_open()
+        engine = self._connection.instance.engine
         while True:
             snapshot = self._connection.timestamp_of(at)
             try:
-                return read(engine, ReadView(snapshot))
+                return read(engine, engine.at(self.info, snapshot), ReadView(snapshot))
             except HistoryExpiredError:
                 # Not pinned, the latest snapshot may be overtaken by the history.
                 if at is not None or self._connection.timestamp_of(at) == snapshot:

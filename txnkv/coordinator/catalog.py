@@ -48,8 +48,8 @@ class CatalogRows(Protocol[E]):
     def names(self, cur: apsw.Cursor) -> list[str]:
         """Return the names, sorted."""
 
-    def live(self, cur: apsw.Cursor) -> frozenset[int]:
-        """Return the ids of those that are not dropped."""
+    def live(self, cur: apsw.Cursor) -> Mapping[int, int]:
+        """Return the ids of those that are not dropped, and since when each is as it is."""
 
     def dropped(self, entry: E) -> TxnkvError:
         """Return the error for one that was dropped."""
@@ -59,14 +59,14 @@ class _Version(Generic[E]):
     """Facts of one version of the catalog, or of a later one.
 
     Attributes:
-        live: ids of those that are not dropped.
+        live: ids of those that are not dropped, and since when each is as it is.
         held: ids of parts that take no writes, and why.
         named: by name, those that were asked for.
     """
 
     __slots__ = ("held", "live", "named", "number")
 
-    def __init__(self, number: int, live: frozenset[int], held: Mapping[int, str]) -> None:
+    def __init__(self, number: int, live: Mapping[int, int], held: Mapping[int, str]) -> None:
         self.number = number
         self.live = live
         self.held = held

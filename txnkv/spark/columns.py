@@ -21,7 +21,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from txnkv.core import compute as pc
-from txnkv.errors import SchemaError
+from txnkv.errors import SchemaChangedError, SchemaError
 from txnkv.tables import Normaliser, Schema
 
 _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
@@ -92,6 +92,31 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
         return to_arrow_schema(schema, timezone="UTC")
     except Exception as error:  # pyspark raises several kinds, by type and version
         raise SchemaError(f"Spark cannot hand over {schema.simpleString()}: {error}") from None
+
+
+def require_promised(table: str, now: Schema, promised: pa.Schema) -> None:
+    """Refuse to read columns of a table that are not what Spark was promised.
+
+    Args:
+        table: its name.
+        now: its schema as it is to be read.
+        promised: what Spark expects; names that are not of the table are no affair of this.
+
+    Raises:
+        SchemaChangedError: it was altered meanwhile.
+    """
+    for field in promised:
+        if field.name in now.columns:
+            (found,) = arrow_schema(spark_schema(now, [field.name]))
+            if found.type == field.type and (field.nullable or not found.nullable):
+                continue
+            said = f"is {found.type}{'?' if found.nullable else ''} now"
+        else:
+            said = "is not there any more"
+        raise SchemaChangedError(
+            f"table {table!r} was altered since Spark planned to read it: column {field.name!r} "
+            f"{said}. Make the data frame or the query anew"
+        )
 
 
 class ToSpark:

@@ -37,7 +37,7 @@ from txnkv.spark.settings import (
     names_topic,
     what_is_read,
 )
-from txnkv.spark.worker_client import client_of
+from txnkv.spark.worker_client import client_of, schema_of
 
 _STREAMS_NEED: Final = "pyspark.sql.streaming.datasource"
 """The module of Spark that streams are built on; since Spark 4.2."""
@@ -66,8 +66,7 @@ class TxnkvDataSource(DataSource):
             _require_streams()
             return _changes_schema(ChangesRead.of_stream(self.options), None)
         settings = Settings.of_read(self.options)
-        table = client_of(settings).table(settings.table)
-        return spark_schema(table.schema, settings.columns)
+        return spark_schema(schema_of(settings), settings.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a table or topic.
@@ -91,8 +90,7 @@ class TxnkvDataSource(DataSource):
         from txnkv.spark.reading import PushingReader, TxnkvReader, pushdown
 
         settings = Settings.of_read(self.options)
-        table = client_of(settings).table(settings.table)
-        own = spark_schema(table.schema, schema.names)
+        own = spark_schema(schema_of(settings), schema.names)
         _require_same(schema, own, f"table {settings.table!r}")
         pushing = settings.push_filters and pushdown.asked_for()
         return (PushingReader if pushing else TxnkvReader)(settings, arrow_schema(schema))

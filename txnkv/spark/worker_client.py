@@ -15,8 +15,9 @@ from typing import Final
 from txnkv.client import Client
 from txnkv.coordinator import TxnState
 from txnkv.errors import InvalidTxnStateError
-from txnkv.spark.settings import StorePlace
+from txnkv.spark.settings import Settings, StorePlace
 from txnkv.storage import new_lock
+from txnkv.tables import Schema
 from txnkv.transaction import Transaction
 
 Identity = tuple[int, ...]
@@ -38,6 +39,22 @@ def client_of(settings: StorePlace) -> Client:
             _close_others(settings.path, identity)
             found = _clients[key] = (identity, settings.connect())
         return found[1]
+
+
+def schema_of(settings: Settings) -> Schema:
+    """The schema of a table as it is read: in a transaction, at a snapshot, or now.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        InvalidTokenError, InvalidTxnStateError: as `join_open`.
+    """
+    client = client_of(settings)
+    table = client.table_info(settings.table)
+    if settings.token is not None:
+        return join_open(client, settings.token, "read").context.table_at_begin(table).schema
+    if settings.snapshot is not None:
+        table = client.instance.engine.at(table, client.timestamp_of(settings.snapshot))
+    return table.schema
 
 
 def _identity(path: str) -> Identity:

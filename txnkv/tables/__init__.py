@@ -1,6 +1,6 @@
 """Tables: columnar row sets in LMDB, written by transactions, read at snapshots.
 
-schema, partitioning, table_catalog     what a table is
+schema, schema_change, partitioning, table_catalog     what a table is
 arrow_input, row_writer, operations     rows on their way in, and what an operation makes of them
 tables                                  the ground: all tablets of a store
 tablets/                                a tablet: row sets, manifest, memory, the order of layers
@@ -68,6 +68,7 @@ from txnkv.tables.row_writer import (
     to_batch,
 )
 from txnkv.tables.schema import Column, Schema
+from txnkv.tables.schema_change import AnyColumn, altered, evolved
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.tablets import RowSetInfo, Scope, Tablet, manifest
@@ -75,6 +76,7 @@ from txnkv.tables.write import Outcome, SmallWrites, WriteContext, staging, writ
 
 __all__ = [
     "Adder",
+    "AnyColumn",
     "BATCH_ROWS",
     "COMMIT_TIMESTAMP",
     "Column",
@@ -113,11 +115,13 @@ __all__ = [
     "Values",
     "WriteContext",
     "accept_loss",
+    "altered",
     "arrow_input",
     "changed",
     "check_row_set",
     "check_together",
     "diff",
+    "evolved",
     "hash_partition",
     "history",
     "lookup",

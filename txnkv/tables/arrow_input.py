@@ -12,7 +12,7 @@ from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
 from txnkv.storage import go_on
 from txnkv.tables.operations import DELETES, INSERTS
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import Schema, default_values
 
 TASKS: Final = 4
 """Tasks of a job that a machine is thought to run at once."""
@@ -108,7 +108,7 @@ class Normaliser:
             column = self._schema.columns[name]
             position = batch.schema.get_field_index(name)
             if position < 0:
-                columns.append(_default(column.default, column.type, batch.num_rows))
+                columns.append(default_values(column, batch.num_rows))
                 continue
             array = batch.column(position)
             if array.type != column.type:
@@ -131,10 +131,6 @@ def wanted_columns(schema: Schema, given: Sequence[str], op: str) -> list[str]:
         return schema.names
     wanted = schema.primary_key if op in DELETES else given
     return [name for name in schema.names if name in wanted]
-
-
-def _default(value: Any, kind: pa.DataType, n: int) -> pa.Array:
-    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
 
 
 def chunks(

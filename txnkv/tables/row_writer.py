@@ -40,7 +40,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.errors import SchemaError
 from txnkv.tables.arrow_input import MISSING, row_values
-from txnkv.tables.operations import DELETES
+from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import Tablet
@@ -318,6 +318,19 @@ class RowWriter:
     def row(self, key: Values, values: Values) -> dict[str, Any]:
         """A row by column, in schema order, from the key's values and the other columns'."""
         return dict(zip(self._names, self._in_order(key + values), strict=True))
+
+    def adapted(self, rows: Sequence[Values], op: str, former: RowWriter) -> Sequence[Values]:
+        """Checked rows of another schema of the table, as rows of this one: without columns that it
+        has not; and of those that are new an insert has the default, other operations nothing.
+        """
+        if former.schema is self.schema or op in DELETES:
+            return rows
+        at = {former.schema.ids[name]: i for i, name in enumerate(former.schema.names)}
+        sources = []
+        for name, column in self.schema.columns.items():
+            new = column.default if op in INSERTS else MISSING
+            sources.append((at.get(self.schema.ids[name]), new))
+        return [tuple(new if i is None else row[i] for i, new in sources) for row in rows]
 
     def completed(self, values: Values, old: Values) -> Values:
         """The columns beside the key, those that are `MISSING` as they were."""

@@ -45,6 +45,10 @@ class Schema:
             nullable one), or a `Column`.
         primary_key: names of the key columns, in key order. They are never null.
 
+    Attributes:
+        ids: by name, the number of a column in its table: it stays when the column is renamed.
+        next_id: the number of the next column that the table is given; none is given twice.
+
     Raises:
         SchemaError: a type is unknown, or the key names no column or a list.
     """
@@ -72,6 +76,7 @@ class Schema:
                 raise SchemaError(f"column {name!r}: {error}") from None
         self.primary_key = tuple(primary_key)
         self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
+        self.next_id = len(self.columns)
         self._check_key()
         self.arrow: pa.Schema = pa.schema(
             [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]
@@ -91,6 +96,19 @@ class Schema:
             },
             primary_key=keys,
         )
+
+    @classmethod
+    def numbered(
+        cls,
+        columns: Mapping[str, str | pa.DataType | Column],
+        primary_key: Sequence[str],
+        ids: Mapping[str, int],
+        next_id: int,
+    ) -> Schema:
+        """The schema of a table whose columns have these numbers."""
+        made = cls(columns, primary_key)
+        made.ids, made.next_id = dict(ids), next_id
+        return made
 
     @property
     def names(self) -> list[str]:
@@ -188,23 +206,25 @@ class Schema:
                     for name, column in self.columns.items()
                 ],
                 "primary_key": list(self.primary_key),
+                "next_id": self.next_id,
             }
         )
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
         stored = json.loads(text)
-        schema = cls(
+        columns = stored["columns"]
+        return cls.numbered(
             {
                 entry["name"]: Column(
                     parse_type(entry["type"]), entry["nullable"], _default_value(entry["default"])
                 )
-                for entry in stored["columns"]
+                for entry in columns
             },
-            primary_key=stored["primary_key"],
+            stored["primary_key"],
+            {entry["name"]: entry["id"] for entry in columns},
+            stored.get("next_id", len(columns)),  # before tables could be altered: none was
         )
-        schema.ids = {entry["name"]: entry["id"] for entry in stored["columns"]}
-        return schema
 
 
 def _described(column: Column) -> str:
@@ -226,6 +246,13 @@ def _default_value(text: str | None) -> Any:
     if text is None:
         return None
     return pa.ipc.open_stream(base64.b64decode(text)).read_all()["default"][0].as_py()
+
+
+def default_values(column: Column, n: int) -> pa.Array:
+    """The values of n rows that have none in a column: its default, or nulls."""
+    if column.default is None:
+        return pa.nulls(n, column.type)
+    return pa.repeat(pa.scalar(column.default, column.type), n)
 
 
 _Complaint: TypeAlias = Callable[[Any], str | None]

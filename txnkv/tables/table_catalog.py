@@ -1,26 +1,54 @@
-"""The catalog of tables in status.db. Changes take effect at once, outside of transactions."""
+"""The catalog of tables in status.db. Changes take effect at once, outside of transactions.
+
+A table that is altered gets its new schema at a timestamp, as if by a commit: snapshots from there
+on have it, older ones keep the schema that they had. So the commit timestamp of a row says which
+schema it was written with, wherever the row is kept as bytes: in memory, and in the commit log.
+
+    schemas    id, a           since 0
+               id, a, b        since 20
+    rows       (1, x) at 10    is bytes of the first, (2, y, z) at 30 of the second
+
+A small commit is refused inside its SQLite transaction if the schema that it wrote with is not
+the present one any more, and the change is a transaction of the same database.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+import json
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import apsw
 
-from txnkv.coordinator import Timestamp, next_timestamp, one, payload
-from txnkv.errors import TableExistsError, TableNotFoundError
+from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload
+from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
+from txnkv.tables.schema_change import whole
 
 KIND: Final = payload.TABLET
 
 
+class DatedSchema(NamedTuple):
+    """A schema of a table, and since when it had it; 0: from the beginning."""
+
+    since: Timestamp
+    schema: Schema
+
+
+_BEGINNING: Final = Timestamp(0)
+
+
 @dataclass(frozen=True)
 class TableInfo:
-    """A table as the catalog has it.
+    """A table as the catalog has it, or had it at some time.
 
     Attributes:
         tablets: ids by tablet number.
+        since: when it got this schema.
+        older: the schemas that it had before, the first one first.
     """
 
     id: int
@@ -28,6 +56,26 @@ class TableInfo:
     schema: Schema
     partitioning: Partitioning
     tablets: tuple[int, ...]
+    since: Timestamp = _BEGINNING
+    older: tuple[DatedSchema, ...] = ()
+
+    def at(self, snapshot: int) -> TableInfo:
+        """The table as this snapshot has it; it knows no later schemas."""
+        if snapshot >= self.since:
+            return self
+        found = max(bisect_right(self.older, snapshot, key=lambda each: each.since) - 1, 0)
+        since, schema = self.older[found]
+        return replace(self, schema=schema, since=since, older=self.older[:found])
+
+    def whole(self, floor: int) -> TableInfo:
+        """The table with every column that some snapshot from `floor` on has."""
+        every = (*self.older, DatedSchema(self.since, self.schema))
+        ends = [since for since, _ in every[1:]]
+        seen = [each.schema for each, end in zip(every, ends, strict=False) if end > floor]
+        if not seen:
+            return self
+        schema = whole([*seen, self.schema])
+        return replace(self, schema=schema, since=Timestamp(MAX_TIMESTAMP), older=every)
 
     def require_alike(self, schema: Schema, partitioning: Partitioning) -> None:
         """Refuse a table that was made otherwise.
@@ -67,6 +115,49 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
         [(table_id, number) for number in range(partitioning.tablets)],
     )
     return get(cur, name)
+
+
+def alter(cur: apsw.Cursor, table: TableInfo, change: Callable[[Schema], Schema]) -> TableInfo:
+    """Give a table another schema, from a new timestamp on, which is the latest snapshot then.
+
+    Args:
+        change: returns the new schema for the present one; what it raises, nothing changed.
+
+    Raises:
+        TableNotFoundError: it was dropped.
+    """
+    present = by_id(cur, table.id)
+    if present is None:
+        raise dropped(table)
+    schema = change(present.schema).to_json()
+    if schema == present.schema.to_json():
+        return present
+    now = next_timestamp(cur)
+    every = (*present.older, DatedSchema(present.since, present.schema))
+    ends = [*(each.since for each in every[1:]), now]
+    floor = _needed_from(cur)
+    older = [
+        {"since": since, "schema": former.to_json()}
+        for (since, former), end in zip(every, ends, strict=True)
+        if end > floor
+    ]
+    cur.execute(
+        "UPDATE tables SET schema = ?, schema_since = ?, older_schemas = ? WHERE id = ?",
+        (schema, now, json.dumps(older), table.id),
+    )
+    cur.execute("UPDATE clock SET last_commit = ?", (now,))
+    bump(cur)
+    return _known(by_id(cur, table.id))
+
+
+def _needed_from(cur: apsw.Cursor) -> int:
+    """No snapshot below is read, and every row that was written before is in row sets."""
+    floor, oldest, held = one(
+        cur,
+        "SELECT history_floor, (SELECT min(commit_ts) FROM commit_log "
+        "WHERE commit_ts > flushed_ts), (SELECT min(commit_ts) FROM held_sections) FROM clock",
+    )
+    return int(min(stamp for stamp in (floor, oldest, held) if stamp is not None))
 
 
 def drop(cur: apsw.Cursor, table: TableInfo, keep: float = 0) -> None:
@@ -127,8 +218,15 @@ def bump(cur: apsw.Cursor) -> None:
 
 def find(cur: apsw.Cursor, name: str) -> TableInfo | None:
     found = cur.execute(
-        "SELECT id, name, schema, partitioning FROM tables WHERE name = ? AND dropped_ts IS NULL",
-        (name,),
+        f"SELECT {_COLUMNS} FROM tables WHERE name = ? AND dropped_ts IS NULL", (name,)
+    ).fetchone()
+    return None if found is None else _info(cur, *found)
+
+
+def by_id(cur: apsw.Cursor, id: int) -> TableInfo | None:
+    """Return the table of this id; None when it was dropped."""
+    found = cur.execute(
+        f"SELECT {_COLUMNS} FROM tables WHERE id = ? AND dropped_ts IS NULL", (id,)
     ).fetchone()
     return None if found is None else _info(cur, *found)
 
@@ -136,15 +234,23 @@ def find(cur: apsw.Cursor, name: str) -> TableInfo | None:
 def by_tablet(cur: apsw.Cursor, tablet_id: int) -> TableInfo | None:
     """The table of a tablet, also when it is dropped but not yet purged."""
     found = cur.execute(
-        "SELECT tables.id, name, schema, partitioning FROM tables JOIN tablets "
-        "ON table_id = tables.id WHERE tablets.id = ?",
+        f"SELECT {_COLUMNS} FROM tables JOIN tablets ON table_id = tables.id WHERE tablets.id = ?",
         (tablet_id,),
     ).fetchone()
     return None if found is None else _info(cur, *found)
 
 
+_COLUMNS: Final = "tables.id, name, schema, partitioning, schema_since, older_schemas"
+
+
 def _info(
-    cur: apsw.Cursor, table_id: int, name: str, schema_text: str, partitioning_text: str
+    cur: apsw.Cursor,
+    table_id: int,
+    name: str,
+    schema_text: str,
+    partitioning_text: str,
+    since: int,
+    older_text: str,
 ) -> TableInfo:
     schema = Schema.from_json(schema_text)
     tablets = tuple(
@@ -153,9 +259,17 @@ def _info(
             "SELECT id FROM tablets WHERE table_id = ? ORDER BY number", (table_id,)
         )
     )
-    return TableInfo(
-        table_id, name, schema, Partitioning.from_json(schema, partitioning_text), tablets
+    older = tuple(
+        DatedSchema(Timestamp(each["since"]), Schema.from_json(each["schema"]))
+        for each in json.loads(older_text)
     )
+    partitioning = Partitioning.from_json(schema, partitioning_text)
+    return TableInfo(table_id, name, schema, partitioning, tablets, Timestamp(since), older)
+
+
+def _known(found: TableInfo | None) -> TableInfo:
+    assert found is not None
+    return found
 
 
 def get(cur: apsw.Cursor, name: str) -> TableInfo:
@@ -181,9 +295,9 @@ def names(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def live(cur: apsw.Cursor) -> frozenset[int]:
-    """Ids of the tables that are not dropped."""
-    return frozenset(id for (id,) in cur.execute("SELECT id FROM tables WHERE dropped_ts IS NULL"))
+def live(cur: apsw.Cursor) -> dict[int, int]:
+    """Ids of the tables that are not dropped, and since when each has its schema."""
+    return dict(cur.execute("SELECT id, schema_since FROM tables WHERE dropped_ts IS NULL"))
 
 
 def require_live(cur: apsw.Cursor, table: TableInfo) -> None:
@@ -194,6 +308,30 @@ def require_live(cur: apsw.Cursor, table: TableInfo) -> None:
     """
     if table.id not in live(cur):
         raise dropped(table)
+
+
+def require_unchanged(cur: apsw.Cursor, table: TableInfo) -> None:
+    """Refuse a table that was dropped, or has another schema by now.
+
+    Raises:
+        TableNotFoundError: it was dropped.
+        SchemaChangedError: it was altered.
+    """
+    found = cur.execute(
+        "SELECT schema_since FROM tables WHERE id = ? AND dropped_ts IS NULL", (table.id,)
+    ).fetchone()
+    if found is None:
+        raise dropped(table)
+    if found[0] != table.since:
+        raise changed(table)
+
+
+def changed(table: TableInfo) -> SchemaChangedError:
+    """Return the error for rows that were made for a schema which the table has no more."""
+    return SchemaChangedError(
+        f"table {table.name!r} was altered since this transaction began: what it wrote there was "
+        "made for the columns of before. Run it again"
+    )
 
 
 def dropped(table: TableInfo) -> TableNotFoundError:
@@ -235,7 +373,7 @@ def tablet_ids(cur: apsw.Cursor) -> set[int]:
 def dropped_before(cur: apsw.Cursor, snapshot: int | None) -> list[TableInfo]:
     """The tables that were dropped, and that no snapshot from this one on has; None for none."""
     found: list[Any] = cur.execute(
-        "SELECT id, name, schema, partitioning FROM tables "
+        f"SELECT {_COLUMNS} FROM tables "
         "WHERE dropped_ts > 0 AND dropped_ts < coalesce(?, dropped_ts + 1)",
         (snapshot,),
     ).fetchall()
@@ -249,7 +387,9 @@ CREATE TABLE tables (
     schema        TEXT NOT NULL,
     partitioning  TEXT NOT NULL,
     next_row_id   INTEGER NOT NULL DEFAULT 1,
-    dropped_ts    INTEGER
+    dropped_ts    INTEGER,
+    schema_since  INTEGER NOT NULL DEFAULT 0,    -- when it was altered to have `schema`
+    older_schemas TEXT    NOT NULL DEFAULT '[]'  -- JSON: those before, and since when
 );
 CREATE UNIQUE INDEX tables_by_name ON tables (name) WHERE dropped_ts IS NULL;
 CREATE TABLE tablets (
@@ -284,6 +424,11 @@ CREATE TABLE row_sets (
 );
 CREATE INDEX row_sets_by_stamp ON row_sets (tablet_id, stamp) WHERE state = 2;
 CREATE INDEX row_sets_by_transaction ON row_sets (txn_id, tablet_id) WHERE txn_id IS NOT NULL;
+"""
+
+UPGRADE_7_TO_8 = """
+ALTER TABLE tables ADD COLUMN schema_since INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tables ADD COLUMN older_schemas TEXT NOT NULL DEFAULT '[]';
 """
 
 UPGRADE_1_TO_2 = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from txnkv.coordinator import (
@@ -15,15 +17,20 @@ from txnkv.coordinator import (
     remove_strays,
     status_table,
 )
-from txnkv.storage import clock, settle_dropped
+from txnkv.errors import TableNotFoundError
+from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
 from txnkv.tables.maintenance import Compactor, flush, history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
+from txnkv.tables.schema_change import evolved
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import KIND, manifest
+
+declare_fault_point("alter.written", "a table has another schema, COMMIT was not called")
+declare_fault_point("alter.durable", "a table has another schema, nobody was told")
 
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_COMMITS: Final = 1 << 16
@@ -49,6 +56,35 @@ class TableEngine(Tables):
         with self.store.status.write() as cur:
             return table_catalog.create(cur, name, schema, partitioning)
 
+    def alike(
+        self, name: str, schema: Schema, partitioning: Partitioning, *, evolve: bool
+    ) -> TableInfo | None:
+        """Return the table of this name; None when there is none.
+
+        Args:
+            evolve: add columns that it has not, where nothing else differs.
+
+        Raises:
+            TableExistsError: it was made otherwise.
+        """
+        found = self.find(name)
+        if found is None or not evolve:
+            if found is not None:
+                found.require_alike(schema, partitioning)
+            return found
+
+        def change(present: Schema) -> Schema:
+            made = evolved(present, schema)
+            replace(found, schema=made).require_alike(schema, partitioning)
+            return made
+
+        if change(found.schema) is found.schema:
+            return found
+        try:
+            return self.alter(found, change)
+        except TableNotFoundError:
+            return None
+
     def drop(self, name: str, keep: float = 0) -> bool:
         """Drop a table; open transactions that touched it are aborted.
 
@@ -67,6 +103,15 @@ class TableEngine(Tables):
         self.coordinator.orchestrator.abort_all(touched, f"table {name!r} was dropped")
         self.purge()
         return True
+
+    def alter(self, table: TableInfo, change: Callable[[Schema], Schema]) -> TableInfo:
+        """Give a table another schema; see `table_catalog.alter`."""
+        with self.store.status.write() as cur:
+            found = table_catalog.alter(cur, table, change)
+            fault_point("alter.written")
+        fault_point("alter.durable")
+        self.store.runtime.raise_durable(found.since)
+        return found
 
     def recall(self, name: str) -> TableInfo:
         """Bring back a table that was dropped and is kept.

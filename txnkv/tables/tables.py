@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import apsw
 
-from txnkv.coordinator import EVERY, Catalog, Coordinator, Kinds, Timestamp
+from txnkv.coordinator import EVERY, MAX_TIMESTAMP, Catalog, Coordinator, Kinds, Timestamp
 from txnkv.errors import InvalidTxnStateError, TxnkvError
-from txnkv.storage import GATE, Store, new_lock
+from txnkv.storage import GATE, Store, new_lock, shielded
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter
@@ -36,24 +36,116 @@ class Tables(Catalog[TableInfo]):
         self.failed_writes = FailedWrites(self.store)
         self._lock = new_lock()
         self._tablets: dict[int, Tablet] = {}
-        self._writers: dict[int, RowWriter] = {}
+        self._former: dict[tuple[int, int], Tablet] = {}  # by id and `since`: of older schemas
+        self._writers: dict[tuple[int, int], RowWriter] = {}  # by id and `since` of tables
+        self._current: dict[int, tuple[int, TableInfo]] = {}  # by id, as of a catalog version
+
+    # -- schemas -----------------------------------------------------------------------
+
+    def current(self, table: TableInfo) -> TableInfo:
+        """Return a table as it is now.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+        """
+        log = self.log
+        log.latest()
+        known = self._current.get(table.id)
+        if known is None or known[0] != log.catalog_version:
+            known = self._look_at(table)
+        return known[1]
+
+    def require_unchanged(self, table: TableInfo) -> int:
+        """Refuse a table that has another schema by now.
+
+        Returns:
+            The version of the catalog in which it was seen.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+            SchemaChangedError: it was altered.
+        """
+        log = self.log
+        log.latest()
+        known = self._current.get(table.id)
+        if known is None or known[0] != log.catalog_version:
+            known = self._look_at(table)
+        if known[1].since != table.since:
+            raise table_catalog.changed(table)
+        return known[0]
+
+    def at(self, table: TableInfo, snapshot: Timestamp) -> TableInfo:
+        """Return a table as a snapshot of any process has it.
+
+        Raises:
+            TableNotFoundError: it was dropped.
+        """
+        found = self.current(table)  # all that a snapshot has seen is known after this look
+        return found if snapshot >= found.since else found.at(snapshot)
+
+    def _look_at(self, table: TableInfo) -> tuple[int, TableInfo]:
+        """The table as it is now, and the version of the catalog that says so."""
+        now = self._now()
+        since = now.live.get(table.id)
+        if since is None:
+            raise table_catalog.dropped(table)
+        _, known = self._current.get(table.id, (0, table))
+        same = next((each for each in (known, table) if each.since == since), None)
+        found = self._current[table.id] = now.number, same or self._read_table(table)
+        return found
+
+    @shielded
+    def _read_table(self, table: TableInfo) -> TableInfo:
+        with self.store.status.read() as cur:
+            found = table_catalog.by_id(cur, table.id)
+        if found is None:
+            raise table_catalog.dropped(table)
+        return found
 
     # -- tablets -----------------------------------------------------------------------
 
     def tablets(self, table: TableInfo) -> list[Tablet]:
+        """Return the tablets of a table, which have its rows as `table.schema` has them."""
         with self._lock:
-            found = []
-            for number, id in enumerate(table.tablets):
-                if id not in self._tablets:
-                    self._tablets[id] = Tablet(self.store, table, number, self.log, self.memory)
-                found.append(self._tablets[id])
-            return found
+            return [self._tablet(table, number) for number in range(len(table.tablets))]
+
+    def _tablet(self, table: TableInfo, number: int) -> Tablet:
+        id, since = table.tablets[number], int(table.since)
+        last = self._tablets.get(id)
+        if last is not None and last.since == since:
+            return last
+        found = self._former.get((id, since))
+        if found is None:
+            found = Tablet(self.store, table, number, self.log, self.memory)
+        if last is None or last.since < since:
+            self._tablets[id] = found
+            if last is not None:
+                self._former[id, last.since] = last
+        else:
+            self._former[id, since] = found
+        return found
+
+    def whole(self, tablet: Tablet, floor: Timestamp) -> Tablet:
+        """Return a tablet with every column that some snapshot from `floor` on has, for who writes
+        its rows anew.
+        """
+        if self._now().live.get(tablet.table.id) == 0:
+            return tablet  # it was never altered
+        with self.store.status.read() as cur:
+            table = table_catalog.by_tablet(cur, tablet.id)
+        if table is None:
+            return tablet
+        table = table.whole(floor)
+        if table.since == MAX_TIMESTAMP:
+            return Tablet(self.store, table, tablet.number, self.log, self.memory)
+        return self.tablets(table)[tablet.number]
 
     def row_writer(self, table: TableInfo) -> RowWriter:
         """Return the writer of a table, which checks, encodes and places single rows and keys."""
-        found = self._writers.get(table.id)
+        at = table.id, table.since
+        found = self._writers.get(at)
         if found is None:
-            found = self._writers.setdefault(table.id, RowWriter(table, self.tablets(table)))
+            found = self._writers.setdefault(at, RowWriter(table, self.tablets(table)))
         return found
 
     def tablet(self, id: int) -> Tablet | None:
@@ -126,8 +218,13 @@ class Tables(Catalog[TableInfo]):
             for id in self._tablets.keys() - left:
                 self.coordinator.damage.clear(self._tablets.pop(id).label)
                 self.memory.forget(id)
-        for id in self._writers.keys() - tables:
-            self._writers.pop(id, None)
+        self._former.clear()  # who still reads by an older schema has what it needs, or makes it
+        for at in list(self._writers):
+            known = self._current.get(at[0])
+            if at[0] not in tables or (known is not None and at[1] < known[1].since):
+                self._writers.pop(at, None)
+        for id in self._current.keys() - tables:
+            self._current.pop(id, None)
 
 
 Undo: TypeAlias = Callable[[apsw.Cursor], None]

@@ -365,9 +365,9 @@ def names(cur: apsw.Cursor) -> list[str]:
     ]
 
 
-def live(cur: apsw.Cursor) -> frozenset[int]:
-    """Ids of the topics that are not dropped."""
-    return frozenset(id for (id,) in cur.execute("SELECT id FROM topics WHERE dropped_ts IS NULL"))
+def live(cur: apsw.Cursor) -> dict[int, int]:
+    """Ids of the topics that are not dropped; they stay as they were made."""
+    return dict(cur.execute("SELECT id, 0 FROM topics WHERE dropped_ts IS NULL"))
 
 
 def live_partitions(cur: apsw.Cursor) -> set[int]:

@@ -154,19 +154,23 @@ class Connection:
             )
 
     def table_info(self, table: AnyTable) -> TableInfo:
-        """The catalog entry of a name or a handle, of a table that is not dropped."""
+        """The catalog entry of a name or a handle, of a table that is not dropped, as it is now."""
         self.require_open()
         if isinstance(table, str):
             return self.instance.engine.get(table)
         info = getattr(table, "info", None)
         if not isinstance(info, TableInfo):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
-        self.instance.engine.require_live(info)
-        return info
+        return self.instance.engine.current(info)
 
-    def writer(self, table: AnyTable) -> RowWriter:
-        """Return the row writer of a table that is not dropped."""
-        return self.instance.engine.row_writer(self.table_info(table))
+    def writer(self, table: AnyTable, snapshot: int | None = None) -> RowWriter:
+        """Return the row writer of a table that is not dropped, with its schema of now or, in a
+        transaction, that of its snapshot.
+        """
+        info = self.table_info(table)
+        if snapshot is not None and snapshot < info.since:
+            info = info.at(snapshot)
+        return self.instance.engine.row_writer(info)
 
     def topic_info(self, topic: AnyTopic) -> TopicInfo:
         """The catalog entry of a name or a handle, of a topic that is not dropped."""

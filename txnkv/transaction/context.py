@@ -234,6 +234,10 @@ class TxnContext:
             error=local.error,
         )
 
+    def table_at_begin(self, table: TableInfo) -> TableInfo:
+        """Return a table as it was when this began: so it writes there, and what it wrote reads."""
+        return self.instance.engine.at(table, self.row.snapshot_ts)
+
     def view(self) -> ReadView:
         """The snapshot and the transaction's own writes, in memory and staged."""
         return ReadView(
@@ -298,7 +302,9 @@ class TxnContext:
         with self.lock:
             if self._may_be_small:
                 return self._parts("read").rows.get(writer, key)
-        return lookup.get(self.instance.engine, writer.table, self.view(), key)
+        view = self.view()
+        engine = self.instance.engine
+        return lookup.get(engine, engine.at(writer.table, view.snapshot), view, key)
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True
@@ -314,6 +320,9 @@ class TxnContext:
             rows: as its checker gives them.
             counted: whether the caller looks at the counts.
         """
+        if not self.transactional:  # they may have waited while the table was altered
+            now = self.instance.engine.row_writer(self.table_at_begin(writer.table))
+            writer, rows = now, now.adapted(rows, op, writer)
         if len(rows) <= write_buffer.FEW_ROWS:
             with self.lock:
                 self.settle()

@@ -127,6 +127,7 @@ def acquire(
                     status_schema.UPGRADE_4_TO_5,
                     status_schema.UPGRADE_5_TO_6,
                     status_schema.UPGRADE_6_TO_7,
+                    table_catalog.UPGRADE_7_TO_8,
                 ],
                 cache_bytes=cache_bytes,
             )

@@ -33,14 +33,18 @@ declare_fault_point("job.ended", "a job is COMMITTED, its staged files are there
 
 
 class Job:
-    """One job under a transaction."""
+    """One job under a transaction.
+
+    Attributes:
+        txn: the transaction.
+    """
 
     def __init__(self, txn: Transaction, id: str) -> None:
         self.id = id
-        self._txn = txn
+        self.txn = txn
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} of {self._txn!r}>"
+        return f"<Job {self.id} of {self.txn!r}>"
 
     @classmethod
     @shielded
@@ -72,9 +76,9 @@ class Job:
             attempt: the attempt's name, never used again within the job.
             alone: it sees no rows but its own: the job's first attempt deletes all others.
         """
-        context = self._txn.context
+        context = self.txn.context
         scope = Scope(context.row.txn_id, self.id, self._scoped(attempt), alone)
-        return Session(self._txn.connection, context.with_scope(scope), "manual", None)
+        return Session(self.txn.connection, context.with_scope(scope), "manual", None)
 
     @shielded
     def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
@@ -102,7 +106,7 @@ class Job:
         if sent is not None and sent.files:
             fault_point("job.ending")
             with self._if_open():
-                sent.append(self._txn.context.row)
+                sent.append(self.txn.context.row)
             fault_point("job.appended")
             with self._status.write() as cur:
                 self._require_open(cur)
@@ -118,7 +122,7 @@ class Job:
             The messages; None when it was committed before.
         """
         order = [*below, *(name for name in named if name not in below)]
-        staged = self._txn.context.instance.topics.staged
+        staged = self.txn.context.instance.topics.staged
         while True:
             with self._status.read() as cur:
                 if not self._may_commit(cur):
@@ -178,15 +182,15 @@ class Job:
     def _remove_files(self) -> None:
         with self._status.read() as cur:
             files = staged_files.of_job(cur, self._txn_id, self.id)
-        self._txn.context.instance.topics.staged.remove(files)
+        self.txn.context.instance.topics.staged.remove(files)
 
     def _scoped(self, attempt: str) -> str:
         return f"{self.id}/{attempt}"
 
     @property
     def _txn_id(self) -> int:
-        return self._txn.context.row.txn_id
+        return self.txn.context.row.txn_id
 
     @property
     def _status(self) -> StatusDatabase:
-        return self._txn.context.instance.store.status
+        return self.txn.context.instance.store.status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -144,7 +143,8 @@ class Session(Closing):
 
     def _add(self, table: AnyTable, op: str, row: Any) -> None:
         self._require_open(op)
-        writer = self._connection.writer(table)
+        snapshot = None if self._context is None else self._context.row.snapshot_ts
+        writer = self._connection.writer(table, snapshot)
         with self._lock:
             run = self._rows.add(writer, op, row)
         if self._mode == "manual":
@@ -189,12 +189,12 @@ class Session(Closing):
             self.flush()
         context = self._context
         in_a_job = context is not None and context.scope is not None
+        share = arrow_input.TASKS if in_a_job else 1
 
         def write(context: TxnContext) -> Outcome:
-            batches: Iterator[pa.RecordBatch] = arrow_input.chunks(
-                info.schema, data, op, shared_by=arrow_input.TASKS if in_a_job else 1
-            )
-            return context.write_batches(info, op, batches)
+            then = context.table_at_begin(info)
+            batches = arrow_input.chunks(then.schema, data, op, shared_by=share)
+            return context.write_batches(then, op, batches)
 
         if context is not None:
             return self._errors.result(write(context))

@@ -53,7 +53,7 @@ class ScanToken:
         client.require_open()
         engine = client.instance.engine
         asked, view, pieces = scan_tokens.reopen(engine, self.parts)
-        found = Scan(client, asked, lambda: (view, scan.plan(engine, asked, view, pieces)))
+        found = Scan(client, asked, lambda: (asked, view, scan.plan(engine, asked, view, pieces)))
         found._planned()  # pinned from here on
         return found
 
@@ -67,7 +67,10 @@ class Scan(Closing):
     _elsewhere = "hand on scan.tokens() and open them there"
 
     def __init__(
-        self, connection: Connection, asked: Request, bind: Callable[[], tuple[ReadView, Plan]]
+        self,
+        connection: Connection,
+        asked: Request,
+        bind: Callable[[], tuple[Request, ReadView, Plan]],
     ) -> None:
         self._connection = connection
         self._asked = asked
@@ -99,7 +102,7 @@ class Scan(Closing):
         """
         asked = scan.request(table, columns, where, ordered, limit)
 
-        def bind() -> tuple[ReadView, Plan]:
+        def bind() -> tuple[Request, ReadView, Plan]:
             return scan.bound(connection.instance.engine, asked, view)
 
         made = cls(connection, asked, bind)
@@ -108,7 +111,7 @@ class Scan(Closing):
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of the batches."""
+        """The Arrow schema of the batches; before the first read as the table is by then."""
         return self._asked.schema
 
     def __repr__(self) -> str:
@@ -151,7 +154,8 @@ class Scan(Closing):
             yield from batch.to_pylist()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+        batches = self.to_batches()  # binds it, so that the schema is that of what is read
+        reader = pa.RecordBatchReader.from_batches(self.schema, batches)
         return reader.__arrow_c_stream__(requested_schema)
 
     @shielded
@@ -186,7 +190,8 @@ class Scan(Closing):
     def _both(self) -> tuple[ReadView, Plan]:
         with self._lock:
             if self._bound is None:
-                self._bound = self._bind()
+                self._asked, view, plan = self._bind()
+                self._bound = view, plan
             return self._bound
 
 

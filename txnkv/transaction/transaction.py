@@ -430,7 +430,7 @@ class Transaction(Closing):
 
     def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key in the transaction's snapshot or its own writes, or None."""
-        writer = self.connection.writer(table)
+        writer = self.connection.writer(table, self.context.row.snapshot_ts)
         self._before_read()
         return self.context.get(writer, key)
 
@@ -439,7 +439,8 @@ class Transaction(Closing):
         """The rows with these keys, in their order; a row of nulls where there is none."""
         info = self.connection.table_info(table)
         self._before_read()
-        return lookup.get_many(self.context.instance.engine, info, self.context.view(), keys)
+        engine, view = self.context.instance.engine, self.context.view()
+        return lookup.get_many(engine, engine.at(info, view.snapshot), view, keys)
 
     def scan(
         self,
@@ -450,7 +451,7 @@ class Transaction(Closing):
         limit: int | None = None,
     ) -> Scan:
         """A scan of the transaction's snapshot and its own writes, which are flushed first."""
-        info = self.connection.table_info(table)
+        info = self.context.table_at_begin(self.connection.table_info(table))
 
         def view() -> Any:
             self._before_read()

@@ -274,7 +274,7 @@ def test_who_comes_too_late_is_refused(
     with pytest.raises(txnkv.InvalidTxnStateError):
         session.send_batch(topic, pa.table({"value": [b"late"]}))
     if end != "rollback":
-        job._txn.commit()
+        job.txn.commit()
     assert read(topic) == ([b"counts"] if begun and end == "commit" else [])
     assert (staged(client), rows(client)) == ([], [])
 
@@ -291,7 +291,7 @@ def test_a_zombie_in_the_midst_of_a_send_leaves_nothing(
         stage(job, "0", b"late")
     disarm()
     if end != "rollback":
-        job._txn.commit()
+        job.txn.commit()
     assert read(topic) == ([b"counts"] if end == "commit" else [])
     assert (staged(client), rows(client)) == ([], [])
 
@@ -302,7 +302,7 @@ def _end(job: Job, end: str) -> None:
     elif end == "abort":
         job.abort()
     else:
-        job._txn.rollback()
+        job.txn.rollback()
 
 
 def test_an_attempt_that_goes_on_while_the_job_is_committed_is_looked_at_again(
@@ -405,6 +405,6 @@ def test_a_copy_of_the_store_without_its_staged_files_opens(
     now.forward(3600)
     with txnkv.connect(tmp_path / "copy") as copy:
         internals.maintenance(copy).round(resume_all=True)
-        copy.abort_transaction(job._txn.id)
+        copy.abort_transaction(job.txn.id)
         assert rows(copy) == []
         assert copy.check().problems == []

@@ -34,7 +34,7 @@ from txnkv.transaction.job import Job
 def test_a_job_whose_commit_broke_off_can_only_be_rolled_back(
     point: str, sent: bool, client: txnkv.Client, topic: txnkv.Topic, job: Job
 ) -> None:
-    txn = job._txn
+    txn = job.txn
     stage(job, "0", b"never")
     stage(job, "0", b"never", partition=1)
     if point == "append.":
@@ -73,7 +73,7 @@ def test_the_transaction_ends_while_the_job_is_committed(
         stage(job, "0", b"never", partition=number)
     if point == "append.":
         point = "append.side" if topic.buffer == "sidecar" else "append.written"
-    arm(point, lambda: client.abort_transaction(job._txn.id))
+    arm(point, lambda: client.abort_transaction(job.txn.id))
     with pytest.raises(txnkv.InvalidTxnStateError, match="not open: ABORT"):
         job.commit(["0"])
     disarm()
@@ -83,7 +83,7 @@ def test_the_transaction_ends_while_the_job_is_committed(
 
 def test_the_transaction_ended_before_the_job(job: Job) -> None:
     stage(job, "0", b"a")
-    job._txn.rollback()
+    job.txn.rollback()
     with pytest.raises(txnkv.InvalidTxnStateError, match="rolled back"):
         job.commit(["0"])
 
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_told_and_nothing_of_it_counts(
     assert what in problem
     with pytest.raises(txnkv.CorruptionError, match=what):
         job.commit(["1", "0"])
-    txn = job._txn
+    txn = job.txn
     if ends:  # only reading the batches has shown it: the job is ENDING
         txn.rollback()
         assert read(topic) == []
@@ -192,7 +192,7 @@ def test_a_file_of_another_transaction_is_not_taken(
         with pytest.raises(txnkv.CorruptionError, match="of transaction"):
             job.commit(["0"])
         its.commit(["0"])
-    job._txn.rollback()
+    job.txn.rollback()
     assert read(topic) == [b"a"]
 
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from txnkv.client import DiffToken
-from txnkv.spark.columns import ToSpark
+from txnkv.spark.columns import ToSpark, require_promised
 from txnkv.spark.reading import pushdown
 from txnkv.spark.reading.topic_planner import TASKS_A_CORE, TopicPlanner
 from txnkv.spark.reading.topic_rows import read_task
 from txnkv.spark.settings import Settings, TopicRead
-from txnkv.spark.worker_client import client_of, join_open
+from txnkv.spark.worker_client import client_of, join_open, schema_of
 from txnkv.transaction import Scan, ScanToken
 
 TASK_ROWS: Final = 1 << 20
@@ -64,7 +64,11 @@ class TxnkvReader(DataSourceReader):
         self._where: list[tuple[Any, ...]] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The scan at one snapshot, in at least enough parts for the cores of this machine."""
+        """The scan at one snapshot, in at least enough parts for the cores of this machine.
+
+        Raises:
+            SchemaChangedError: the table was altered since Spark was told its columns.
+        """
         return [ScanPartition(token) for token in cut(self._scan().tokens)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -78,10 +82,15 @@ class TxnkvReader(DataSourceReader):
     def _scan(self) -> Scan:
         settings, columns = self._settings, self._expected.names
         client = client_of(settings)
+        table = client.table_info(settings.table)
         if settings.token is not None:
             txn = join_open(client, settings.token, "read")
+            seen = txn.context.table_at_begin(table)
+            require_promised(table.name, seen.schema, self._expected)
             return txn.scan(settings.table, columns, self._where)
         snapshot = client.snapshot(settings.snapshot)
+        seen = client.instance.engine.at(table, snapshot.timestamp)
+        require_promised(table.name, seen.schema, self._expected)
         return client.table(settings.table).scan(columns, self._where, snapshot)
 
 
@@ -90,7 +99,7 @@ class PushingReader(TxnkvReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take the filters that a scan can evaluate; what is returned is left to Spark."""
-        schema = client_of(self._settings).table(self._settings.table).schema
+        schema = schema_of(self._settings)
         for asked in filters:
             found = pushdown.predicate(asked, schema)
             if found is None:

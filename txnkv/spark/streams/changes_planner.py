@@ -23,13 +23,16 @@ batch that begins at 0 is the first load: all rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+import pyarrow as pa
 
 from txnkv.client import Client, DiffToken, Snapshot
 from txnkv.coordinator import Timestamp, one
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
+from txnkv.spark.columns import require_promised
 from txnkv.spark.reading import cut
 from txnkv.spark.settings import ChangesRead
 from txnkv.spark.worker_client import client_of
@@ -105,12 +108,13 @@ class ChangesPlanner:
 
     Args:
         settings: of the stream.
-        columns: of the table, those to read.
+        columns: of the table, those to read, as Spark expects them.
     """
 
-    def __init__(self, settings: ChangesRead, columns: Sequence[str]) -> None:
+    def __init__(self, settings: ChangesRead, columns: pa.Schema) -> None:
         self._settings = settings
-        self._columns = list(columns)
+        self._promised = columns
+        self._columns = columns.names
         self._kept: dict[Timestamp, Snapshot] = {}
         self._quiet: tuple[Timestamp, Timestamp] | None = None  # nothing changed between these
         self._target: Timestamp | None = None
@@ -191,6 +195,7 @@ class ChangesPlanner:
             HistoryExpiredError: some of it is gone.
             OffsetOutOfRangeError: the store was restored to an earlier time.
             TableNotFoundError: the table was dropped.
+            SchemaChangedError: it was altered, and a column is not there or another one.
         """
         since, upto = start.timestamp if end.since is None else end.since, end.timestamp
         client = self._client()
@@ -198,6 +203,8 @@ class ChangesPlanner:
         if since >= upto:
             return upto, []
         table = client.table(self._settings.table)
+        seen = client.instance.engine.at(table.info, upto)
+        require_promised(table.name, seen.schema, self._promised)
         if since == BEGINNING:
             self._keep(client, upto, "the first load is at")
             scan = table.scan(self._columns, snapshot=upto)

@@ -99,7 +99,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: ChangesRead, expected: pa.Schema) -> None:
         self._settings = settings
         self._expected = expected
-        self._planner = ChangesPlanner(settings, _of_table(expected.names))
+        columns = [expected.field(name) for name in _of_table(expected.names)]
+        self._planner = ChangesPlanner(settings, pa.schema(columns))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A task gets a reader that keeps nothing: what it is to read is in its partition."""

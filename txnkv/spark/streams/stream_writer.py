@@ -113,7 +113,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Check that the data fits, then begin the transaction of the batch that comes."""
         settings = self._settings
         client = client_of(settings)
-        self._target.require(client, arrow_schema(schema))
+        self._target.require(client, arrow_schema(schema), None)
         names = _names_of(settings)
         for stream in names[:1]:
             client.instance.coordinator.end_named(stream)

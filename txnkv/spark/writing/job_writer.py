@@ -78,9 +78,9 @@ class JobWriter(DataSourceArrowWriter):
             InvalidTokenError, InvalidTxnStateError: the token's transaction cannot be joined.
         """
         client = client_of(place)
-        target.require(client, arrow_schema(schema))
-        if token is not None:
-            txn = join_open(client, token, "write")
+        txn = None if token is None else join_open(client, token, "write")
+        target.require(client, arrow_schema(schema), txn)
+        if token is not None and txn is not None:
             job = Job.start(txn)
             try:
                 target.make_room(txn, job)

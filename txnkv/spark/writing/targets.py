@@ -100,8 +100,12 @@ class Target(Protocol):
     def first(self) -> tuple[str, ...]:
         """Attempts of the job's own, below those of the tasks."""
 
-    def require(self, client: Client, given: pa.Schema) -> None:
-        """Refuse data that does not fit, by its schema."""
+    def require(self, client: Client, given: pa.Schema, txn: Transaction | None) -> None:
+        """Refuse data that does not fit, by its schema.
+
+        Args:
+            txn: the transaction that it is written in, if that has begun.
+        """
 
     def make_room(self, txn: Transaction, job: Job) -> None:
         """Stage what counts below all that tasks write."""
@@ -117,6 +121,12 @@ def stage(target: Target, client: Client, job: Job, done: Written, batches: Batc
     first = next(batches, None)
     if first is not None:
         target.stage(client, job, done, first.schema, chain([first], batches))
+
+
+def _schema_of(table: str, client: Client, txn: Transaction | None) -> Schema:
+    """The schema of a table as it is now, or as a transaction writes it."""
+    info = client.table_info(table)
+    return (info if txn is None else txn.context.table_at_begin(info)).schema
 
 
 @dataclass(frozen=True)
@@ -136,13 +146,13 @@ class TableTarget:
     def first(self) -> tuple[str, ...]:
         return (_OVERWRITE,) if self.overwrite else ()
 
-    def require(self, client: Client, given: pa.Schema) -> None:
+    def require(self, client: Client, given: pa.Schema, txn: Transaction | None) -> None:
         """Refuse data that does not fit.
 
         Raises:
             TableNotFoundError, SchemaError: there is no such table, or the data does not fit.
         """
-        FromSpark(client.table(self.table).schema, given, self.operation)
+        FromSpark(_schema_of(self.table, client, txn), given, self.operation)
 
     def make_room(self, txn: Transaction, job: Job) -> None:
         """In mode overwrite: delete all rows that the transaction sees, if the job is committed."""
@@ -162,10 +172,10 @@ class TableTarget:
             SchemaError: a value does not fit its column.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
         """
-        table = client.table(self.table)
-        rows = FromSpark(table.schema, given, self.operation).reader(batches)
+        schema = _schema_of(self.table, client, job.txn)
+        rows = FromSpark(schema, given, self.operation).reader(batches)
         with job.session(done.attempt, alone=self.overwrite) as session:
-            done.count(session.write(table, rows, self.operation))
+            done.count(session.write(self.table, rows, self.operation))
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ class TopicTarget:
     topic: str
     first: ClassVar[tuple[str, ...]] = ()
 
-    def require(self, client: Client, given: pa.Schema) -> None:
+    def require(self, client: Client, given: pa.Schema, txn: Transaction | None) -> None:
         """Refuse data that is not of messages.
 
         Raises:
@@ -233,13 +243,13 @@ class ChangesTarget:
     def first(self) -> tuple[str, ...]:
         return ()
 
-    def require(self, client: Client, given: pa.Schema) -> None:
+    def require(self, client: Client, given: pa.Schema, txn: Transaction | None) -> None:
         """Refuse data that does not fit.
 
         Raises:
             TableNotFoundError, SchemaError: there is no such table, or the data does not fit.
         """
-        _Split(client.table(self.table).schema, given, self.column)
+        _Split(_schema_of(self.table, client, txn), given, self.column)
 
     def make_room(self, txn: Transaction, job: Job) -> None:
         """Changes are of single rows."""
@@ -253,12 +263,11 @@ class ChangesTarget:
             SchemaError: a value does not fit its column, or is no operation.
             InvalidTxnStateError: the transaction is not open, or the job has ended.
         """
-        table = client.table(self.table)
-        split = _Split(table.schema, given, self.column)
+        split = _Split(_schema_of(self.table, client, job.txn), given, self.column)
         with job.session(done.attempt) as session:
             for some in _gathered(batches):
                 for operation, rows in split.operations(some):
-                    done.count(session.write(table, rows, operation))
+                    done.count(session.write(self.table, rows, operation))
 
 
 class _Split:

@@ -204,6 +204,7 @@ class Validation:
             TransactionLockedError: a tablet is locked by another.
             TransactionTimedOutError: it is past its deadline.
             TableNotFoundError: a table was dropped.
+            SchemaChangedError: a table was altered.
             CorruptionError: a tablet is damaged, and takes no writes.
         """
         row, log = self._row, self._tables.log
@@ -211,7 +212,7 @@ class Validation:
             raise timed_out(row, "commit")
         if log.catalog_version != self._catalog:
             for tablet in self._tablets.values():
-                table_catalog.require_live(cur, tablet.table)
+                table_catalog.require_unchanged(cur, tablet.table)
             held.refuse(held.ids(cur, payload.TABLET), self._tablets)
         if log.locked:
             _refuse_locked(cur, row if self._transactional else None, list(self._tablets))

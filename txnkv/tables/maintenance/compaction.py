@@ -118,7 +118,7 @@ def compact(
         StorageFullError: the disk is full; nothing changed.
     """
     began = clock.monotonic_micros()
-    work = _Compaction(tables, tablet, infos, floor)
+    work = _Compaction(tables, tables.whole(tablet, floor), infos, floor)
     try:
         work.merge(pace)
         work.swap(pace)

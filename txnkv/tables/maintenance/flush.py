@@ -132,7 +132,7 @@ def flush(tables: Tables, upto: Timestamp | None = None) -> Timestamp:
         def load(tablet: Tablet) -> None:
             if not settled:
                 intents.require_settled(tables, tablet, target)
-            found = _load(tablet, target, floor)
+            found = _load(tables.whole(tablet, floor), target, floor)
             if found is not None:
                 loads[tablet.id] = found
 
@@ -282,7 +282,7 @@ def _write(load: _Load, id: int, rows: core.Rows) -> RowSetInfo:
         claim = RowSetInfo(id, tablet.id, stamp, 0, 0, b"", b"", min_stamp=stamp)
         inserts = None
     names = tablet.value_names
-    arrays = load.entries.columns(tablet.layout, range(len(names)), rows)
+    arrays = tablet.memory_rows.columns(load.entries, range(len(names)), rows)
     builder = RowSetBuilder(tablet, claim, "flush.blocks")
     builder.add(
         RowPart(

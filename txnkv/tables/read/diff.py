@@ -484,7 +484,8 @@ def reopen(tables: Tables, token: DiffParts) -> pa.RecordBatchReader:
     tablet = tables.tablet(token.parts[0][0]) if token.parts else None
     if tablet is None:
         raise TableNotFoundError(f"table {token.table!r} was dropped since the token was made")
-    asked = request(tablet.table, Timestamp(token.start), Timestamp(token.end), token.columns)
+    end = Timestamp(token.end)
+    asked = request(tables.at(tablet.table, end), Timestamp(token.start), end, token.columns)
     return diff(tables, asked, [Piece(id, KeyRange(low, high)) for id, low, high in token.parts])
 
 

@@ -301,7 +301,7 @@ class _Search:
             return
         rows = core.Bitmap.from_arrow(pc.equal(kinds, 1)).positions()
         if rows.n:
-            columns = memory_columns(self._tablet, entries, self._names, rows)
+            columns = memory_columns(self._tablet, entries, self._names, rows, own=own)
             stamps = entries.stamps.take(rows.to_arrow()) if self._stamps else None
             yield self._found(_at(where, rows), columns, stamps, own)
         self._decided(_at(where, known.positions()))

@@ -106,7 +106,10 @@ def _look(
                     return found
         entry = state.memory.get(key, state.flushed, snapshot)
         if entry is not None:
-            return None if entry[1] is None else of_memory(entry[1])
+            stamp, row = entry
+            if row is None:
+                return None
+            return of_memory(row if stamp >= tablet.since else tablet.memory_rows.row(stamp, row))
         steps = _meeting(state.steps(snapshot), key)
         if not steps:
             return None

@@ -294,13 +294,17 @@ def plan_parts(view: TabletView, key_range: KeyRange) -> list[Source]:
     if memory is not None and memory.n:
         parts.append(MemoryPart(view.tablet, memory, masks.over_memory))
     if own is not None and own.n:
-        parts.append(MemoryPart(view.tablet, own, ()))
+        parts.append(MemoryPart(view.tablet, own, (), own=True))
     return parts
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked scan request, not yet bound to a snapshot."""
+    """A checked scan request, not yet bound to a snapshot.
+
+    Attributes:
+        every: it asks for all columns, whichever there are.
+    """
 
     table: TableInfo
     columns: tuple[str, ...]
@@ -308,6 +312,18 @@ class Request:
     filter: Filter
     ordered: bool = False
     limit: int | None = None
+    every: bool = False
+
+    def of(self, table: TableInfo) -> Request:
+        """The same of the table with another schema.
+
+        Raises:
+            SchemaError: a column is not there.
+        """
+        if table.since == self.table.since:
+            return self
+        columns = None if self.every else self.columns
+        return request(table, columns, self.where, self.ordered, self.limit)
 
     @property
     def schema(self) -> pa.Schema:
@@ -334,7 +350,8 @@ def request(
         table.schema.position(name)
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of rows, not {limit}")
-    return Request(table, names, where, parse(where, table.schema), ordered, limit)
+    filter = parse(where, table.schema)
+    return Request(table, names, where, filter, ordered, limit, columns is None)
 
 
 @dataclass(frozen=True)
@@ -380,16 +397,20 @@ def plan(
     return Plan(asked.columns, asked.filter, found, asked.schema, pins, asked.ordered, asked.limit)
 
 
-def bound(tables: Tables, asked: Request, view: Callable[[], ReadView]) -> tuple[ReadView, Plan]:
-    """Bind a request to what `view` gives now.
+def bound(
+    tables: Tables, asked: Request, view: Callable[[], ReadView]
+) -> tuple[Request, ReadView, Plan]:
+    """Bind a request to what `view` gives now, with the schema of then.
 
     Raises:
+        SchemaError: the table was altered, and a column is not there.
         As `plan`; a view of the latest snapshot is taken again when history goes by meanwhile.
     """
     seen = view()
     while True:
         try:
-            return seen, plan(tables, asked, seen)
+            then = asked.of(tables.at(asked.table, seen.snapshot))
+            return then, seen, plan(tables, then, seen)
         except HistoryExpiredError:
             again = view()
             if again.snapshot == seen.snapshot:

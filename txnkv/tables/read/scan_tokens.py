@@ -128,7 +128,8 @@ def reopen(tables: Tables, token: TokenParts) -> tuple[Request, ReadView, list[P
     tablet = tables.tablet(token.parts[0][0]) if token.parts else None
     if tablet is None:
         raise TableNotFoundError(f"table {token.table!r} was dropped since the token was made")
-    asked = request(tablet.table, token.columns, token.where, token.ordered, token.limit)
     view = ReadView(Timestamp(token.snapshot), token.txn_id)
+    table = tables.at(tablet.table, view.snapshot)
+    asked = request(table, token.columns, token.where, token.ordered, token.limit)
     pieces = [Piece(id, KeyRange(low, high)) for id, low, high in token.parts]
     return asked, view, pieces

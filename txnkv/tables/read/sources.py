@@ -361,11 +361,13 @@ class MemoryPart:
     Attributes:
         entries: of a range of keys, ascending, tombstones among them.
         masks: whose keys hide its rows.
+        own: a transaction wrote them itself, with the schema that it reads with.
     """
 
     tablet: Tablet
     entries: core.Entries
     masks: Sequence[Mask]
+    own: bool = False
     size: int = 0
     blocks: int = 1
 
@@ -401,10 +403,10 @@ class _Piece:
         rows = self._rows(pages)
         if rows.n == 0:
             return None
-        entries, tablet = self.part.entries, self.part.tablet
+        entries, tablet, own = self.part.entries, self.part.tablet, self.part.own
 
         def read(names: Sequence[str]) -> list[pa.Array]:
-            return memory_columns(tablet, entries, names, rows)
+            return memory_columns(tablet, entries, names, rows, own=own)
 
         return Selection(rows.n, read, lambda: entries.keys.gather(rows))
 
@@ -427,12 +429,20 @@ class _Piece:
 
 
 def memory_columns(
-    tablet: Tablet, entries: core.Entries, names: Sequence[str], rows: core.Rows
+    tablet: Tablet, entries: core.Entries, names: Sequence[str], rows: core.Rows, *, own: bool
 ) -> list[pa.Array]:
-    """Columns of some entries, in the order of `rows`."""
+    """Columns of some entries, in the order of `rows`.
+
+    Args:
+        own: a transaction wrote them itself; else they are committed.
+    """
     values = [name for name in names if name in tablet.value_names]
     numbers = [tablet.value_names.index(name) for name in values]
-    columns = dict(zip(values, entries.columns(tablet.layout, numbers, rows), strict=True))
+    if own:
+        arrays = entries.columns(tablet.layout, numbers, rows)
+    else:
+        arrays = tablet.memory_rows.columns(entries, numbers, rows)
+    columns = dict(zip(values, arrays, strict=True))
     if len(values) < len(names):
         key = tablet.schema.primary_key
         keys = entries.keys.gather(rows)

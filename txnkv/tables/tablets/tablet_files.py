@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.storage import Environment, Map, Store, shielded
+from txnkv.tables.schema import default_values
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.fence import FENCE_DB
+from txnkv.tables.tablets.memory_rows import MemoryRows, layout_of
 from txnkv.tables.tablets.row_set_format import BLOOM, COLUMNS, DELETES, INSERTS, KEYS
 
 T = TypeVar("T")
@@ -92,11 +94,11 @@ class TabletFiles:
         self.number = number
         self.table = table
         self.schema = table.schema
+        self.since = int(table.since)
         self.codec = core.KeyCodec(table.schema.key_types)
-        self.value_names = tuple(
-            name for name in table.schema.names if name not in table.schema.primary_key
-        )
-        self.layout = core.RowLayout([table.schema.columns[n].type for n in self.value_names])
+        self.value_names = tuple(table.schema.value_columns)
+        self.layout = layout_of(table.schema)
+        self.memory_rows = MemoryRows(table, self.layout)
         self.row_reader = core.RowReader(self.layout.types)
         self.readers = tuple(
             (
@@ -222,7 +224,4 @@ class TabletFiles:
 
     def filler(self, name: str, n: int) -> pa.Array:
         """A column that a row set does not have: its default, or nulls."""
-        column = self.schema.columns[name]
-        if column.default is None:
-            return pa.nulls(n, column.type)
-        return pa.repeat(pa.scalar(column.default, column.type), n)
+        return default_values(self.schema.columns[name], n)

@@ -123,7 +123,7 @@ class _Flight:
         if self.future is None:
             return None
         for tablet, keys in self.keys:
-            if tablet is part.tablet and part.rows.overlaps(keys):
+            if tablet.id == part.tablet.id and part.rows.overlaps(keys):
                 return InFlight(keys, self.deletes)
         return None
 
@@ -269,8 +269,11 @@ def _look_around(
     if scope.alone:
         own = {id: [i for i in infos if i.attempt == scope.attempt] for id, infos in own.items()}
     for part in prepared:
-        if part.tablet.table.id not in live:
-            raise table_catalog.dropped(part.tablet.table)
+        table, lock = part.tablet.table, granted[part.tablet.id]
+        if table.id not in live:
+            raise table_catalog.dropped(table)
+        if lock is not None and tables.at(table, lock).since > table.since:
+            raise table_catalog.changed(table)  # rows that it reads may have more than it writes
     over = {part.tablet.id: flight.over(part) for part in prepared}
 
     def see(tablet: Tablet) -> TabletView:

@@ -257,7 +257,7 @@ class SmallWrites:
     def _of(self, tablet: Tablet) -> core.MemRowSet:
         memory = self._memory.get(tablet.id)
         if memory is None:
-            version = self._tables.require_live(tablet.table)
+            version = self._tables.require_unchanged(tablet.table)
             self._tables.refuse_held((tablet.id,))
             self._catalog = version if self._catalog is None else min(version, self._catalog)
             memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)

@@ -1,0 +1,55 @@
+"""txnkv alter."""
+
+from __future__ import annotations
+
+import pytest
+
+import txnkv
+
+
+@pytest.fixture
+def table(store):
+    with txnkv.connect(store) as client:
+        made = client.create_table("t", txnkv.Schema({"id": "int64", "a": "string?"}, ["id"]))
+        with client.transaction() as txn:
+            txn.insert(made, (1, "x"))
+    return store
+
+
+def test_all_at_once(table, run):
+    zoned = "timestamp[us, tz=UTC]?"
+    changes = ["--add", "n int64 = 4", "--add", f'"a b":{zoned}', "--rename", "a = b"]
+    done = run("alter", table, "t", *changes)
+    assert done.out == f"t has the columns id int64, b string?, n int64, a b {zoned}\n"
+    assert run("scan", table, "t", "--json").lines == [{"id": 1, "b": "x", "n": 4, "a b": None}]
+    done = run("alter", table, "t", "--drop", "b", "--drop", "a b", "--json")
+    assert done.json == {"name": "t", "columns": {"id": "int64", "n": "int64"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to change: give --add, --rename or --drop"),
+        (["--add", "n"], "'n' is no column; write name and type, as 'note string?'"),
+        (["--add", "n int65"], "'int65' is not a column type"),
+        (["--add", "n int64 = x"], "--add: column 'n' is int64, and 'x' is none"),
+        (["--rename", "a"], "--rename: 'a' is not old=new"),
+    ],
+)
+def test_called_wrongly(table, words, message, misuse):
+    assert message in misuse("alter", table, "t", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--add", "n int64"], "the new column 'n' has no value for rows that are there"),
+        (["--drop", "id"], "'id' is of the primary key, which stays"),
+    ],
+)
+def test_refused(table, words, message, fail):
+    assert message in fail("alter", table, "t", *words)
+
+
+def test_no_such_table(table, fail):
+    assert "there is no table 'u'" in fail("alter", table, "u", "--drop", "a")

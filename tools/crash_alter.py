@@ -1,0 +1,126 @@
+"""The crash driver's scenario of a table that is altered: each change is there or not, as a row is.
+
+Rows are inserted one by one, in small and in large transactions; columns are added, renamed and
+dropped between them; flushes and compactions come in between. The child says `done N` of what it
+was told is done. After a death the table is as it was after N steps or one more, columns and rows;
+whoever goes on does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import txnkv
+
+TABLE: Final = "changing"
+ADDED: Final = ("b", "c", "d", "e")
+
+Say = Callable[..., None]
+
+
+@dataclass
+class _State:
+    """The table after some steps: columns in their order, and rows by column, of its first name."""
+
+    names: dict[str, str] = field(default_factory=lambda: {"id": "id", "a": "a"})
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def read(self) -> tuple[list[str], list[list[Any]]]:
+        columns = list(self.names)
+        return list(self.names.values()), [[row.get(c, c) for c in columns] for row in self.rows]
+
+
+def _steps() -> list[tuple[str, Any]]:
+    steps: list[tuple[str, Any]] = []
+    for number, name in enumerate(ADDED):
+        steps += [("small", 2 * number), ("add", name), ("large", 2 * number + 1)]
+        steps.append(("drop", "a") if number == 0 else ("rename", ADDED[number - 1]))
+        steps.append(("compact" if number % 2 else "flush", None))
+    return [*steps, ("small", 99), ("compact", None)]
+
+
+STEPS: Final = _steps()
+
+
+def _after(state: _State, step: tuple[str, Any]) -> _State:
+    kind, of = step
+    state = deepcopy(state)
+    if kind in ("small", "large"):
+        state.rows.append({column: f"{of} {column}" for column in state.names} | {"id": of})
+    elif kind == "add":
+        state.names[of] = of
+    elif kind == "rename":
+        state.names[of] = f"{of}, once"
+    elif kind == "drop":
+        del state.names[of]
+    return state
+
+
+def _states() -> list[_State]:
+    states = [_State()]
+    for step in STEPS:
+        states.append(_after(states[-1], step))
+    return states
+
+
+STATES: Final = _states()
+
+
+def alter(say: Say, path: str) -> None:
+    """All steps."""
+    client = txnkv.connect(path, create=False)
+    schema = txnkv.Schema({"id": "int64", "a": "string"}, primary_key=["id"])
+    client.create_table(TABLE, schema)
+    say("made")
+    _go_on(client, 0, say)
+
+
+def _go_on(client: txnkv.Client, first: int, say: Say) -> None:
+    table = client.table(TABLE)
+    for number, (kind, of) in enumerate(STEPS[first:], first):
+        if kind in ("small", "large"):
+            row = STATES[number + 1].rows[-1]
+            names = STATES[number].names
+            with client.transaction() as txn:
+                if kind == "large":
+                    txn.serialize()
+                txn.insert(table, {names[column]: value for column, value in row.items()})
+        elif kind == "add":
+            table.alter(add={of: txnkv.Column("string", default=of)})
+        elif kind == "rename":
+            table.alter(rename={of: f"{of}, once"})
+        elif kind == "drop":
+            table.alter(drop=[of])
+        elif kind == "flush":
+            client.instance.engine.flush()
+        else:
+            client.compact()
+        say("done", number)
+
+
+def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    """List what is wrong after a death: now, and when somebody has gone on."""
+    if "made" not in said:
+        return []
+    told = sum(line.startswith("done") for line in said)
+    found = _read(client)
+    there = [number for number, state in enumerate(STATES) if state.read == found]
+    if not [number for number in there if told <= number <= told + 1]:
+        return [f"after {told} steps and a death the table is {found}"]
+    _go_on(client, max(there), lambda *words: None)
+    found = _read(client)
+    return [] if found == STATES[-1].read else [f"in the end the table is {found}"]
+
+
+def _read(client: txnkv.Client) -> tuple[list[str], list[list[Any]]]:
+    rows = client.table(TABLE).scan(ordered=True).to_arrow()
+    return rows.schema.names, [list(row.values()) for row in rows.to_pylist()]
+
+
+SCENARIOS: Final[dict[str, Callable[..., None]]] = {"alter": alter}
+
+EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] = {"alter": examine}
