@@ -14,6 +14,7 @@ from txnkv.client import (
     TxnInfo,
     connect,
     replicate,
+    restore,
 )
 from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.errors import (
@@ -118,4 +119,5 @@ __all__ = [
     "hash_partition",
     "range_partition",
     "replicate",
+    "restore",
 ]

@@ -144,6 +144,8 @@ def test_the_programs_in_the_howto(tmp_path):
         "[1]",
         "True",
         "True",
+        "True",
+        "True",
     ]
 
 

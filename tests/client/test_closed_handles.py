@@ -35,7 +35,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "keep_transaction_alive": (1,), "snapshot": (),
         "stats": (), "metrics": (), "check": (), "compact": (), "applied": ("a",),
         "applications": (), "forget_applied": ("a",), "require_open": (), "require_writable": (),
-        "repair_clock": (),
+        "repair_clock": (), "backup": ("nowhere",),
         "accept_loss": ("t/0",),
     },
     "table": {

@@ -21,7 +21,7 @@ from txnkv.aio.async_handles import (
     plain_topic,
 )
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper
-from txnkv.client import CheckReport, Client, CompactReport, TxnInfo
+from txnkv.client import BackupReport, CheckReport, Client, CompactReport, TxnInfo
 from txnkv.client import connect as connect_blocking
 from txnkv.coordinator import Applied, Loss, Timestamp, TxnId, TxnState
 from txnkv.errors import CommitOutcomeUnknownError, RowError, TxnkvError
@@ -474,6 +474,25 @@ class AsyncClient(ClosingWrapper):
     async def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
         """Merge row sets now, and give back space; see `txnkv.Client.compact`."""
         return await self._calls(self.blocking.compact, progress)
+
+    async def backup(
+        self,
+        dest: str | os.PathLike[str],
+        *,
+        base: str | os.PathLike[str] | None = None,
+        bytes_per_second: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> BackupReport:
+        """Copy all that is committed now; see `txnkv.Client.backup`."""
+        return await self._calls(
+            partial(
+                self.blocking.backup,
+                dest,
+                base=base,
+                bytes_per_second=bytes_per_second,
+                progress=progress,
+            )
+        )
 
     async def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:
         """Give up what a damaged part has lost; see `txnkv.Client.accept_loss`."""

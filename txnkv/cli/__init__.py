@@ -31,6 +31,8 @@ _HOMES = {
     "stats": "txnkv.cli.store_commands",
     "check": "txnkv.cli.store_commands",
     "compact": "txnkv.cli.store_commands",
+    "backup": "txnkv.cli.store_commands",
+    "restore": "txnkv.cli.store_commands",
     "repair": "txnkv.cli.store_commands",
     "demo": "txnkv.cli.demo",
 }

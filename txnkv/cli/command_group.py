@@ -124,10 +124,14 @@ def words(error: BaseException) -> str:
         return refused(error)
     if isinstance(error, StoreNotFoundError):
         text = str(error).split(". ")[0]
-        return text + ("" if text.endswith("is a directory") else "; `txnkv init` makes one")
+        return text + ("; `txnkv init` makes one" if _is_no_store(text) else "")
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_no_store(text: str) -> bool:
+    return text.startswith("no store at") or "was removed" in text
 
 
 def refused(errors: RowErrors) -> str:

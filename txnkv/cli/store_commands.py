@@ -1,16 +1,19 @@
-"""`txnkv init, tables, stats, check, compact, repair`: a whole store."""
+"""`txnkv init, tables, stats, check, compact, backup, restore, repair`: a whole store."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 import txnkv
-from txnkv.cli.command_group import stopping
+from txnkv.cli.command_group import given, stopping
 from txnkv.cli.console import (
+    bar,
     json_option,
     plural,
     print_grid,
@@ -20,6 +23,7 @@ from txnkv.cli.console import (
     steps,
     store_argument,
 )
+from txnkv.cli.parsing import snapshot
 
 
 @click.command()
@@ -249,3 +253,81 @@ def _accept_loss(client: txnkv.Client, part: str, yes: bool) -> None:
         )
     client.accept_loss(part)
     click.echo(f"{loss.part} works again" if loss else f"{loss.part} had lost nothing")
+
+
+@contextmanager
+def _bytes(what: str) -> Iterator[Callable[[int, int], None]]:
+    with bar() as progress:
+        task = progress.add_task(what, total=None, note="")
+
+        def step(done: int, total: int) -> None:
+            note = f"{size(done)} of {size(total)}"
+            progress.update(task, completed=done, total=total, note=note)
+
+        yield step
+
+
+@click.command()
+@store_argument
+@click.argument("dest", metavar="DEST")
+@click.option(
+    "--base", metavar="EARLIER", help="An earlier backup: what is in it is linked, not copied."
+)
+@click.option(
+    "--limit",
+    metavar="MIB",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Write at most so many MiB a second.",
+)
+@json_option
+def backup(store: str, dest: str, base: str | None, limit: float | None, as_json: bool) -> None:
+    """Copy a store while it is in use: all that is committed at one instant.
+
+    DEST is a folder that is not there yet. Others may read and write meanwhile. With --base each
+    backup takes what it has in common with an earlier one from there, and is whole by itself: any
+    of them may be removed.
+    """
+    with (
+        txnkv.connect(store, create=False) as client,
+        _bytes("copying") as step,
+        stopping(lambda: f"nothing is left at {dest}"),
+    ):
+        rate = None if limit is None else limit * (1 << 20)
+        done = client.backup(dest, base=base, bytes_per_second=rate, progress=step)
+    if as_json:
+        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
+        return
+    linked = f", {size(done.linked)} of it linked" if base is not None else ""
+    click.echo(
+        f"copied {store} as of {done.timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC to {done.path}: "
+        f"{plural(done.files, 'file')}, {size(done.size)}{linked}"
+    )
+
+
+@click.command()
+@click.argument("src", metavar="SRC")
+@click.argument("dest", metavar="DEST")
+@click.option("--at", metavar="TIME", help="Of several backups in SRC, the last one until then.")
+@json_option
+def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
+    """Make a store of a backup.
+
+    SRC is a backup, or a folder with several of one store, of which the latest is taken. DEST is a
+    folder that is not there yet. The new store is another one than that which was copied: tokens
+    and checkpoints of streams do not take it for that.
+    """
+    with given():
+        until = None if at is None else snapshot(at)
+    with (
+        _bytes("restoring") as step,
+        stopping(lambda: f"nothing is left at {dest}"),
+    ):
+        done = txnkv.restore(src, dest, at=until, progress=step)
+    if as_json:
+        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
+        return
+    when = done.timestamp.datetime
+    click.echo(
+        f"made the store {done.path} as of {when:%Y-%m-%d %H:%M:%S} UTC, of {done.backup}, "
+        f"{size(done.size)}"
+    )

@@ -3,12 +3,14 @@
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
 replica, admin                        copies of topics; a whole store seen, checked and compacted
+backup                                a store copied at one timestamp, and made of such a copy
 
 With them come the words that options take, as types: a checker finds a wrong one before the program
 runs.
 """
 
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
+from txnkv.client.backup import BackupReport, RestoreReport, restore
 from txnkv.client.client import Client, connect
 from txnkv.client.consumer import Consumer
 from txnkv.client.producer import Producer
@@ -29,6 +31,7 @@ from txnkv.topics import (
 from txnkv.transaction import FlushMode, Isolation, Locking
 
 __all__ = [
+    "BackupReport",
     "Buffer",
     "CheckReport",
     "Client",
@@ -44,6 +47,7 @@ __all__ = [
     "Order",
     "Producer",
     "ReadIsolation",
+    "RestoreReport",
     "Snapshot",
     "Start",
     "Subscription",
@@ -53,4 +57,5 @@ __all__ = [
     "TxnInfo",
     "connect",
     "replicate",
+    "restore",
 ]

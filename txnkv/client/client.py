@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
+from txnkv.client.backup import BackupReport, back_up
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
 from txnkv.coordinator import (
     KEEPALIVE_TIME,
     LOCK_TIMEOUT,
-    MAX_TIMESTAMP,
     MIN_KEEPALIVE,
     Applied,
     Loss,
@@ -28,13 +28,11 @@ from txnkv.coordinator import (
 )
 from txnkv.errors import (
     CommitOutcomeUnknownError,
-    NotSupportedError,
     TableExistsError,
     TableNotFoundError,
     TopicExistsError,
     TopicNotFoundError,
     TxnkvError,
-    TxnNotFoundError,
 )
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
@@ -94,15 +92,6 @@ def connect(
         ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
             has the store open with another.
     """
-    if path in ("", ":memory:"):
-        raise ValueError(
-            f"{path!r} names no directory, and a store is one. For a store that goes with the "
-            "program take tempfile.TemporaryDirectory(), below /dev/shm for one in memory"
-        )
-    if isinstance(path, str) and "://" in path:
-        raise NotSupportedError(
-            f"{path!r}: this version opens stores on this machine alone; give a directory"
-        )
     if keepalive_time < MIN_KEEPALIVE:
         raise ValueError(
             f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
@@ -397,7 +386,7 @@ class Client(Connection, Closing):
     def outcome(self, txn_id: int) -> TxnState:
         """Drive a transaction whose commit broke off to its end, and return how it ended."""
         local = TxnId(txn_id).local
-        context = self._unstored(local)
+        context: TxnContext | None = self.instance.unstored(local)
         if context is not None:
             return one_phase_commit.current(context).state
         row = self.instance.coordinator.orchestrator.finish(local)
@@ -420,8 +409,8 @@ class Client(Connection, Closing):
             CommitOutcomeUnknownError: its commit broke off, and how that ended was forgotten.
         """
         self.require_open()
-        local = self._local(id)
-        context = self._unstored(local)
+        local = self.instance.local_id(id)
+        context: TxnContext | None = self.instance.unstored(local)
         if context is not None and context.has_written:
             return one_phase_commit.current(context).state
         return self.instance.coordinator.get(local).state
@@ -441,8 +430,8 @@ class Client(Connection, Closing):
             InvalidTxnStateError: it is committed.
         """
         self.require_writable()
-        local = self._local(id)
-        context = self._unstored(local)
+        local = self.instance.local_id(id)
+        context: TxnContext | None = self.instance.unstored(local)
         if context is None or not one_phase_commit.abort_small(context, "aborted by hand"):
             two_phase_commit.abort_by_hand(self.instance, local)
 
@@ -455,27 +444,12 @@ class Client(Connection, Closing):
             InvalidTxnStateError: it is being committed, or has ended.
         """
         self.require_writable()
-        local = self._local(id)
-        context = self._unstored(local)
+        local = self.instance.local_id(id)
+        context: TxnContext | None = self.instance.unstored(local)
         if context is not None:
             context.require_open("keep alive")  # it needs no heartbeats
         else:
             self.instance.coordinator.keep_alive(local)
-
-    def _unstored(self, local: int) -> TxnContext | None:
-        """A transaction of this process of which status.db knows nothing, or not yet."""
-        known = self.instance.contexts.get(local)
-        context: TxnContext | None = None if known is None else known()
-        return None if context is None or context.stored else context
-
-    def _local(self, id: int) -> int:
-        number, coordinator = TxnId(id), self.instance.coordinator
-        if number.tcid not in (0, coordinator.tcid) or number.local > MAX_TIMESTAMP:
-            raise TxnNotFoundError(
-                f"{number!r} was not found: the ids of this store begin with {coordinator.tcid}, "
-                f"the highest id given so far is {coordinator.highest_id()}"
-            )
-        return number.local
 
     # -- reading -----------------------------------------------------------------------
 
@@ -573,6 +547,29 @@ class Client(Connection, Closing):
         """
         self.require_writable()
         return admin.compact_store(self.instance, progress)
+
+    def backup(
+        self,
+        dest: str | os.PathLike[str],
+        *,
+        base: str | os.PathLike[str] | None = None,
+        bytes_per_second: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> BackupReport:
+        """Copy all that is committed now, at one timestamp; `txnkv.restore` makes a store of it.
+
+        Args:
+            dest: nothing is there, or an empty folder.
+            base: an earlier backup of this store: files that are the same are linked, not copied.
+            bytes_per_second: the most that is written.
+            progress: called with (bytes done, in all).
+
+        Raises:
+            ValueError: `dest` is not empty, or `base` is of another store.
+            CorruptionError, StorageFullError: a part is damaged, or no room; nothing is left.
+        """
+        self.require_writable()
+        return back_up(self.instance, dest, base, progress, bytes_per_second)
 
     @shielded
     def accept_loss(self, part: str, *, dry_run: bool = False) -> Loss:

@@ -29,7 +29,7 @@ from txnkv.coordinator.applications import Applied, Mark, Marks
 from txnkv.coordinator.catalog import Catalog, forget_extents, least_snapshot, remove_strays
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.commit_queue import SmallCommit
-from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator
+from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator, renew
 from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds, Loss, LostRows, raise_first
 from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import (
@@ -102,6 +102,7 @@ __all__ = [
     "raise_clock",
     "raise_first",
     "remove_strays",
+    "renew",
     "repair_clock",
     "status_schema",
     "status_table",

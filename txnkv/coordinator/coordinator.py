@@ -46,8 +46,8 @@ KEEPALIVE_TIME: Final = 30.0
 
 def initialise(cur: apsw.Cursor) -> None:
     """The first rows of a new status.db."""
-    tcid = int.from_bytes(os.urandom(2), "big") | 1
-    cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", (tcid, os.urandom(32)))
+    identity = _new_tcid(), os.urandom(32)
+    cur.execute("INSERT INTO store (id, tcid, token_key) VALUES (1, ?, ?)", identity)
     # Snapshots before the first commit are of the store's beginning: one of time 0 would be older
     # than any history.
     begun = Timestamp.from_micros(clock.now_micros())
@@ -56,6 +56,36 @@ def initialise(cur: apsw.Cursor) -> None:
         "VALUES (1, ?, ?, 1, 0)",
         (begun, begun),
     )
+
+
+def _new_tcid(before: int = 0) -> int:
+    """Draw the coordinator id of a store, another one than `before`."""
+    while (tcid := int.from_bytes(os.urandom(2), "big") | 1) == before:
+        pass
+    return tcid
+
+
+def renew(cur: apsw.Cursor) -> None:
+    """Make a copy of a status database that of a store of its own, which nobody uses yet.
+
+    Both stores may be in use from then on, and give the same numbers to other transactions; so
+    what names the one must not be taken for the other's. With the store id in FORMAT two things
+    are drawn anew: the TCID, with which the ids of transactions begin as users see them, and the
+    key of the tokens. Transactions that had not committed are to be aborted, and no process lives.
+    """
+    (tcid,) = one(cur, "SELECT tcid FROM store")
+    cur.execute("UPDATE store SET tcid = ?, token_key = ?", (_new_tcid(tcid), os.urandom(32)))
+    cur.execute(
+        "UPDATE transactions SET state = ?, heartbeat_slot = NULL, "
+        "reason = 'open when the backup was taken' WHERE state IN (?, ?)",
+        (
+            int(TxnState.ABORT_IN_PROGRESS),
+            int(TxnState.OPEN),
+            int(TxnState.COMMIT_IN_PROGRESS),
+        ),
+    )
+    cur.execute("DELETE FROM id_ranges")
+    cur.execute("UPDATE lease SET owner_slot = NULL")
 
 
 class Coordinator:

@@ -9,11 +9,22 @@
     runtime_file, runtime    what the processes share in memory
     sqlite_connection, write_queue, wal, status_db    SQLite
     store            all of it, once a process
+    backup_files     what a backup is made of; a folder that is whole or not there
 
 What is exported here is what other layers use.
 """
 
 from txnkv.storage import extents
+from txnkv.storage.backup_files import (
+    LIST,
+    STATUS,
+    Backup,
+    BackupWriter,
+    EntryFile,
+    each_between,
+    put_entries,
+    whole_folder,
+)
 from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
 from txnkv.storage.directory import StoreDirectory, make_private_directory, sync_directory
 from txnkv.storage.environment import Environment
@@ -34,24 +45,29 @@ from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
 from txnkv.storage.runtime import Pin, Runtime
-from txnkv.storage.status_db import StatusDatabase
+from txnkv.storage.status_db import StatusDatabase, changed_copy, read_copy
 from txnkv.storage.store import Store, require_same
 from txnkv.storage.threads import WhenDropped, go_on, settle_dropped, shielded, shielded_steps
 from txnkv.storage.write_queue import BusyError, MaintenanceLock, not_waiting, patience, waiting_for
 
 __all__ = [
+    "Backup",
+    "BackupWriter",
     "BusyError",
     "EPOCH_SECONDS",
+    "EntryFile",
     "Environment",
     "Environments",
     "FAULT_POINTS",
     "FULL_ERRNOS",
     "GATE",
     "InjectedFault",
+    "LIST",
     "MaintenanceLock",
     "Map",
     "Pin",
     "Runtime",
+    "STATUS",
     "StaleHandleError",
     "StatusDatabase",
     "Store",
@@ -60,10 +76,12 @@ __all__ = [
     "arm",
     "back_off",
     "boot_id",
+    "changed_copy",
     "clock",
     "declare_fault_point",
     "descriptor_limit",
     "disarm",
+    "each_between",
     "extents",
     "fault_point",
     "go_on",
@@ -76,6 +94,8 @@ __all__ = [
     "new_rlock",
     "not_waiting",
     "patience",
+    "put_entries",
+    "read_copy",
     "require_same",
     "settle_dropped",
     "shielded",
@@ -84,4 +104,5 @@ __all__ = [
     "storage_full",
     "sync_directory",
     "waiting_for",
+    "whole_folder",
 ]

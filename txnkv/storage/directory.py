@@ -45,6 +45,8 @@ OLDER_VERSIONS = frozenset({1, 2, 3, 4, 5, 6, 7})
 """Versions that are brought up to this one when a store is opened to write."""
 FIRST_WITH_EXTENTS = 6
 """The first version that keeps how far environments were written."""
+FIRST_WITH_BACKUPS = 8
+"""The first version of which there are backups."""
 KNOWN_FEATURES: frozenset[str] = frozenset()
 
 _CREATING = "CREATING"

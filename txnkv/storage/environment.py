@@ -193,6 +193,11 @@ class Environment:
         with GATE.use(), self._gate.use():
             return int(self._opened().env.reader_check())
 
+    def extent(self) -> Extent:
+        """Read from the file which one it is, and how far it was written."""
+        with GATE.use(), self._gate.use():
+            return extents.read_extent(self._opened().env)
+
     def copy_to(self, folder: Path) -> None:
         """Copies a consistent snapshot into `folder`, which is there and empty. Copying the files
         by hand, in a process that has them open, drops LMDB's locks.

@@ -24,9 +24,11 @@ Lock order: LMDB's write lock before this one, never the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote
 
 import apsw
 
@@ -238,7 +240,10 @@ class StatusDatabase:
             self._checkpointer.run(cut=cut)
 
     def backup_to(self, path: Path) -> None:
-        """Copies a consistent state into a new file; copying it by hand drops SQLite's locks."""
+        """Copies a consistent state into a new file; copying it by hand drops SQLite's locks.
+
+        What is in the copy is durable in the store when it returns. The copy is not synced.
+        """
         make_private_file(path)
         with GATE.use():
             source = self._readers.borrow()
@@ -251,6 +256,7 @@ class StatusDatabase:
             finally:
                 target.close()
                 self._readers.give_back(source)
+            self.sync_what_was_seen()
 
     @property
     def wal_bytes(self) -> int:
@@ -476,3 +482,45 @@ def bring_up_to_date(
         for upgrade in upgrades[version - 1 :]:
             cursor.execute(upgrade)
     cursor.execute(f"PRAGMA user_version = {len(upgrades) + 1}")
+
+
+# -- copies ----------------------------------------------------------------------------
+
+
+@contextmanager
+def read_copy(path: Path) -> Iterator[apsw.Cursor]:
+    """Yield a cursor on a file that nobody writes; nothing is made beside it.
+
+    Raises:
+        CorruptionError: it is no database, or is damaged.
+    """
+    name = f"file:{quote(str(path.resolve()))}?immutable=1"
+    with _opened(path, name, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as connection:
+        yield connection.cursor()
+
+
+@contextmanager
+def changed_copy(path: Path) -> Iterator[apsw.Cursor]:
+    """Yield a cursor of one transaction, which is committed at the end of the block; durable.
+
+    Raises:
+        CorruptionError: it is no database, or is damaged.
+        StorageFullError: no room.
+    """
+    with _opened(path, str(path), apsw.SQLITE_OPEN_READWRITE) as connection:
+        connection.execute("PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL")
+        with connection:
+            yield connection.cursor()
+
+
+@contextmanager
+def _opened(path: Path, name: str, flags: int) -> Iterator[apsw.Connection]:
+    connection: apsw.Connection | None = None
+    try:
+        connection = apsw.Connection(name, flags=flags)
+        yield connection
+    except apsw.Error as error:
+        raise sqlite_error(error, path, connection) or error from error
+    finally:
+        if connection is not None:
+            connection.close()

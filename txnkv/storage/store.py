@@ -70,6 +70,7 @@ class Store:
         self._environments = Environments(directory, extents=self.extents)
         self._maintenance = MaintenanceLock(directory.path / "maintenance.lock")
         self._compaction = MaintenanceLock(directory.path / "compaction.lock", through_forks=True)
+        self._log_cuts = MaintenanceLock(directory.path / "cuts.lock", through_forks=True)
 
     def _upgrade(self, directory: StoreDirectory) -> None:
         if directory.version < FIRST_WITH_EXTENTS:
@@ -178,6 +179,16 @@ class Store:
             raise self._is_closed()
         return self._compaction.hold()
 
+    def log_cuts(self, *, wait: bool = True) -> AbstractContextManager[None]:
+        """Hold a lock as `compaction` does: alone among those who take anything out of logs, and
+        those who want all of it to stay.
+
+        Where others are held, this one is taken first.
+        """
+        if self._users == 0:
+            raise self._is_closed()
+        return self._log_cuts.hold(wait=wait)
+
     @property
     def closed(self) -> bool:
         """True once every `open` was matched by a `close`."""
@@ -206,6 +217,7 @@ class Store:
         """Counts one user less, and closes at none; called with the table of stores locked."""
         self._users = max(self._users - 1, 0)
         if self._users == 0:
+            self._log_cuts.close()
             self._compaction.close()
             self._maintenance.close()
             self._environments.close_all()

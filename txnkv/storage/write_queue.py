@@ -272,16 +272,19 @@ class MaintenanceLock:
         GATE.register(self)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self, *, wait: bool = True) -> Iterator[None]:
         """Waits for the lock and has it for the block.
+
+        Args:
+            wait: False only to try.
 
         Raises:
             RuntimeError: this thread has it already.
-            BusyError: another one has it, inside of `not_waiting`.
+            BusyError: another one has it, and `wait` is false; or inside of `not_waiting`.
             ClosedError: the store was closed.
         """
         with nullcontext() if self._through_forks else GATE.use():
-            self._queue.acquire()
+            self._queue.acquire(wait=wait)
             try:
                 yield
             finally:

@@ -17,8 +17,10 @@ from txnkv.tables.commit import LockedByYoungerError, timed_out
 from txnkv.tables.maintenance import (
     Counted,
     accept_loss,
+    back_up_tablet,
     check_row_set,
     check_together,
+    committed_row_sets,
     history,
     row_set_ids,
 )
@@ -71,19 +73,21 @@ from txnkv.tables.schema import Column, Schema
 from txnkv.tables.schema_change import AnyColumn, altered, evolved
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
-from txnkv.tables.tablets import RowSetInfo, Scope, Tablet, manifest
+from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest
 from txnkv.tables.write import Outcome, SmallWrites, WriteContext, staging, write_buffer
 
 __all__ = [
     "Adder",
     "AnyColumn",
     "BATCH_ROWS",
+    "BLOCKS_DB",
     "COMMIT_TIMESTAMP",
     "Column",
     "Counted",
     "DELETES",
     "DiffParts",
     "DiffRequest",
+    "FENCE_DB",
     "HashPartition",
     "INSERTS",
     "LockedByYoungerError",
@@ -117,9 +121,11 @@ __all__ = [
     "accept_loss",
     "altered",
     "arrow_input",
+    "back_up_tablet",
     "changed",
     "check_row_set",
     "check_together",
+    "committed_row_sets",
     "diff",
     "evolved",
     "hash_partition",

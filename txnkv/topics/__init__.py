@@ -11,6 +11,7 @@ read                   batches out: in order of offsets, commits or transactions
 messages               what a batch is made of and becomes
 acks, delivery         subscriptions: what is kept of them, and how they work
 retention, follower    a log's beginning given up; a copy of it in another store
+partition_backup       a log into a backup, and back
 overview, waiting      topics as people see them, with checks; waiting for what comes
 ranges                 sets of offsets
 """
@@ -72,6 +73,7 @@ from txnkv.topics.overview import (
     subscription_stats,
     topic_stats,
 )
+from txnkv.topics.partition_backup import back_up_partition, next_offsets, restore_partition
 from txnkv.topics.read import (
     FETCH_BYTES,
     HELD_BYTES,
@@ -180,6 +182,7 @@ __all__ = [
     "accept_loss",
     "ack_rows",
     "as_arrow",
+    "back_up_partition",
     "between_commits",
     "bounds",
     "check_partition",
@@ -190,6 +193,7 @@ __all__ = [
     "live_partition_ids",
     "message_input",
     "messages_of",
+    "next_offsets",
     "next_timestamp",
     "offset_for_time",
     "outbox",
@@ -202,6 +206,7 @@ __all__ = [
     "reach_at",
     "refuse",
     "regain",
+    "restore_partition",
     "sent_to",
     "spread",
     "staged_files",

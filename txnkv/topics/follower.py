@@ -77,6 +77,10 @@ class Follower:
 
     def agree(self) -> None:
         """Give up what the source does not have, or has otherwise."""
+        with self._topics.store.log_cuts():
+            self._agree()
+
+    def _agree(self) -> None:
         there = bounds(self._source, self._origin)
         with self._copy.environment.read() as txn:
             start, end = self._copy.log.start(txn), self._copy.log.end(txn)

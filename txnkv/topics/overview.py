@@ -406,7 +406,7 @@ def accept_loss(topics: Topics, partition: Partition, *, really: bool) -> Loss:
         UnavailableError: another process has its files open.
     """
     store, name = topics.store, f"logs/{partition.id}"
-    with store.maintenance():
+    with store.log_cuts(), store.maintenance():
         environment = store.environments.known(name, partition.label, partition.part)
         with mend(environment, name) as it:
             end = _end(topics, partition, it.environment) if it.is_copy else None

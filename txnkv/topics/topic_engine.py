@@ -31,6 +31,7 @@ All of it may be done again, by any process: what is in the log says what is sti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -54,7 +55,7 @@ from txnkv.coordinator import (
 )
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
-from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.storage import BusyError, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.topics import retention, topic_catalog
 from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.sidecar import close_all
@@ -310,9 +311,9 @@ class TopicEngine(Topics):
                 remove_strays(self.store, folder, topic_catalog.partition_ids, self._remove)
                 self._swept_term = lease.term
             self.purge()
-        with guard("topics", "side logs"):
+        with guard("topics", "side logs"), suppress(BusyError):  # a backup copies logs
             self._sweep_side_logs(lease)
-        with guard("topics", "retention and idle producers"):
+        with guard("topics", "retention and idle producers"), suppress(BusyError):
             self._enforce(lease)
         with guard("topics", "subscriptions"):
             self.subscriptions.sweep(lease)
@@ -322,7 +323,8 @@ class TopicEngine(Topics):
     def _enforce(self, lease: Lease) -> None:
         now = clock.monotonic_micros()
         if self._enforced is None or now - self._enforced >= ENFORCED_EVERY:
-            retention.enforce_all(self, retention.checked_by(self, lease))
+            with self.store.log_cuts(wait=False):
+                retention.enforce_all(self, retention.checked_by(self, lease))
             producers.forget_idle(self.store, lease)
             self._enforced = now
 
@@ -338,7 +340,9 @@ class TopicEngine(Topics):
             if partition.exists and partition.side is not None:
                 partition.side.sweep(partition.log, check)
 
-        self.each(ids, "its side logs", sweep)
+        if ids:
+            with self.store.log_cuts(wait=False):
+                self.each(ids, "its side logs", sweep)
 
     def purge(self) -> None:
         """Remove the files of dropped topics that nobody reads any more."""

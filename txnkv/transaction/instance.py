@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from txnkv.coordinator import Coordinator, status_schema
+from txnkv.coordinator import MAX_TIMESTAMP, Coordinator, TxnId, status_schema
 from txnkv.coordinator import coordinator as coordination
-from txnkv.errors import TxnkvError
+from txnkv.errors import NotSupportedError, TxnkvError, TxnNotFoundError
 from txnkv.storage import Store, new_rlock, not_waiting, require_same
 from txnkv.tables import TableEngine, table_catalog
 from txnkv.topics import TopicEngine, regain
@@ -71,6 +71,28 @@ class Instance:
         while self._gone:
             self.contexts.pop(self._gone.popleft().txn_id, None)
 
+    def unstored(self, local: int) -> Any:
+        """The context of a transaction of this process of which status.db knows nothing, or not
+        yet; None for any other.
+        """
+        known = self.contexts.get(local)
+        context = None if known is None else known()
+        return None if context is None or context.stored else context
+
+    def local_id(self, id: int) -> int:
+        """The number inside of this store of a transaction's id.
+
+        Raises:
+            TxnNotFoundError: it is one of another store.
+        """
+        number, coordinator = TxnId(id), self.coordinator
+        if number.tcid not in (0, coordinator.tcid) or number.local > MAX_TIMESTAMP:
+            raise TxnNotFoundError(
+                f"{number!r} was not found: the ids of this store begin with {coordinator.tcid}, "
+                f"the highest id given so far is {coordinator.highest_id()}"
+            )
+        return number.local
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
@@ -106,8 +128,18 @@ def acquire(
     """The shared instance of a store, opened when it is not yet.
 
     Raises:
-        ValueError: an option makes no sense, or is not that of the instance that is open.
+        ValueError: the path is none, or an option makes no sense, or is not that of the instance
+            that is open.
     """
+    if path in ("", ":memory:"):
+        raise ValueError(
+            f"{path!r} names no directory, and a store is one. For a store that goes with the "
+            "program take tempfile.TemporaryDirectory(), below /dev/shm for one in memory"
+        )
+    if isinstance(path, str) and "://" in path:
+        raise NotSupportedError(
+            f"{path!r}: this version opens stores on this machine alone; give a directory"
+        )
     if history is not None and not history >= 0:
         raise ValueError(f"history={history}: it is in seconds, 0 or more")
     key = (str(Path(path).resolve()), read_only)

@@ -3,6 +3,7 @@
 from txnkv.tables.maintenance import flush, history
 from txnkv.tables.maintenance.compactor import Compactor
 from txnkv.tables.maintenance.intents import Resolution
+from txnkv.tables.maintenance.table_backup import back_up_tablet, committed_row_sets
 from txnkv.tables.maintenance.table_check import (
     Counted,
     accept_loss,
@@ -16,8 +17,10 @@ __all__ = [
     "Counted",
     "Resolution",
     "accept_loss",
+    "back_up_tablet",
     "check_row_set",
     "check_together",
+    "committed_row_sets",
     "flush",
     "history",
     "row_set_ids",

@@ -234,6 +234,13 @@ def forget(cur: apsw.Cursor, row_set_ids: Iterable[int]) -> None:
     cur.executemany("DELETE FROM row_sets WHERE id = ?", [(id,) for id in row_set_ids])
 
 
+def forget_replaced(cur: apsw.Cursor) -> None:
+    """Forget row sets of maintenance that are replaced or unfinished: they have no blocks."""
+    cur.execute(
+        "DELETE FROM row_sets WHERE state = ? OR (state = ? AND txn_id IS NULL)", (RETIRED, WRITING)
+    )
+
+
 def next_sequence(cur: apsw.Cursor) -> int:
     (value,) = one(
         cur, "UPDATE clock SET stage_sequence = stage_sequence + 1 RETURNING stage_sequence"

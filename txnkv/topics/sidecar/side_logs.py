@@ -337,9 +337,12 @@ class SideLogs:
 
     def open_transactions(self, txn: lmdb.Transaction) -> list[tuple[int, SideTxn]]:
         """Undecided transactions with batches here, by id."""
+        return [each for each in self.rows(txn) if each[1].state is SideState.OPEN]
+
+    def rows(self, txn: lmdb.Transaction) -> list[tuple[int, SideTxn]]:
+        """All transactions with batches here, by id."""
         index = self._index(txn)
-        every = [] if index is None else list(index.all())
-        return [(txn_id, side) for txn_id, side in every if side.state is SideState.OPEN]
+        return [] if index is None else list(index.all())
 
     def chunks_of(self, txn: lmdb.Transaction, txn_id: int, run: SideRun) -> list[bytes]:
         """All batches of a run, without their offsets; for checks.
@@ -352,8 +355,7 @@ class SideLogs:
 
     def stats(self, txn: lmdb.Transaction) -> SideStats:
         """Count what is here."""
-        index = self._index(txn)
-        every = [] if index is None else [side for _, side in index.all()]
+        every = [side for _, side in self.rows(txn)]
         waiting = [side for side in every if side.state is SideState.OPEN]
         done = [side for side in every if side.state is SideState.COMMITTED]
         return SideStats(

@@ -79,6 +79,16 @@ def read_chunk_key(stored: Any) -> tuple[int, int]:
     return txn_id, index
 
 
+def packed_id(number: int) -> bytes:
+    """Return a transaction or an offset as the indexes have it."""
+    return _ID.pack(number)
+
+
+def packed_row(side: SideTxn) -> bytes:
+    """Return what the index says of a transaction, as it is stored."""
+    return _TXN.pack(*side)
+
+
 def decided(batch: bytes, txn_id: int) -> bytes:
     """A batch of a transaction as a side log holds it: DECIDED.
 
@@ -325,7 +335,7 @@ class SideIndex:
 
     def put(self, txn_id: int, side: SideTxn) -> None:
         """Stores a transaction."""
-        self.txn.put(_ID.pack(txn_id), _TXN.pack(*side), db=self._transactions)
+        self.txn.put(_ID.pack(txn_id), packed_row(side), db=self._transactions)
 
     def commit(self, txn_id: int, side: SideTxn) -> None:
         """Stores a committed transaction and its place in commit order."""
@@ -488,6 +498,17 @@ class OwnLogs:
                 "reader was on its way to it: retention, or a truncation, took it; read anew"
             ) from error
         return found
+
+    def environment(self, txn_id: int) -> Environment:
+        """The environment of one that counts.
+
+        Raises:
+            CorruptionError: it is gone.
+        """
+        try:
+            return self._environments.get(f"{self._name}/{txn_id}", create=False)
+        except StoreNotFoundError:
+            raise self.lost(txn_id) from None
 
     def lost(self, txn_id: int) -> CorruptionError:
         """The error for one that is gone, or of an earlier time."""

@@ -316,6 +316,13 @@ def truncate(topics: Topics, partition: Partition, offset: int, flush: Callable[
             that has ended without their end. Nothing was cut.
         UnavailableError: others wrote all the time. Nothing was cut; try again.
     """
+    with topics.store.log_cuts():
+        return _truncate(topics, partition, offset, flush)
+
+
+def _truncate(
+    topics: Topics, partition: Partition, offset: int, flush: Callable[[], object]
+) -> int:
     for _ in range(_TRIES):
         flush()
         complete(topics, partition)

@@ -1,0 +1,29 @@
+"""backup and restore."""
+
+from __future__ import annotations
+
+import txnkv
+
+
+def test_backup_and_restore(orders, tmp_path, run, fail, misuse):
+    first, second = tmp_path / "b" / "1", tmp_path / "b" / "2"
+    assert run("backup", orders, first).out.startswith(f"copied {orders} as of 20")
+    found = run("backup", orders, second, "--base", first, "--limit", "100", "--json").json
+    assert found["path"] == str(second)
+    assert found["linked"] > 0
+    made = tmp_path / "made"
+    assert run("restore", tmp_path / "b", made, "--json").json["backup"] == str(second)
+    with txnkv.connect(made, create=False) as client:
+        assert client.table("orders").count() == 4
+    again = tmp_path / "again"
+    assert run("restore", first, again).out.startswith(f"made the store {again} as of 20")
+    assert "is not empty: it holds" in fail("restore", first, made)
+    assert "is no backup, but a store" in fail("restore", orders, tmp_path / "c")
+    nothing = fail("restore", tmp_path / "none", tmp_path / "c")
+    assert nothing == f"no backup at {tmp_path / 'none'}: there is no such folder"
+    early = fail("restore", first, tmp_path / "c", "--at", "2026-01-01T00:00:00Z")
+    assert "the first one is of" in early
+    assert "no store at" in fail("backup", tmp_path / "none", tmp_path / "c")
+    misuse("restore", first, tmp_path / "c", "--at", "soon")
+    misuse("backup", orders, tmp_path / "c", "--limit", "0")
+    assert not (tmp_path / "c").exists()

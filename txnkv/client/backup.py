@@ -1,0 +1,399 @@
+"""A backup of a store in use: all that was committed at one commit timestamp, and nothing else.
+
+    pin         the manifest (row sets stay) and a snapshot (files of dropped tables stay)
+    hold        `log_cuts`: nothing is taken out of logs until they are copied
+    status.db   copied by SQLite, as it is at one instant: its last commit is the backup's timestamp
+    logs        up to the offsets that were given by then; from here on they are cut again
+    row sets    those that were committed then, and their deletes up to the timestamp
+    the list    of all files, with their checksums; the folder gets its name
+
+Everybody else goes on meanwhile: what comes later lies in LMDB behind that, under other row sets,
+offsets and stamps, and is left out. What is committed and has not come to LMDB is in status.db: the
+commit log, end markers, transactions that are being finalized. So a restored store is in the state
+of one whose processes all died at the timestamp, and whoever opens it brings it to its end.
+
+**A restore** makes a store of a backup, at another place and as another store.
+
+    all files of the backup are compared with its list
+    beside the place    FORMAT with an id of its own, status.db, an LMDB environment for each part
+    there               opened: transactions that were open are aborted, those that were being
+                        finalized come to their end
+    rename              the store is there, whole
+
+Until the rename nobody has heard of it: a death before leaves a folder that nobody takes for a
+store of that name, and the next restore to the place removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from txnkv.coordinator import Timestamp, held, one, renew
+from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
+from txnkv.storage import (
+    LIST,
+    STATUS,
+    Backup,
+    BackupWriter,
+    Environments,
+    StoreDirectory,
+    changed_copy,
+    declare_fault_point,
+    extents,
+    fault_point,
+    make_private_directory,
+    put_entries,
+    read_copy,
+    shielded,
+    whole_folder,
+)
+from txnkv.tables import (
+    BLOCKS_DB,
+    FENCE_DB,
+    RowSetInfo,
+    back_up_tablet,
+    committed_row_sets,
+    history,
+    manifest,
+)
+from txnkv.topics import back_up_partition, next_offsets, restore_partition
+from txnkv.transaction import Instance
+from txnkv.transaction import instance as instances
+
+declare_fault_point("backup.status", "status.db of a backup is copied, nothing else is")
+declare_fault_point("backup.logs", "status.db and the logs of a backup are copied")
+declare_fault_point("backup.renamed", "a backup has its name")
+
+
+@dataclass(frozen=True)
+class BackupReport:
+    """The result of `Client.backup`.
+
+    Attributes:
+        path: of the backup.
+        timestamp: it has all that was committed at or below it.
+        files: how many.
+        size: bytes of all files.
+        linked: bytes of those that an earlier backup had already.
+    """
+
+    path: str
+    timestamp: Timestamp
+    files: int
+    size: int
+    linked: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The contents of a backup, as the copy of status.db says.
+
+    Attributes:
+        row_sets: by tablet.
+        offsets: the next one, by partition.
+    """
+
+    timestamp: Timestamp
+    row_sets: dict[int, tuple[RowSetInfo, ...]]
+    offsets: dict[int, int]
+
+
+@shielded
+def back_up(
+    instance: Instance,
+    dest: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None,
+    progress: Callable[[int, int], None] | None,
+    bytes_per_second: float | None,
+) -> BackupReport:
+    """Copy a store; see `Client.backup`."""
+    if bytes_per_second is not None and not bytes_per_second > 0:
+        raise ValueError(f"bytes_per_second={bytes_per_second}: a number above 0, or None")
+    store, place = instance.store, Path(os.path.abspath(dest))
+    if place.resolve().is_relative_to(store.directory.path):
+        raise ValueError(f"{place} lies in the store {store.directory.path}: name a folder outside")
+    earlier = None if base is None else _earlier(Path(base), store.store_id)
+    with whole_folder(place, "a backup") as folder:
+        told = _Told(instance, progress)
+        writer = BackupWriter(folder, earlier, told.add, bytes_per_second)
+        timestamp = _copy(instance, writer)
+        writer.finish(
+            {
+                "id": uuid4().hex,
+                "store_id": store.store_id,
+                "timestamp": int(timestamp),
+                "taken": datetime.now(UTC).isoformat(),
+            }
+        )
+    fault_point("backup.renamed")
+    told.end()
+    size = sum(file.size for file in writer.files.values())
+    return BackupReport(str(place), timestamp, len(writer.files), size, writer.linked)
+
+
+def _earlier(base: Path, store_id: str) -> Backup:
+    found = Backup.open(base)
+    if found.content["store_id"] != store_id:
+        raise ValueError(
+            f"base={str(base)!r} is a backup of another store ({found.content['store_id']}, this "
+            f"is {store_id}): name one of this store, or none"
+        )
+    return found
+
+
+def _copy(instance: Instance, backup: BackupWriter) -> Timestamp:
+    runtime = instance.store.runtime
+    snapshot = history.pin_latest(instance.coordinator)
+    try:
+        with instance.store.status.read() as cur:
+            (version,) = one(cur, "SELECT manifest_version FROM clock")
+        runtime.pin_manifest(version)
+        try:
+            plan = _copy_logs(instance, backup)
+            for id, infos in plan.row_sets.items():
+                tablet = instance.engine.tablet(id)
+                assert tablet is not None, f"the table of tablet {id} is purged under a snapshot"
+                back_up_tablet(tablet, infos, plan.timestamp, backup)
+        finally:
+            runtime.unpin_manifest(version)
+    finally:
+        runtime.unpin(snapshot)
+    return plan.timestamp
+
+
+def _copy_logs(instance: Instance, backup: BackupWriter) -> _Plan:
+    store, topics = instance.store, instance.topics
+    with store.log_cuts():
+        store.status.backup_to(backup.path(STATUS))
+        backup.add(STATUS)
+        fault_point("backup.status")
+        with read_copy(backup.path(STATUS)) as cur:
+            plan = _planned(cur)
+        for id, upto in plan.offsets.items():
+            partition = topics.partition(id)
+            assert partition is not None, f"the topic of partition {id} is purged under a snapshot"
+            back_up_partition(topics, partition, upto, backup)
+    fault_point("backup.logs")
+    return plan
+
+
+def _planned(cur: Any) -> _Plan:
+    for part in held.parts(cur).values():
+        raise CorruptionError(
+            f"{part.error}. There is no backup of a store with a part that is damaged: restore its "
+            "files, or give up what is lost with `txnkv repair`. `txnkv check` says more"
+        )
+    (timestamp,) = one(cur, "SELECT last_commit FROM clock")
+    return _Plan(Timestamp(timestamp), committed_row_sets(cur), next_offsets(cur))
+
+
+class _Told:
+    """Progress in bytes, of what the store's files have now."""
+
+    def __init__(self, instance: Instance, tell: Callable[[int, int], None] | None) -> None:
+        self._tell = tell or (lambda _done, _total: None)
+        self._done = 0
+        self._total = 1 if tell is None else _bytes_of(instance)
+
+    def add(self, count: int) -> None:
+        """So many more are done."""
+        self._done += count
+        self._tell(self._done, max(self._total, self._done))
+
+    def end(self) -> None:
+        """All is done, however much it was."""
+        self._tell(self._done, self._done)
+
+
+def _bytes_of(instance: Instance) -> int:
+    store, total = instance.store, 0
+    with store.status.read() as cur:
+        for question in (
+            "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+            "SELECT coalesce(sum(bytes), 0) FROM row_sets WHERE state = 2",
+        ):
+            total += int(one(cur, question)[0])
+        ids = list(next_offsets(cur))
+    for id in ids:
+        try:
+            partition = instance.topics.partition(id)
+            if partition is not None and partition.exists:
+                with partition.environment.read() as txn:
+                    total += sum(segment.bytes for segment in partition.log.segments(txn))
+        except TxnkvError:
+            pass  # the copy of it will say so
+    return total
+
+
+# -- restoring -------------------------------------------------------------------------
+
+declare_fault_point("restore.part", "a part of a restored store is filled, durable")
+declare_fault_point("restore.filled", "all parts of a restored store are filled")
+declare_fault_point("restore.opened", "a restored store was opened, it has not its name")
+declare_fault_point("restore.renamed", "a restored store has its name")
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """The result of `restore`.
+
+    Attributes:
+        path: of the store.
+        store_id: its own.
+        timestamp: it has all that was committed at or below it.
+        backup: the folder that it was restored from.
+        size: bytes of the backup.
+    """
+
+    path: str
+    store_id: str
+    timestamp: Timestamp
+    backup: str
+    size: int
+
+
+@shielded
+def restore(
+    src: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    at: Timestamp | datetime | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RestoreReport:
+    """Make a store of a backup; see `Client.backup`.
+
+    It has exactly what was committed at the backup's timestamp. It is another store: tokens,
+    checkpoints of streams and copies of the original are refused by it, and it has other ids for
+    transactions.
+
+    Args:
+        src: a backup; or a folder with some of one store, of which the latest is taken.
+        dest: where the store is to be: nothing is there, or an empty folder.
+        at: of the backups, the latest one that was taken at or before this.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        StoreNotFoundError: there is no backup at `src`, or none as early as `at`.
+        IncompatibleStoreError: `src` is something else, or a backup of a newer version.
+        CorruptionError: a file of the backup is damaged or missing; it is named. Nothing was made.
+        ValueError: there is something at `dest`, or `at` has no time zone.
+        StorageFullError: no room; nothing is left of it.
+        UnavailableError: another process restores to `dest`, or the disk failed.
+    """
+    backup = _chosen(Path(os.path.abspath(src)), at)
+    total, done = 2 * backup.size, 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    place = Path(os.path.abspath(dest))
+    with whole_folder(place, "a restored store") as folder:
+        backup.verify(told)
+        made = StoreDirectory.open(folder)
+        shutil.copyfile(backup.path(STATUS), made.status_path)
+        made.status_path.chmod(0o600)
+        told(backup.files[STATUS].size)
+        found = _fill(made, backup, told)
+        with changed_copy(made.status_path) as cur:
+            renew(cur)
+            manifest.forget_replaced(cur)
+            cur.execute("DELETE FROM extents")
+            for name, extent in found.items():
+                extents.replace(cur, name, extent)
+        fault_point("restore.filled")
+        _open_once(folder)
+        fault_point("restore.opened")
+    fault_point("restore.renamed")
+    timestamp = Timestamp(backup.content["timestamp"])
+    return RestoreReport(str(place), made.store_id, timestamp, str(backup.folder), backup.size)
+
+
+def _chosen(src: Path, at: Timestamp | datetime | None) -> Backup:
+    if isinstance(at, datetime):
+        at = Timestamp.from_datetime(at)
+    if (src / LIST).exists() or not src.is_dir():
+        found = [Backup.open(src)]
+    else:
+        # Hidden ones have not got their names: their writers died, or are at it.
+        found = [Backup.open(path.parent) for path in sorted(src.glob(f"[!.]*/{LIST}"))]
+        if not found:
+            Backup.open(src)  # says that it is none
+    if len({each.content["store_id"] for each in found}) > 1:
+        raise ValueError(f"{src} has backups of several stores: name one of them")
+    early = [each for each in found if at is None or each.content["timestamp"] <= at]
+    if not early:
+        first = min(each.content["timestamp"] for each in found)
+        raise StoreNotFoundError(
+            f"no backup at {src} was taken at or before {_words(at)}: the first one is of "
+            f"{_words(first)}"
+        )
+    return max(early, key=lambda each: (each.content["timestamp"], each.content["taken"]))
+
+
+def _words(timestamp: int | None) -> str:
+    return Timestamp(timestamp or 0).datetime.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _fill(
+    made: StoreDirectory, backup: Backup, told: Callable[[int], None]
+) -> dict[str, extents.Extent]:
+    """Make an environment for each part that the backup has, and say how far each was written."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(backup.files, key=_in_order):
+        if name != STATUS:
+            parts.setdefault(name.rpartition("/")[0], []).append(name)
+    with read_copy(made.status_path) as cur:
+        offsets = next_offsets(cur)
+    environments = Environments(made)
+    found = {}
+    try:
+        for part, names in parts.items():
+            kind, _, id = part.partition("/")
+            try:
+                if kind == "logs":
+                    restore_partition(environments, int(id), offsets[int(id)], backup, names)
+                else:
+                    _fill_tablet(environments, part, backup, names)
+            except (KeyError, ValueError) as error:
+                raise CorruptionError(
+                    f"{backup.folder / part} does not belong to {backup.path(STATUS)}: {error!r}. "
+                    "Take another backup"
+                ) from None
+            found[part] = environments.get(part).extent()
+            environments.get(part).close()
+            told(sum(backup.files[name].size for name in names))
+            fault_point("restore.part")
+    finally:
+        environments.close_all()
+    return found
+
+
+def _in_order(name: str) -> tuple[str, int, str]:
+    """By part; in it row sets and segments by number, so that keys come ascending."""
+    part, _, last = name.rpartition("/")
+    return part, int(last) if last.isdigit() else 1 << 63, last
+
+
+def _fill_tablet(
+    environments: Environments, part: str, backup: Backup, names: Sequence[str]
+) -> None:
+    environment = environments.get(part, databases=(BLOCKS_DB, FENCE_DB))
+    for name in names:
+        put_entries(environment, backup.entries(name))
+
+
+def _open_once(folder: Path) -> None:
+    instances.release(instances.acquire(folder, False, False))
+    # Of this place, and of this process.
+    shutil.rmtree(folder / "runtime")
+    make_private_directory(folder / "runtime")

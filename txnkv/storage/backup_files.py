@@ -1,0 +1,488 @@
+"""The files of a backup, with a list of them that says what they are.
+
+    BACKUP       a line of JSON, and a line with its CRC-32C: what was copied when, and for each
+                 file its bytes and its CRC-32C. Written last
+    status.db    as SQLite has it
+    all else     entries of LMDB, one behind the other:
+
+     0          4           8            12
+    +----------+-----------+------------+----------+-----+-------+
+    | database | key bytes | value bytes| database | key | value |     little-endian
+    +----------+-----------+------------+----------+-----+-------+
+
+A file that an earlier backup of the same store has is one file under two names (a hard link): what
+was copied once is not copied again, and each backup is whole by itself, whatever becomes of the
+others. So no file of a backup is ever written again.
+
+**A whole folder** appears under its name, or nothing does.
+
+    .shop.unfinished/     made beside the place, locked; filled; all names in it synced
+    shop/                 rename, and the parent synced: there from here on
+
+After a death the folder beside it is nobody's: its lock is free, and who makes the same one next
+removes it. A power loss leaves the one or the other, for what is renamed is durable before.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from txnkv.core import crc32c
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    StoreNotFoundError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.storage.directory import (
+    FIRST_WITH_BACKUPS,
+    FORMAT_VERSION,
+    make_private_directory,
+    make_private_file,
+    sync_directory,
+)
+from txnkv.storage.environment import Environment
+from txnkv.storage.faults import (
+    FULL_ERRNOS,
+    NO_DESCRIPTOR_ERRNOS,
+    declare_fault_point,
+    fault_point,
+    no_descriptor,
+    storage_full,
+)
+from txnkv.storage.threads import go_on
+
+declare_fault_point("backup.file", "a file of a backup is durable, not listed")
+declare_fault_point("backup.listed", "all of a backup is durable, it has not its name")
+
+LIST: Final = "BACKUP"
+STATUS: Final = "status.db"
+_NAME: Final = "txnkv backup"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<III")
+_READ_BYTES: Final = 4 << 20
+_STEP_BYTES: Final = 16 << 20
+"""Bytes that one read of LMDB gives, or one write takes."""
+
+_PAUSE: Final = 0.1
+"""Seconds of a pause, at most."""
+
+Entry = tuple[bytes, bytes, bytes]
+"""A database, a key and a value."""
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were done since the last call."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file as the list of a backup has it."""
+
+    size: int
+    crc: int
+
+
+class EntryFile:
+    """A file of entries that is being written, or only counted.
+
+    Attributes:
+        size, crc: of what was put.
+    """
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self.size = self.crc = 0
+
+    def put(self, database: bytes, key: bytes, value: bytes) -> None:
+        """Add an entry."""
+        for part in (_HEAD.pack(len(database), len(key), len(value)), database, key, value):
+            self._write(part)
+            self.crc = crc32c(part, self.crc)
+            self.size += len(part)
+
+
+class BackupWriter:
+    """A backup that is being written.
+
+    Args:
+        folder: where to.
+        earlier: a backup of the same store, whose files are taken where they are the same.
+        progress: see `Progress`.
+        bytes_per_second: the most that is written.
+
+    Attributes:
+        files: by name.
+        linked: bytes of those that are an earlier backup's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        earlier: Backup | None,
+        progress: Progress,
+        bytes_per_second: float | None,
+    ) -> None:
+        self.files: dict[str, Listed] = {}
+        self.linked = 0
+        self._folder = folder
+        self._earlier = earlier
+        self._progress = progress
+        self._rate = bytes_per_second
+        self._began = time.monotonic()
+        self._written = 0
+
+    def add(self, name: str) -> None:
+        """List a file that somebody else wrote at `path(name)`, and make it durable."""
+        with self.path(name).open("rb") as file:
+            crc = size = 0
+            while data := file.read(_READ_BYTES):
+                crc, size = crc32c(data, crc), size + len(data)
+            os.fsync(file.fileno())
+        self._done(name, Listed(size, crc))
+
+    def entries(self, name: str, put_all: Callable[[EntryFile], object]) -> None:
+        """Write a file of entries, which is durable then.
+
+        Args:
+            name: of the file.
+            put_all: puts them; called twice where an earlier backup has a file of that name, for
+                it may be the same.
+        """
+        if self._earlier is not None and name in self._earlier.files:
+            counted = EntryFile(lambda _: None)
+            put_all(counted)
+            if self.link(name, Listed(counted.size, counted.crc)):
+                return
+        path = self.path(name)
+        make_private_file(path)
+        with path.open("r+b", buffering=1 << 20) as file:
+            written = EntryFile(file.write)
+            put_all(written)
+            file.flush()
+            os.fsync(file.fileno())
+        self._done(name, Listed(written.size, written.crc))
+
+    def link(self, name: str, wanted: Listed | None = None) -> bool:
+        """Take a file of the earlier backup, if it has it.
+
+        Args:
+            name: of the file.
+            wanted: it has to be that; None for a file that never changes.
+        """
+        earlier = self._earlier
+        listed = None if earlier is None else earlier.files.get(name)
+        if earlier is None or listed is None or wanted not in (None, listed):
+            return False
+        with suppress(OSError):  # on another disk, too many links: it is copied then
+            if earlier.path(name).stat().st_size == listed.size:
+                os.link(earlier.path(name), self.path(name))
+                self.files[name] = listed
+                self.linked += listed.size
+                self._progress(listed.size)
+                return True
+        return False
+
+    def finish(self, content: dict[str, Any]) -> None:
+        """Write the list; what is said of the backup as a whole goes with it."""
+        files = {name: [file.size, file.crc] for name, file in sorted(self.files.items())}
+        first = {"format": _NAME, "version": _VERSION, "store_version": FORMAT_VERSION}
+        whole = {**first, **content, "files": files}
+        line = json.dumps(whole).encode()
+        path = self.path(LIST)
+        make_private_file(path)
+        with path.open("r+b") as file:
+            file.write(b"%s\n%08x\n" % (line, crc32c(line)))
+            file.flush()
+            os.fsync(file.fileno())
+        fault_point("backup.listed")
+
+    def path(self, name: str) -> Path:
+        """The place of a file; its folder is there."""
+        path = self._folder / name
+        for folder in reversed(path.relative_to(self._folder).parents[:-1]):
+            make_private_directory(self._folder / folder)
+        return path
+
+    def _done(self, name: str, file: Listed) -> None:
+        self.files[name] = file
+        self._progress(file.size)
+        fault_point("backup.file")
+        self._written += file.size
+        while self._rate is not None:
+            ahead = self._written / self._rate - (time.monotonic() - self._began)
+            if ahead <= 0:
+                break
+            go_on()
+            time.sleep(min(ahead, _PAUSE))
+
+
+class Backup:
+    """A backup that is there.
+
+    Attributes:
+        folder: it lies there.
+        content: what was said of it as a whole.
+        files: by name.
+    """
+
+    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+        self.folder = folder
+        self.content = content
+        self.files = {name: Listed(*file) for name, file in content["files"].items()}
+
+    @classmethod
+    def open(cls, folder: Path) -> Backup:
+        """Read the list of a backup.
+
+        Raises:
+            StoreNotFoundError: there is nothing.
+            IncompatibleStoreError: it is no backup, or one of a newer version.
+            CorruptionError: the list is damaged.
+        """
+        path = folder / LIST
+        if not folder.is_dir():
+            raise StoreNotFoundError(f"no backup at {folder}: there is no such folder")
+        if not path.is_file():
+            found = "a store" if (folder / "FORMAT").exists() else "another folder"
+            raise IncompatibleStoreError(
+                f"{folder} is no backup, but {found}: it has no file {LIST}. Name a folder that "
+                "client.backup or `txnkv backup` made"
+            )
+        line, _, rest = path.read_bytes().partition(b"\n")
+        if rest != b"%08x\n" % crc32c(line):
+            raise _damaged(path, "its checksum does not match")
+        content = json.loads(line)
+        version, store = content.get("version"), content.get("store_version", 0)
+        known = FIRST_WITH_BACKUPS <= store <= FORMAT_VERSION
+        if content.get("format") != _NAME or version != _VERSION or not known:
+            raise IncompatibleStoreError(
+                f"{path} has format {content.get('format')!r} version {version!r}, of a store of "
+                f"version {store!r}; this is version {_VERSION}, of stores up to {FORMAT_VERSION}. "
+                "Restore it with the txnkv that wrote it"
+            )
+        return cls(folder, content)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    def path(self, name: str) -> Path:
+        """The place of a file."""
+        return self.folder / name
+
+    def verify(self, progress: Progress) -> None:
+        """Compare all files with the list.
+
+        Raises:
+            CorruptionError: one is missing, or damaged.
+        """
+        for name, listed in self.files.items():
+            path, crc, size = self.path(name), 0, 0
+            try:
+                with path.open("rb") as file:
+                    while data := file.read(_READ_BYTES):
+                        go_on()
+                        crc, size = crc32c(data, crc), size + len(data)
+                        progress(len(data))
+            except FileNotFoundError:
+                raise _damaged(path, "it is missing") from None
+            if size != listed.size:
+                raise _damaged(path, f"it has {size} bytes, {listed.size} were written")
+            if crc != listed.crc:
+                raise _damaged(path, "its checksum does not match")
+
+    def entries(self, name: str) -> Iterator[Entry]:
+        """Yield the entries of a file that was verified."""
+        with self.path(name).open("rb", buffering=1 << 20) as file:
+            while head := file.read(_HEAD.size):
+                database, key, value = _HEAD.unpack(head)
+                yield file.read(database), file.read(key), file.read(value)
+
+
+def _damaged(path: Path, what: str) -> CorruptionError:
+    return CorruptionError(
+        f"{path} is damaged: {what}. Nothing was restored from it: put the file back, or take "
+        "another backup"
+    )
+
+
+# -- entries of LMDB -------------------------------------------------------------------
+
+
+def each_between(
+    environment: Environment,
+    database: bytes,
+    low: bytes,
+    high: bytes,
+    take: Callable[[bytes, bytes], object],
+) -> None:
+    """Call `take(key, value)` for the entries of a database with low <= key < high, in many short
+    reads: what nobody changes meanwhile is as it is in one, and no page waits for a long one.
+    """
+    at: bytes | None = low
+    while at is not None:
+        go_on()
+        at = _some_between(environment, database, at, high, take)
+
+
+def _some_between(
+    environment: Environment,
+    database: bytes,
+    low: bytes,
+    high: bytes,
+    take: Callable[[bytes, bytes], object],
+) -> bytes | None:
+    """Give some; where to go on, None at the end."""
+    room = _STEP_BYTES
+    with environment.read() as txn, txn.cursor(db=environment.db(database)) as cursor:
+        found = cursor.set_range(low)
+        while found and (key := bytes(cursor.key())) < high:
+            if room <= 0:
+                return key
+            value = bytes(cursor.value())
+            take(key, value)
+            room -= len(value)
+            found = cursor.next()
+    return None
+
+
+def put_entries(environment: Environment, entries: Iterator[Entry]) -> None:
+    """Put entries into an environment that nobody else has; durable when it returns."""
+    while some := list(_some(entries)):
+        go_on()
+        environment.write(lambda txn, some=some: _put(environment, txn, some))  # type: ignore[misc]
+
+
+def _some(entries: Iterator[Entry]) -> Iterator[Entry]:
+    room = _STEP_BYTES
+    for entry in entries:
+        yield entry
+        room -= len(entry[2])
+        if room <= 0:
+            return
+
+
+def _put(environment: Environment, txn: Any, entries: list[Entry]) -> None:
+    for database, key, value in entries:
+        txn.put(key, value, db=environment.db(database))
+
+
+# -- folders ---------------------------------------------------------------------------
+
+_TAKEN: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+
+
+@contextmanager
+def whole_folder(place: Path, what: str) -> Iterator[Path]:
+    """Yield a private folder to fill, which stands at `place` once the block has ended well.
+
+    Args:
+        place: where nothing is, or an empty folder.
+        what: as messages to people name what is made.
+
+    Raises:
+        ValueError: there is something at `place`; nothing was written.
+        UnavailableError: another process makes the same one, or the disk failed.
+        StorageFullError: the disk is full; nothing is left of it.
+    """
+    place = Path(os.path.abspath(place))
+    _require_free(place, what)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{place.name}.unfinished")
+        descriptor = _locked(aside, what, place)
+        try:
+            yield aside
+            _sync_folders(aside)
+            _rename(aside, place, what)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        finally:
+            os.close(descriptor)
+        sync_directory(place.parent)
+    except OSError as error:
+        if isinstance(error, TxnkvError):
+            raise
+        raise _translated(error, place, what) from error
+
+
+def _require_free(place: Path, what: str) -> None:
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file: name a folder that is not there, for {what}")
+    found = sorted(entry.name for entry in place.iterdir())[:5]
+    if found:
+        raise _taken(place, what, found)
+
+
+def _taken(place: Path, what: str, found: list[str]) -> ValueError:
+    return ValueError(
+        f"{place} is not empty: it holds {', '.join(found)}. Nothing there is written over: name a "
+        f"folder that is not there, for {what}"
+    )
+
+
+def _locked(aside: Path, what: str, place: Path) -> int:
+    """Make the folder anew and lock it; the descriptor of the lock."""
+    while True:
+        make_private_directory(aside)
+        descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UnavailableError(
+                f"another process makes {what} at {place} at this moment. Wait for its end, or "
+                "name another folder"
+            ) from None
+        if not any(aside.iterdir()) and _is_at(descriptor, aside):
+            return descriptor
+        # It is of one that died, or went while its lock was waited for.
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, aside: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(aside))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folders(folder: Path) -> None:
+    for path, _, _ in os.walk(folder, topdown=False):
+        sync_directory(Path(path))
+
+
+def _rename(aside: Path, place: Path, what: str) -> None:
+    try:
+        aside.rename(place)  # takes the place of an empty folder, and of nothing else
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _taken(place, what, ["something new"]) from None
+        raise
+
+
+def _translated(error: OSError, place: Path, what: str) -> TxnkvError:
+    if error.errno in NO_DESCRIPTOR_ERRNOS:
+        return no_descriptor(place)
+    if error.errno in FULL_ERRNOS:
+        return storage_full(place, error.errno or errno.ENOSPC)
+    return UnavailableError(
+        f"{what} at {place} could not be made: {error}. Nothing is left of it; see to the disk or "
+        "the rights of the folder, and try again"
+    )
