@@ -4,7 +4,8 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
 `command_group` for the exit statuses. Each command's module is loaded when it is called:
 
     store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
-    table_commands                         a table, changed
+    table_commands                         a table and single rows of it
+    conditions, parsing                    what users type: conditions, schemas, times
     load, row_sources, text_sources        files in
     scan_rows                              rows out
     produce, consume, message_lines        messages in and out
@@ -22,7 +23,13 @@ _HOMES = {
     "load": "txnkv.cli.load",
     "scan": "txnkv.cli.scan_rows",
     "tables": "txnkv.cli.store_commands",
+    "create": "txnkv.cli.table_commands",
     "alter": "txnkv.cli.table_commands",
+    "drop": "txnkv.cli.table_commands",
+    "count": "txnkv.cli.table_commands",
+    "get": "txnkv.cli.table_commands",
+    "insert": "txnkv.cli.table_commands",
+    "delete": "txnkv.cli.table_commands",
     "topics": "txnkv.cli.topic_commands",
     "produce": "txnkv.cli.produce",
     "consume": "txnkv.cli.consume",

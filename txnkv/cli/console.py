@@ -31,7 +31,12 @@ class _Out(Console):
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 store_argument = click.argument("store", metavar="STORE")
+table_argument = click.argument("table", metavar="TABLE")
 topic_argument = click.argument("topic", metavar="TOPIC")
+snapshot_option = click.option(
+    "--snapshot", "at", metavar="WHEN", help="A timestamp, or a time with its zone."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 partitions_option = click.option(
     "-p",
     "--partition",
@@ -53,6 +58,21 @@ def out() -> Console:
 def err() -> Console:
     """Stderr."""
     return Console(file=sys.stderr, highlight=False)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something goes for good, unless `yes` was said.
+
+    Raises:
+        click.ClickException: the answer is no.
+        click.UsageError: nobody is there to be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Say --yes")
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was changed")
 
 
 def print_json(value: Any) -> None:

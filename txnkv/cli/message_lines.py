@@ -240,7 +240,7 @@ class TypedLines:
         assert encode is not None
         assert topic.value_schema is not None
         self._encode = encode
-        self._takes = {field.name: _take(field.type) for field in topic.value_schema}
+        self._takes = {field.name: taker(field.type) for field in topic.value_schema}
 
     def plain(self, lines: Sequence[bytes], first: int) -> list[Row]:
         """Lines as messages: each a value. Empty ones are left out, here and below.
@@ -304,7 +304,7 @@ class TypedLines:
         return None if encoded is None else Encoded(encoded)
 
 
-def _take(kind: pa.DataType) -> Take:
+def taker(kind: pa.DataType) -> Take:
     """From what JSON has to what the column takes."""
     is_a = pa.types
     if is_a.is_date(kind):
@@ -316,6 +316,6 @@ def _take(kind: pa.DataType) -> Take:
     if is_a.is_binary(kind):
         return lambda value: base64.b64decode(value, validate=True)
     if is_a.is_list(kind):
-        take = _take(kind.value_type)
+        take = taker(kind.value_type)
         return lambda value: [None if each is None else take(each) for each in value]
     return lambda value: value

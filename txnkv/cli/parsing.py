@@ -1,4 +1,4 @@
-"""Texts that users type: schemas, predicates, partitions, snapshots.
+"""Texts that users type: schemas, columns, keys, partitions, snapshots.
 
 A text that is not written as it should be is a click.UsageError.
 """
@@ -15,21 +15,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv.cli.command_group import given
+from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
 from txnkv.tables import Column, HashPartition, Schema, hash_partition
 
 _OPENING: Final = "(<["
 _CLOSING: Final = ")>]"
-_WHERE: Final = re.compile(
-    r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s=!<>"]+))\s*
-        (?:(?P<null>is\s+(?:not\s+)?null)|(?P<op>==|=|!=|<>|<=|>=|<|>|\bin\b)\s*(?P<value>.+?))\s*""",
-    re.VERBOSE | re.IGNORECASE | re.DOTALL,
-)
 _NEW: Final = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s:="]+))\s*(?:\s|:)\s*(?P<kind>[^\s:=].*)""",
     re.VERBOSE | re.DOTALL,
 )
-_SAME: Final = {"==": "=", "<>": "!="}
 
 
 @given()
@@ -96,9 +91,21 @@ def new_column(text: str) -> tuple[str, Column]:
     column = Column(kind.strip()).resolved()
     if default:
         assert isinstance(column.type, pa.DataType)
-        value = _value(name, "=".join(default).strip(), column.type, "--add")
+        value = _default(name, "=".join(default).strip(), column.type)
         column = replace(column, default=value)
     return name, column
+
+
+def items(text: str) -> list[str]:
+    """`eu,'a, b'` as the parts between commas, of which any may stand in quotes."""
+    quote = "'" if "'" in text else '"'
+    return next(csv.reader([text], quotechar=quote, skipinitialspace=True), [])
+
+
+def _default(name: str, text: str, kind: pa.DataType) -> Any:
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    return constant(name, text, kind, "--add")
 
 
 @given()
@@ -136,52 +143,6 @@ def partition(text: str) -> HashPartition:
     if not colon or not buckets.strip().isdecimal():
         raise ValueError(f"--partition-hash: {text!r} is not column:buckets, as id:4")
     return hash_partition(names(columns), int(buckets))
-
-
-@given()
-def where(text: str, table: Schema) -> tuple[Any, ...]:
-    """`total > 5`, `region in eu,us` or `total is null` as a predicate of `scan`.
-
-    Raises:
-        click.UsageError: it is not written like that, there is no such column, or the value does
-            not fit the column.
-    """
-    found = _WHERE.fullmatch(text)
-    if found is None:
-        raise ValueError(
-            f"--where: {text!r} is no condition; write column operator value, as 'total > 5', "
-            "'region in eu,us' or 'total is null'"
-        )
-    name = found["quoted"] or found["name"]
-    table.position(name)
-    if found["null"]:
-        return (name, " ".join(found["null"].lower().split()))
-    kind = table.columns[name].type
-    assert isinstance(kind, pa.DataType)
-    op = found["op"].lower()
-    if op == "in":
-        return (name, op, [_value(name, item, kind) for item in _items(found["value"])])
-    return (name, _SAME.get(op, op), _value(name, found["value"], kind))
-
-
-def _items(text: str) -> list[str]:
-    inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    quote = "'" if "'" in inner else '"'
-    return next(csv.reader([inner], quotechar=quote, skipinitialspace=True), [])
-
-
-def _value(name: str, text: str, kind: pa.DataType, option: str = "--where") -> Any:
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
-        text = text[1:-1]
-    try:
-        return pa.array([text]).cast(kind)[0].as_py()
-    except pa.ArrowException as error:
-        hint = ""
-        if pa.types.is_timestamp(kind) and kind.tz is not None:
-            hint = " (give a time zone, as 2026-01-31T12:00Z)"
-        raise ValueError(
-            f"{option}: column {name!r} is {kind}, and {text!r} is none{hint}"
-        ) from error
 
 
 @given()

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import click
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli import message_lines, parsing
+from txnkv.cli import message_lines
 from txnkv.cli.command_group import stopping
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument, topic_argument
 from txnkv.cli.message_lines import Row, TypedLines
+from txnkv.cli.topic_commands import topic_arguments, topic_options
 from txnkv.errors import TopicNotFoundError
-from txnkv.topics import Buffer, Compression
 
 Lines: TypeAlias = "pa.RecordBatch | list[Row]"
 Parse = Callable[[Sequence[bytes], int], Lines]
@@ -39,38 +39,7 @@ Parse = Callable[[Sequence[bytes], int], Lines]
 @click.option(
     "--partitions", type=click.IntRange(min=1), help="Make the topic, if missing, with so many."
 )
-@click.option(
-    "--buffer",
-    type=click.Choice(["marker", "sidecar"]),
-    default="marker",
-    show_default=True,
-    help="Of a topic to be made: where messages of open transactions wait.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4", "zstd"]),
-    default="none",
-    show_default=True,
-    help="Of a topic to be made.",
-)
-@click.option(
-    "--retention-seconds", type=click.FloatRange(min=0), help="Of a topic to be made: older may go."
-)
-@click.option(
-    "--retention-bytes",
-    type=click.IntRange(min=0),
-    help="Of a topic to be made: what a partition has beyond may go.",
-)
-@click.option(
-    "--retain-unacknowledged",
-    is_flag=True,
-    help="Of a topic to be made: what a subscription has not acknowledged stays.",
-)
-@click.option(
-    "--value-schema",
-    metavar="COLUMNS",
-    help='Of a topic to be made: values are rows of columns, as "id:int64,note:string?".',
-)
+@topic_options("Of a topic to be made: ")
 def produce(
     store: str,
     topic: str,
@@ -80,12 +49,7 @@ def produce(
     partition: int | None,
     transaction: bool,
     partitions: int | None,
-    buffer: Buffer,
-    compression: Compression | Literal["none"],
-    retention_seconds: float | None,
-    retention_bytes: int | None,
-    retain_unacknowledged: bool,
-    value_schema: str | None,
+    **options: Any,
 ) -> None:
     """Send lines to TOPIC, each a message. Reads stdin, or FILEs.
 
@@ -103,14 +67,7 @@ def produce(
         raise click.UsageError("--key-separator is empty; leave it out to send values alone")
     started = time.perf_counter()
     with txnkv.connect(store, create=partitions is not None) as client:
-        target = _target(
-            client, topic, partitions, value_schema,
-            buffer=buffer,
-            compression=None if compression == "none" else compression,
-            retention_seconds=retention_seconds,
-            retention_bytes=retention_bytes,
-            retain_unacknowledged=retain_unacknowledged,
-        )  # fmt: skip
+        target = _target(client, topic, partitions, options)
         if partition is not None and partition >= target.partitions:
             raise click.UsageError(
                 f"topic {topic!r} has no partition {partition}: it has {target.partitions}, "
@@ -129,11 +86,7 @@ def produce(
 
 
 def _target(
-    client: txnkv.Client,
-    name: str,
-    partitions: int | None,
-    columns: str | None,
-    **options: Any,
+    client: txnkv.Client, name: str, partitions: int | None, options: dict[str, Any]
 ) -> txnkv.Topic:
     try:
         return client.topic(name)
@@ -141,11 +94,7 @@ def _target(
         if partitions is None:
             raise ValueError(f"{error}; or give --partitions N to make it") from None
     return client.create_topic(
-        name,
-        partitions=partitions,
-        exists_ok=True,
-        value_schema=None if columns is None else parsing.columns(columns, "--value-schema"),
-        **options,
+        name, partitions=partitions, exists_ok=True, **topic_arguments(**options)
     )
 
 

@@ -15,7 +15,17 @@ from pyarrow import csv, parquet
 import txnkv
 from txnkv.cli import parsing
 from txnkv.cli.command_group import given
-from txnkv.cli.console import bar, json_text, json_value, plural, print_grid, store_argument
+from txnkv.cli.conditions import where, where_option
+from txnkv.cli.console import (
+    bar,
+    json_text,
+    json_value,
+    plural,
+    print_grid,
+    snapshot_option,
+    store_argument,
+    table_argument,
+)
 from txnkv.cli.row_sources import format_of
 from txnkv.core import compute as pc
 
@@ -30,19 +40,12 @@ Writer = Callable[[pa.Schema, Batches, IO[bytes]], int]
 
 @click.command()
 @store_argument
-@click.argument("table", metavar="TABLE")
+@table_argument
 @click.option("-c", "--columns", metavar="NAMES", help="As id,total. Default: all.")
-@click.option(
-    "-w",
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="CONDITION",
-    help="As 'total > 5', 'region in eu,us' or 'total is null'; all of them must hold.",
-)
+@where_option
 @click.option("--limit", type=click.IntRange(min=0), help="At most so many rows.")
 @click.option("--ordered", is_flag=True, help="By primary key.")
-@click.option("--snapshot", "at", metavar="WHEN", help="A timestamp, or a time with its zone.")
+@snapshot_option
 @click.option(
     "--format",
     type=click.Choice(FORMATS),
@@ -76,7 +79,7 @@ def scan(
         with given():
             rows = found.scan(
                 columns=None if columns is None else parsing.names(columns),
-                where=[parsing.where(text, found.schema) for text in conditions] or None,
+                where=where(conditions, found.schema),
                 snapshot=None if at is None else client.timestamp_of(parsing.snapshot(at)),
                 ordered=ordered,
                 limit=asked,

@@ -1,14 +1,101 @@
-"""`txnkv alter`: one table."""
+"""`txnkv create, alter, drop, count, get, insert, delete`: one table, and single rows of it."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import click
+import pyarrow as pa
 
 import txnkv
 from txnkv.cli import parsing
-from txnkv.cli.console import json_option, print_json, store_argument
+from txnkv.cli.command_group import given, stopping
+from txnkv.cli.conditions import constant, where, where_option
+from txnkv.cli.console import (
+    confirm,
+    json_option,
+    json_text,
+    json_value,
+    plural,
+    print_json,
+    print_pairs,
+    snapshot_option,
+    store_argument,
+    table_argument,
+    yes_option,
+)
+from txnkv.cli.message_lines import short, taker
+from txnkv.tables import Operation, Schema
 
-table_argument = click.argument("table", metavar="TABLE")
+
+@click.command()
+@store_argument
+@table_argument
+@click.option(
+    "--schema",
+    "columns",
+    metavar="COLUMNS",
+    required=True,
+    help='Columns, as "id:int64,name:string?"; ? means nullable.',
+)
+@click.option("--key", metavar="NAMES", required=True, help="Key columns, as id or id,region.")
+@click.option(
+    "--partition-hash",
+    "partitions",
+    multiple=True,
+    metavar="COL:N",
+    help="N tablets by a hash of COL. May be repeated.",
+)
+@click.option("--exists-ok", is_flag=True, help="One that is there already, alike, is fine.")
+@json_option
+def create(
+    store: str,
+    table: str,
+    columns: str,
+    key: str,
+    partitions: tuple[str, ...],
+    exists_ok: bool,
+    as_json: bool,
+) -> None:
+    """Make TABLE, and the store when it is missing. `txnkv load` makes a table of files."""
+    schema = parsing.schema(columns, parsing.names(key))
+    hashed = [parsing.partition(text) for text in partitions]
+    with txnkv.connect(store) as client:
+        there = table in client.tables()
+        made = client.create_table(table, schema, hashed or None, exists_ok=exists_ok)
+        tablets = len(made.info.tablets)
+    if as_json:
+        print_json({"name": table, "made": not there, "tablets": tablets})
+    elif there:
+        click.echo(f"{table} is there already")
+    else:
+        click.echo(f"made {table}" + (f" of {tablets} tablets" if tablets > 1 else ""))
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.option("--missing-ok", is_flag=True, help="None of this name is fine.")
+@yes_option
+@json_option
+def drop(store: str, table: str, missing_ok: bool, yes: bool, as_json: bool) -> None:
+    """Drop TABLE with all its rows, at once and for good.
+
+    Asks first, or wants --yes where nobody can answer. Open transactions that touched it are
+    aborted.
+    """
+    with txnkv.connect(store, create=False) as client:
+        there = table in client.tables()
+        if there:
+            confirm(f"drop {table} with {plural(client.table(table).count(), 'row')}?", yes)
+        client.drop_table(table, missing_ok=missing_ok)
+    if as_json:
+        print_json({"dropped": table if there else None})
+    else:
+        click.echo(f"dropped {table}" if there else f"there is no {table}")
 
 
 @click.command()
@@ -53,3 +140,204 @@ def alter(
     else:
         shown = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         click.echo(f"{table} has the columns {shown}")
+
+
+# -- rows ------------------------------------------------------------------------------
+
+
+@click.command()
+@store_argument
+@table_argument
+@where_option
+@snapshot_option
+@json_option
+def count(
+    store: str, table: str, conditions: tuple[str, ...], at: str | None, as_json: bool
+) -> None:
+    """Count the rows of TABLE, or those that meet conditions."""
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        found = client.table(table)
+        with given():
+            when = None if at is None else client.timestamp_of(parsing.snapshot(at))
+        rows = found.count(where(conditions, found.schema), when)
+    if as_json:
+        print_json({"table": table, "rows": rows})
+    else:
+        click.echo(str(rows))
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@snapshot_option
+@json_option
+def get(store: str, table: str, keys: tuple[str, ...], at: str | None, as_json: bool) -> None:
+    """Show the rows of TABLE with these keys, all from one snapshot.
+
+    A key of several columns is their values, as `eu,7`. Exit status 1 when one is not there;
+    the others are shown.
+    """
+    with txnkv.connect(store, create=False, read_only=True) as client:
+        found = client.table(table)
+        wanted = [_key(text, found.schema) for text in keys]
+        with given():
+            when = None if at is None else client.timestamp_of(parsing.snapshot(at))
+        with client.snapshot(when) as snap:
+            rows = [snap.get(found, key) for key in wanted]
+    missing = [text for text, row in zip(keys, rows, strict=True) if row is None]
+    for i, row in enumerate(row for row in rows if row is not None):
+        if as_json:
+            print_json(json_value(row))
+        else:
+            if i:
+                click.echo()
+            print_pairs((name, _shown(value)) for name, value in row.items())
+    if missing:
+        raise click.ClickException(f"{table} has no row {', '.join(missing)}")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json_text(json_value(value)).strip('"')
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.argument("rows", metavar="[ROW]...", nargs=-1)
+@click.option("--upsert", "operation", flag_value="upsert", help="New values for a row there is.")
+@click.option("--update", "operation", flag_value="update", help="New values; none is inserted.")
+@json_option
+def insert(
+    store: str, table: str, rows: tuple[str, ...], operation: Operation | None, as_json: bool
+) -> None:
+    """Insert rows into TABLE, all in one transaction. Without ROW reads lines of JSON from stdin.
+
+    A ROW is a JSON object, as '{"id": 1, "total": 9.5}'; or the arguments are the columns of
+    one row, as id=1 total=9.5, with nothing behind = for null. What JSON has not is text:
+    dates, times and decimals as they are printed, binary in base64. `txnkv load` is for files.
+    """
+    op = operation or "insert"
+    with txnkv.connect(store, create=False) as client:
+        found = client.table(table)
+        if rows and not rows[0].lstrip().startswith("{"):
+            parsed: Iterator[dict[str, Any]] = iter([_assigned(rows, found.schema)])
+        elif rows:
+            with given():
+                parsed = iter(list(_json_rows(rows, "row", found.schema)))
+        else:
+            parsed = _json_rows(sys.stdin, "line", found.schema)
+        with stopping(lambda: "nothing was written"), client.transaction(timeout=None) as txn:
+            session = txn.new_session()
+            write: Callable[[Any, Any], None] = getattr(session, op)
+            for row in parsed:
+                write(found, row)
+            done = session.flush()
+    if as_json:
+        print_json({"table": table, "inserted": done.inserted, "updated": done.updated})
+        return
+    told = [f"inserted {plural(done.inserted, 'row')}"] if op != "update" else []
+    told += [f"updated {plural(done.updated, 'row')}"] if op != "insert" else []
+    click.echo(f"{', '.join(told)} in {table}" if op != "insert" else f"{told[0]} into {table}")
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@where_option
+@json_option
+def delete(
+    store: str, table: str, keys: tuple[str, ...], conditions: tuple[str, ...], as_json: bool
+) -> None:
+    """Delete rows of TABLE, by their keys or by conditions, all in one transaction.
+
+    A key of several columns is their values, as `eu,7`. When one is not there, nothing is
+    deleted. With conditions those rows go that meet them when the command begins.
+    """
+    if bool(keys) == bool(conditions):
+        raise click.UsageError("give KEYs, or conditions by --where; `txnkv drop` drops all")
+    with txnkv.connect(store, create=False) as client:
+        found = client.table(table)
+        wanted = [_key(text, found.schema) for text in keys]
+        asked = where(conditions, found.schema)
+        with stopping(lambda: "nothing was deleted"), client.transaction(timeout=None) as txn:
+            if wanted:
+                session = txn.new_session()
+                for key in wanted:
+                    session.delete(found, key)
+                deleted = session.flush().deleted
+            else:
+                columns = list(found.schema.primary_key)
+                scan = found.scan(columns, asked, txn.snapshot)
+                deleted = txn.write(found, scan, "delete").deleted
+    if as_json:
+        print_json({"table": table, "deleted": deleted})
+    else:
+        click.echo(f"deleted {plural(deleted, 'row')} from {table}")
+
+
+@given()
+def _key(text: str, schema: Schema) -> Any:
+    """`7` or `eu,7` as a key.
+
+    Raises:
+        click.UsageError: it has another number of columns than the key, or one does not fit.
+    """
+    columns = schema.primary_key
+    parts = [text] if len(columns) == 1 else parsing.items(text)
+    if len(parts) != len(columns):
+        raise ValueError(f"{text!r} is no key: give {','.join(columns)}, with commas between")
+    values = [
+        constant(name, part, _kind(schema, name), "KEY")
+        for name, part in zip(columns, parts, strict=True)
+    ]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@given()
+def _assigned(texts: Sequence[str], schema: Schema) -> dict[str, Any]:
+    """`id=1`, `total=9.5` as a row.
+
+    Raises:
+        click.UsageError: one is not written like that, or a value does not fit its column.
+    """
+    row: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"ROW: {text!r} is neither column=value nor a JSON object")
+        schema.position(name)
+        row[name] = constant(name, value, _kind(schema, name), "ROW") if value else None
+    return row
+
+
+def _json_rows(texts: Any, noun: str, schema: Schema) -> Iterator[dict[str, Any]]:
+    """Rows of lines of JSON.
+
+    Raises:
+        ValueError: a line is no object of columns of the table.
+    """
+    takes = {name: taker(_kind(schema, name)) for name in schema.columns}
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+            if not isinstance(row, dict):
+                raise ValueError('it is no object, as {"id": 1}')
+            yield {
+                name: value if value is None or name not in takes else takes[name](value)
+                for name, value in row.items()
+            }
+        except (ValueError, TypeError) as error:
+            cut = short(text.strip().encode())
+            raise ValueError(f"{noun} {number} is no row: {error}: {cut}") from None
+
+
+def _kind(schema: Schema, name: str) -> pa.DataType:
+    kind = schema.columns[name].type
+    assert isinstance(kind, pa.DataType)
+    return kind

@@ -6,6 +6,7 @@ acknowledgements the messages of a subscription.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
@@ -13,7 +14,9 @@ import click
 import pyarrow as pa
 
 import txnkv
+from txnkv.cli import parsing
 from txnkv.cli.console import (
+    confirm,
     duration,
     json_option,
     partitions_option,
@@ -24,6 +27,7 @@ from txnkv.cli.console import (
     size,
     store_argument,
     topic_argument,
+    yes_option,
 )
 from txnkv.errors import TopicNotFoundError
 from txnkv.topics import (
@@ -43,11 +47,136 @@ from txnkv.topics import (
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@click.command()
+def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a topic to be made, which `topic_arguments` takes; help begins with `of`."""
+
+    def text(help: str) -> str:
+        return f"{of}{help}" if of else f"{help[0].upper()}{help[1:]}"
+
+    options = [
+        click.option(
+            "--buffer",
+            type=click.Choice(["marker", "sidecar"]),
+            default="marker",
+            show_default=True,
+            help=text("where messages of open transactions wait."),
+        ),
+        click.option(
+            "--compression",
+            type=click.Choice(["none", "lz4", "zstd"]),
+            default="none",
+            show_default=True,
+            help=text("of messages.") if not of else "Of a topic to be made.",
+        ),
+        click.option(
+            "--retention-seconds", type=click.FloatRange(min=0), help=text("older may go.")
+        ),
+        click.option(
+            "--retention-bytes",
+            type=click.IntRange(min=0),
+            help=text("what a partition has beyond may go."),
+        ),
+        click.option(
+            "--retain-unacknowledged",
+            is_flag=True,
+            help=text("what a subscription has not acknowledged stays."),
+        ),
+        click.option(
+            "--value-schema",
+            metavar="COLUMNS",
+            help=text('values are rows of columns, as "id:int64,note:string?".'),
+        ),
+    ]
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def topic_arguments(compression: str, value_schema: str | None, **others: Any) -> dict[str, Any]:
+    """The arguments of `create_topic`, from the values of `topic_options`."""
+    return {
+        "compression": None if compression == "none" else compression,
+        "value_schema": None
+        if value_schema is None
+        else parsing.columns(value_schema, "--value-schema"),
+        **others,
+    }
+
+
+class TopicsGroup(click.Group):
+    """A group whose `list` goes without its name: `topics STORE` is `topics list STORE`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=TopicsGroup)
+def topics() -> None:
+    """List topics, make and drop them.
+
+    `txnkv topics STORE [TOPIC]` is `txnkv topics list STORE [TOPIC]`.
+    """
+
+
+@topics.command()
+@store_argument
+@topic_argument
+@click.option(
+    "--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
+)
+@topic_options("")
+@click.option("--exists-ok", is_flag=True, help="One that is there already, alike, is fine.")
+@json_option
+def create(
+    store: str, topic: str, partitions: int, exists_ok: bool, as_json: bool, **options: Any
+) -> None:
+    """Make TOPIC, and the store when it is missing."""
+    with txnkv.connect(store) as client:
+        there = topic in client.topics()
+        client.create_topic(topic, partitions, exists_ok=exists_ok, **topic_arguments(**options))
+    if as_json:
+        print_json({"name": topic, "made": not there, "partitions": partitions})
+    elif there:
+        click.echo(f"{topic} is there already")
+    else:
+        click.echo(f"made {topic} of {plural(partitions, 'partition')}")
+
+
+@topics.command("drop")
+@store_argument
+@topic_argument
+@click.option("--missing-ok", is_flag=True, help="None of this name is fine.")
+@yes_option
+@json_option
+def drop_topic(store: str, topic: str, missing_ok: bool, yes: bool, as_json: bool) -> None:
+    """Drop TOPIC with its messages and subscriptions, at once and for good.
+
+    Asks first, or wants --yes where nobody can answer. Open transactions that touched it are
+    aborted.
+    """
+    with txnkv.connect(store, create=False) as client:
+        there = topic in client.topics()
+        if there:
+            offsets = sum(client.topic(topic).end_offsets().values())
+            confirm(f"drop {topic}, which goes to {plural(offsets, 'offset')}?", yes)
+        client.drop_topic(topic, missing_ok=missing_ok)
+    if as_json:
+        print_json({"dropped": topic if there else None})
+    else:
+        click.echo(f"dropped {topic}" if there else f"there is no {topic}")
+
+
+@topics.command("list")
 @store_argument
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @json_option
-def topics(store: str, topic: str | None, as_json: bool) -> None:
+def list_topics(store: str, topic: str | None, as_json: bool) -> None:
     """List the topics; or the partitions and subscriptions of TOPIC.
 
     Offsets are counted from the start of each partition to its end, with those that end

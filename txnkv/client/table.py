@@ -221,7 +221,7 @@ class Table(Closing):
             columns: names; all by default.
             where: a list of (column, op, value) joined by AND, with op one of = != < <= > >=
                 in, or (column, "is null"), (column, "is not null"); or a pyarrow.compute
-                expression.
+                expression, alone or in the list.
             snapshot: where to read; by default the latest at the first read.
             ordered: by primary key.
             limit: at most so many rows.

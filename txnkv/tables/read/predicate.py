@@ -20,7 +20,7 @@ from txnkv.errors import SchemaError
 from txnkv.tables.schema import Schema, column_array
 
 Where: TypeAlias = Any
-"""A list of (column, op, value), a pyarrow.compute expression, or None."""
+"""A list of (column, op, value) and pyarrow.compute expressions, one expression, or None."""
 
 _COMPARE: Final = {
     "=": "equal",
@@ -145,6 +145,14 @@ class Filter:
             found = mask if found is None else pc.and_(found, mask)
         return found
 
+    def kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch with its columns that satisfy predicates and expression."""
+        if self.predicates:
+            batch = batch.filter(
+                self.mask(dict(zip(batch.schema.names, batch.columns, strict=True)))
+            )
+        return batch if self.expression is None else batch.filter(self.expression)
+
 
 def parse(where: Where, schema: Schema) -> Filter:
     """Check a `where` against the schema.
@@ -156,15 +164,22 @@ def parse(where: Where, schema: Schema) -> Filter:
     if where is None:
         return Filter()
     if isinstance(where, pc.Expression):
-        _require_fitting(where, schema)
-        return Filter((), where, tuple(schema.columns))
+        where = [where]
     if isinstance(where, (str, bytes)) or not isinstance(where, Sequence):
         raise TypeError(
             "where is a list of (column, op, value), as [('total', '>', 5)], "
             "or a pyarrow.compute expression"
         )
-    predicates = tuple(_predicate(entry, schema) for entry in where)
-    return Filter(predicates, None, tuple(dict.fromkeys(p.column for p in predicates)))
+    expression: pc.Expression | None = None
+    predicates = []
+    for entry in where:
+        if isinstance(entry, pc.Expression):
+            _require_fitting(entry, schema)
+            expression = entry if expression is None else expression & entry
+        else:
+            predicates.append(_predicate(entry, schema))
+    columns = schema.columns if expression is not None else (p.column for p in predicates)
+    return Filter(tuple(predicates), expression, tuple(dict.fromkeys(columns)))
 
 
 def _require_fitting(where: pc.Expression, schema: Schema) -> None:

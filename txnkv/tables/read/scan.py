@@ -134,7 +134,7 @@ class Plan:
         if self.filter.expression is not None:
             names = self.filter.columns
             whole = pa.record_batch(read(names), names=list(names))
-            kept = whole.filter(self.filter.expression)
+            kept = self.filter.kept(whole)
             return self._batch([kept.column(name) for name in self.columns], kept.num_rows)
         tested = self.filter.columns
         columns = dict(zip(tested, read(tested), strict=True))
@@ -212,7 +212,7 @@ class Plan:
         }
         n = len(rows)
         if self.filter.expression is not None:
-            batch = pa.record_batch(columns).filter(self.filter.expression)
+            batch = self.filter.kept(pa.record_batch(columns))
             return self._batch([batch.column(name) for name in self.columns], batch.num_rows)
         mask = self.filter.mask(columns)
         arrays = [columns[name] for name in self.columns]

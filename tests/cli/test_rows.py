@@ -1,0 +1,126 @@
+"""`txnkv create, drop, count, get, insert, delete`, and `topics create, drop`."""
+
+from __future__ import annotations
+
+import pytest
+
+import txnkv
+
+COLUMNS = "region:string,id:int64,total:float64?,at:timestamp[us, tz=UTC]?,raw:binary?"
+
+
+@pytest.fixture
+def sales(store, run):
+    """The store with a table of a key of two columns and two rows."""
+    assert run("create", store, "sales", "--schema", COLUMNS, "--key", "region,id").out == (
+        "made sales\n"
+    )
+    row = '{"region": "eu", "id": 1, "total": 9.5, "at": "2026-01-31T12:00:00Z", "raw": "/w=="}'
+    assert run("insert", store, "sales", row, '{"region": "us", "id": 2}').out == (
+        "inserted 2 rows into sales\n"
+    )
+    return store
+
+
+def test_tables_are_made_and_dropped(tmp_path, run, fail, misuse):
+    store = tmp_path / "new"
+    options = ["--schema", "id:int64,n:int32?", "--key", "id", "--partition-hash", "id:3"]
+    assert run("create", store, "t", *options).out == "made t of 3 tablets\n"
+    assert run("create", store, "t", *options, "--exists-ok", "--json").json == {
+        "name": "t", "made": False, "tablets": 3,
+    }  # fmt: skip
+    assert "'t'" in fail("create", store, "t", *options)
+    other = ["--schema", "id:int64", *options[2:]]
+    assert "it has a column 'n'" in fail("create", store, "t", *other, "--exists-ok")
+    assert "drop t with 0 rows? Say --yes" in misuse("drop", store, "t")
+    assert run("tables", store, "--json").json[0]["name"] == "t"
+    assert run("drop", store, "t", "--yes").out == "dropped t\n"
+    assert run("drop", store, "t", "--yes", "--missing-ok").out == "there is no t\n"
+    assert "there is no table 't' to drop" in fail("drop", store, "t", "--yes")
+
+
+def test_topics_are_made_and_dropped(store, run, fail, misuse):
+    options = ["--partitions", 2, "--buffer", "sidecar", "--compression", "lz4"]
+    options += ["--retention-seconds", 60, "--value-schema", "id:int64"]
+    made = run("topics", "create", store, "events", *options)
+    assert made.out == "made events of 2 partitions\n"
+    (found,) = run("topics", store, "--json").json
+    assert (found["buffer"], found["compression"], found["retention_seconds"]) == (
+        "sidecar", "lz4", 60.0,
+    )  # fmt: skip
+    assert found["value_schema"] == {"id": "int64"}
+    assert found == run("topics", "list", store, "events", "--json").json
+    assert "'events'" in fail("topics", "create", store, "events")
+    run("produce", store, "events", "-p", 0, input='{"id": 1}\n')
+    assert "Say --yes" in misuse("topics", "drop", store, "events")
+    assert run("topics", "drop", store, "events", "--yes", "--json").json == {"dropped": "events"}
+    assert "'events'" in fail("topics", "drop", store, "events", "--yes")
+    assert run("topics", "drop", store, "events", "--yes", "--missing-ok").out == (
+        "there is no events\n"
+    )
+    assert "Missing argument 'STORE'" in misuse("topics")
+
+
+def test_rows_are_shown_by_their_keys(sales, run, invoke, misuse):
+    lines = run("get", sales, "sales", "eu,1").out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["region", "eu"], ["id", "1"], ["total", "9.5"], ["at", "2026-01-31T12:00:00+00:00"],
+        ["raw", "/w=="],
+    ]  # fmt: skip
+    ran = invoke("get", sales, "sales", "us, 2", "uk,3", "--json")
+    assert ran.status == 1
+    assert ran.lines == [{"region": "us", "id": 2, "total": None, "at": None, "raw": None}]
+    assert ran.err == "Error: sales has no row uk,3\n"
+    assert "give region,id, with commas between" in misuse("get", sales, "sales", "eu")
+    assert "column 'id' is int64, and 'x' is none" in misuse("get", sales, "sales", "eu,x")
+
+
+def test_rows_are_inserted_and_changed(sales, run, fail, misuse):
+    assert "refused: key" in fail("insert", sales, "sales", "region=eu", "id=1")
+    told = run("insert", sales, "sales", "region=eu", "id=1", "total=", "--upsert").out
+    assert told == "inserted 0 rows, updated 1 row in sales\n"
+    row = run("get", sales, "sales", "eu,1", "--json").json
+    assert (row["total"], row["raw"]) == (None, "/w==")
+    row = ["region=us", "id=2", "total=3.5"]
+    assert run("insert", sales, "sales", *row, "--update", "--json").json == {
+        "table": "sales",
+        "inserted": 0,
+        "updated": 1,
+    }
+    assert "no row has this key" in fail("insert", sales, "sales", "region=us", "id=9", "--update")
+    assert "neither column=value nor a JSON object" in misuse("insert", sales, "sales", "eu")
+    assert "there is no column 'nope'" in misuse("insert", sales, "sales", "nope=1")
+    assert "row 1 is no row" in misuse("insert", sales, "sales", '{"region": ')
+
+
+def test_rows_from_stdin_are_one_transaction(sales, run, fail):
+    lines = "".join(f'{{"region": "uk", "id": {i}}}\n' for i in range(500))
+    assert run("insert", sales, "sales", input=lines).out == "inserted 500 rows into sales\n"
+    error = fail("insert", sales, "sales", input='{"region": "x", "id": 1}\n[]\n')
+    assert error == 'line 2 is no row: it is no object, as {"id": 1}: []'
+    assert run("count", sales, "sales").out == "502\n"
+
+
+def test_rows_are_counted_at_a_time(sales, run):
+    before = run("stats", sales, "--json").json["snapshot"]
+    run("delete", sales, "sales", "eu,1")
+    assert run("count", sales, "sales").out == "1\n"
+    assert run("count", sales, "sales", "--snapshot", before).out == "2\n"
+    assert run("count", sales, "sales", "--snapshot", before, "-w", "id > 1", "--json").json == {
+        "table": "sales", "rows": 1,
+    }  # fmt: skip
+    assert run("get", sales, "sales", "eu,1", "--snapshot", before, "--json").json["id"] == 1
+
+
+def test_rows_are_deleted_by_key_or_by_condition(sales, run, fail, misuse):
+    lines = "".join(f'{{"region": "uk", "id": {i}}}\n' for i in range(500))
+    run("insert", sales, "sales", input=lines)
+    assert "refused" in fail("delete", sales, "sales", "uk,1", "uk,1000")
+    assert run("delete", sales, "sales", "uk,1", "uk,2").out == "deleted 2 rows from sales\n"
+    told = run("delete", sales, "sales", "-w", "region = uk and (id < 10 or total > 1)", "--json")
+    assert told.json == {"table": "sales", "deleted": 8}
+    assert run("count", sales, "sales").out == "492\n"
+    assert "give KEYs, or conditions" in misuse("delete", sales, "sales")
+    assert "give KEYs, or conditions" in misuse("delete", sales, "sales", "uk,3", "-w", "id = 1")
+    with txnkv.connect(sales) as client:
+        assert client.table("sales").count([("region", "=", "uk"), ("id", "<", 10)]) == 0
