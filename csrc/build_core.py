@@ -26,6 +26,7 @@ HEADERS = [
     "codec/row.h",
     "codec/value.h",
     "rowset/block.h",
+    "rowset/access.h",
     "rowset/blocks.h",
     "rowset/bloom.h",
     "rowset/delta.h",

@@ -75,14 +75,6 @@ typedef struct {
     uint32_t n;
 } block_rows_t;
 
-/* One value of a block: bytes in it, or a bit. */
-typedef struct {
-    const uint8_t *data;
-    size_t len;
-    uint32_t bit;
-    uint32_t is_null;
-} block_value_t;
-
 /* Header sane, checksum right, offsets in order. CORRUPT otherwise. */
 status_t block_verify(const uint8_t *bytes, size_t len, uint32_t seed);
 
@@ -123,10 +115,5 @@ status_t block_decode_but_size(const block_t *block, uint32_t lo, uint32_t n,
 status_t block_decode_but(const block_t *block, uint32_t lo, uint32_t n, const uint32_t *gone,
                           uint32_t gone_n, uint8_t *out_validity, uint32_t *out_offsets,
                           uint8_t *out_values, size_t out_len, uint32_t *out_null_count);
-
-/* Row `row` of a block that is to be of this kind and width (CORRUPT when it is not), for
- * reads of single rows. RANGE: the row is not in the block. */
-status_t block_value(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,
-                     uint32_t row, block_value_t *out);
 
 #endif

@@ -148,25 +148,3 @@ status_t block_decode(const block_t *block, block_rows_t rows, uint8_t *out_vali
     }
     return STATUS_OK;
 }
-
-status_t block_value(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,
-                     uint32_t row, block_value_t *out) {
-    block_t block;
-    const status_t status = block_parse(bytes, len, &block);
-    if (status != STATUS_OK) return status;
-    if (block.kind != kind || block.width != width || kind == BLOCK_OPAQUE) return STATUS_CORRUPT;
-    if (row >= block.rows) return STATUS_RANGE;
-    *out = (block_value_t){.is_null = block.validity != NULL && !bits_get(block.validity, row)};
-    if (kind == BLOCK_BIT) {
-        out->bit = bits_get(block.data, row);
-    } else if (kind == BLOCK_FIXED) {
-        out->data = block.data + (size_t)row * width;
-        out->len = width;
-    } else {
-        const uint32_t from = value_start(&block, row), to = value_start(&block, row + 1);
-        if (from > to || to > block.data_len) return STATUS_CORRUPT;
-        out->data = block.data + from;
-        out->len = to - from;
-    }
-    return STATUS_OK;
-}

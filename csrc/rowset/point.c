@@ -1,29 +1,17 @@
 #include "rowset/point.h"
 
 #include "common/bits.h"
+#include "rowset/access.h"
 #include "rowset/bloom.h"
-#include "rowset/search.h"
-#include "rowset/search_inline.h"
 
 #include <stdbool.h>
 
 enum { TOGETHER = 16 };
 
-static int64_t find_number(const keys_t *keys, uint64_t key, uint32_t width) {
-    const uint32_t at = search_guess_number(keys->data, width, key, 0, keys->n);
-    const bool found = at < keys->n && keys_number(keys->data, width, at) == key;
-    return found ? (int64_t)at : POINT_ABSENT;
-}
-
-static int64_t find_key(const keys_t *keys, const uint8_t *key, size_t key_len) {
-    if (keys->width == 8 && key_len == 8) return find_number(keys, load_be64(key), 8);
-    if (keys->width == 4 && key_len == 4) return find_number(keys, load_be32(key), 4);
-    return search_find(keys, key, key_len);
-}
-
 int64_t point_find(const uint8_t *keys, size_t keys_len, const uint8_t *filter, size_t filter_len,
                    const uint8_t *key, size_t key_len) {
-    keys_t parsed;
+    block_t parsed;
+    int64_t row;
     if (filter != NULL) {
         block_t block;
         if (block_parse(filter, filter_len, &block) != STATUS_OK) return POINT_CORRUPT;
@@ -32,8 +20,9 @@ int64_t point_find(const uint8_t *keys, size_t keys_len, const uint8_t *filter, 
         }
         if (!bloom_probe(block.data, block.data_len, key, key_len)) return POINT_ABSENT;
     }
-    if (block_keys(keys, keys_len, &parsed) != STATUS_OK) return POINT_CORRUPT;
-    return find_key(&parsed, key, key_len);
+    if (block_parse(keys, keys_len, &parsed) != STATUS_OK) return POINT_CORRUPT;
+    if (access_find(&parsed, key, key_len, &row) != STATUS_OK) return POINT_CORRUPT;
+    return row < 0 ? POINT_ABSENT : row;
 }
 
 static block_kind_t kind_of(row_kind_t kind) {
@@ -72,34 +61,28 @@ typedef struct {
     size_t head;
 } row_out_t;
 
-static int64_t add_bytes(row_slot_t slot, const block_t *block, uint32_t row, bool is_null,
-                         row_out_t *to) {
-    size_t len = 0;
-    if (!is_null) {
-        const uint8_t *ends = block->offsets + 4 * (size_t)row;
-        const uint32_t from = load_le32(ends), end = load_le32(ends + 4);
-        if (from > end || end > block->data_len) return POINT_CORRUPT;
-        len = end - from;
-        if (len <= to->cap - to->used && to->used <= to->cap) {
-            copy_bytes(to->out + to->used, block->data + from, len);
-        }
+static void add_bytes(row_slot_t slot, access_value_t *value, row_out_t *to) {
+    const size_t len = value->is_null ? 0 : value->len;
+    if (to->used <= to->cap && len <= to->cap - to->used) {
+        copy_bytes(to->out + to->used, value->data, len);
     }
     to->used += len;
     store_le32(to->out + slot.at, (uint32_t)(to->used - to->head));
-    return 0;
 }
 
 static int64_t add_value(row_slot_t slot, uint32_t c, const block_t *block, uint32_t row,
                          row_out_t *to) {
-    const bool is_null = block->kind == BLOCK_OPAQUE ||
-                         (block->validity != NULL && !bits_get(block->validity, row));
-    if (is_null) bits_set(to->out, c);
-    if (slot.kind == ROW_VARLEN) return add_bytes(slot, block, row, is_null, to);
-    if (is_null) return 0;
-    if (slot.kind == ROW_BIT) {
-        to->out[slot.at] = (uint8_t)bits_get(block->data, row);
-    } else {
-        memcpy(to->out + slot.at, block->data + (size_t)row * slot.width, slot.width);
+    access_value_t value = {.is_null = 1};
+    if (block->kind != BLOCK_OPAQUE && access_value(block, row, &value) != STATUS_OK) {
+        return POINT_CORRUPT;
+    }
+    if (value.is_null) bits_set(to->out, c);
+    switch (slot.kind) {
+        case ROW_VARLEN: add_bytes(slot, &value, to); break;
+        case ROW_BIT: to->out[slot.at] = (uint8_t)(value.is_null ? 0 : value.bit); break;
+        case ROW_FIXED:
+            if (!value.is_null) memcpy(to->out + slot.at, value.data, slot.width);
+            break;
     }
     return 0;
 }

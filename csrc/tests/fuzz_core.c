@@ -8,6 +8,7 @@
 #include "codec/key.h"
 #include "codec/keys_inline.h"
 #include "common/bits.h"
+#include "rowset/access.h"
 #include "rowset/block.h"
 #include "rowset/blocks.h"
 #include "rowset/bloom.h"
@@ -115,9 +116,9 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     const block_rows_t all = {NULL, 0, block.rows}, half = {NULL, block.rows / 2, block.rows / 2},
                        some = {list, 0, 4}, outside = {NULL, block.rows, 1};
     for (uint32_t i = 0; i < 4; i++) {
-        block_value_t value;
+        access_value_t value;
         volatile uint8_t seen = 0;
-        if (block_value(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
+        if (access_bytes(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
         for (size_t at = 0; at < value.len; at++) seen = seen ^ value.data[at];
     }
     read_rows(data, len, &block);

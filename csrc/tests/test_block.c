@@ -2,6 +2,7 @@
 #include "codec/crc32c.h"
 #include "codec/keys_inline.h"
 #include "common/bits.h"
+#include "rowset/access.h"
 #include "rowset/block.h"
 #include "rowset/zone.h"
 #include "tests/fuzz_core.h"
@@ -119,8 +120,8 @@ static void check_value(const source_t *source, block_rows_t outer, const uint8_
                         size_t len, uint32_t i) {
     const block_column_t *column = &source->column;
     const uint64_t row = column->offset + picked(outer, i);
-    block_value_t value;
-    EXPECT(block_value(bytes, len, column->kind, column->width, i, &value) == STATUS_OK);
+    access_value_t value;
+    EXPECT(access_bytes(bytes, len, column->kind, column->width, i, &value) == STATUS_OK);
     EXPECT(value.is_null == (column->validity != NULL && !bits_get(column->validity, row)));
     if (value.is_null) return;
     if (column->kind == BLOCK_BIT) {
@@ -142,11 +143,11 @@ static void check_block(const source_t *source, block_rows_t rows) {
     memcpy(moved + 2, bytes, len);
     EXPECT(block_parse(moved + 2, len, &block) == STATUS_OK && block.rows == rows.n);
     const block_rows_t all = {NULL, 0, rows.n};
-    block_value_t value;
+    access_value_t value;
     check_decoded(source, rows, &block, all);
     for (uint32_t i = 0; i < rows.n; i++) check_value(source, rows, moved + 2, len, i);
-    EXPECT(block_value(bytes, len, block.kind, block.width, rows.n, &value) == STATUS_RANGE);
-    EXPECT(block_value(bytes, len, block.kind, block.width + 1, 0, &value) == STATUS_CORRUPT);
+    EXPECT(access_bytes(bytes, len, block.kind, block.width, rows.n, &value) == STATUS_RANGE);
+    EXPECT(access_bytes(bytes, len, block.kind, block.width + 1, 0, &value) == STATUS_CORRUPT);
     if (rows.n > 2) {
         const block_rows_t part = {NULL, rows.n / 3, rows.n / 2};
         const uint32_t list[] = {rows.n - 1, UINT32_MAX, 0, rows.n / 2, 0};

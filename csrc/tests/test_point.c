@@ -1,6 +1,7 @@
-/* Reads of single and scattered rows, against block_value and a search of each block. */
+/* Reads of single and scattered rows, against access_bytes and a search of each block. */
 #include "codec/keys_inline.h"
 #include "common/bits.h"
+#include "rowset/access.h"
 #include "rowset/blocks.h"
 #include "rowset/bloom.h"
 #include "rowset/point.h"
@@ -30,6 +31,24 @@ static keys_t part_of(const keys_t *keys, uint32_t lo, uint32_t n) {
     return part;
 }
 
+/* Search and comparison in a block as it lies, against those in an array of its keys. */
+static void check_access(const keys_t *keys, block_bytes_t bytes, slice_t probe) {
+    block_t block;
+    uint32_t lower;
+    int64_t found;
+    int order;
+    EXPECT(block_parse(bytes.bytes, bytes.len, &block) == STATUS_OK);
+    EXPECT(access_lower_bound(&block, probe.data, probe.len, &lower) == STATUS_OK);
+    EXPECT(lower == search_lower_bound(keys, probe.data, probe.len));
+    EXPECT(access_find(&block, probe.data, probe.len, &found) == STATUS_OK);
+    EXPECT(found == search_find(keys, probe.data, probe.len));
+    const uint32_t row = random_below(keys->n);
+    EXPECT(access_compare(&block, row, probe.data, probe.len, &order) == STATUS_OK);
+    const int wanted = slice_compare(keys_at(keys, row), probe);
+    EXPECT((order < 0) == (wanted < 0) && (order > 0) == (wanted > 0));
+    EXPECT(access_compare(&block, keys->n, probe.data, probe.len, &order) == STATUS_RANGE);
+}
+
 static void check_one(const keys_t *keys, block_bytes_t block, slice_t probe) {
     const int64_t expected = search_find(keys, probe.data, probe.len);
     const size_t filter_len = bloom_size(keys->n), len = block_size_of_opaque(filter_len);
@@ -37,6 +56,7 @@ static void check_one(const keys_t *keys, block_bytes_t block, slice_t probe) {
     bloom_build(keys, filter, filter_len);
     block_encode_opaque(filter, filter_len, keys->n, 0, 0, bloom, len);
     EXPECT(point_find(block.bytes, block.len, NULL, 0, probe.data, probe.len) == expected);
+    check_access(keys, block, probe);
     EXPECT(point_find(block.bytes, block.len, bloom, len, probe.data, probe.len) == expected);
     free(filter);
     free(bloom);
@@ -117,9 +137,9 @@ static block_bytes_t column_block(block_kind_t kind, uint32_t width, uint32_t n)
 }
 
 static bool read_value(block_bytes_t block, block_kind_t kind, uint32_t width, uint32_t row,
-                       block_value_t *out) {
+                       access_value_t *out) {
     if (block.bytes == NULL) return false;
-    EXPECT(block_value(block.bytes, block.len, kind, width, row, out) == STATUS_OK);
+    EXPECT(access_bytes(block.bytes, block.len, kind, width, row, out) == STATUS_OK);
     return out->is_null == 0;
 }
 
@@ -144,7 +164,7 @@ static void check_gather(block_kind_t kind, uint32_t width) {
     EXPECT(blocks_gather(blocks, MOST_BLOCKS, kind, width, place, row, PROBES, ends, validity,
                          values, &nulls) == STATUS_OK);
     for (uint32_t i = 0; i < PROBES; i++) {
-        block_value_t value;
+        access_value_t value;
         const bool valid =
             place[i] != UINT32_MAX && read_value(blocks[place[i]], kind, width, row[i], &value);
         EXPECT(bits_get(validity, i) == valid);
@@ -231,7 +251,7 @@ static void check_row(void) {
         EXPECT(row_check(&layout, &slice, 1) == STATUS_OK);
         for (uint32_t c = 0; c < COLUMNS; c++) {
             const uint32_t width = kinds[c].kind == ROW_FIXED ? kinds[c].width : 0;
-            block_value_t value;
+            access_value_t value;
             const bool valid = read_value(blocks[c], of[kinds[c].kind], width, row, &value);
             EXPECT(bits_get(out, c) != valid);
             if (!valid) continue;

@@ -251,7 +251,7 @@ def _opaque_array(view: Any, type_: pa.DataType) -> pa.Array:
     return batch.column(0)
 
 
-_VALUE = ffi.typeof("block_value_t *")
+_VALUE = ffi.typeof("access_value_t *")
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_DAY = _EPOCH.date().toordinal()
 _WIDE = Context(prec=80)
@@ -285,14 +285,14 @@ class ValueReader:
             return decode_block(block, self._type, row, 1)[0].as_py()
         memory = readable(block)
         value = ffi.new(_VALUE)
-        status = lib.block_value(memory, len(memory), self._kind, self._width, row, value)
+        status = lib.access_bytes(memory, len(memory), self._kind, self._width, row, value)
         if status:
             check(status, f"reading row {row} of a block of {self._type}")
         return None if value.is_null else self._convert(value)
 
 
 def _converter(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """From a `block_value_t *` to Python; None for types that go through Arrow."""
+    """From a `access_value_t *` to Python; None for types that go through Arrow."""
     kind = pa.types
     if kind.is_boolean(type_):
         return lambda value: value.bit == 1
