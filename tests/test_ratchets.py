@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import threading
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -80,6 +81,48 @@ def test_files_of_tests_fit_in_the_head() -> None:
     lengths = {path: len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
     places = [f"{path.relative_to(TESTS)}: {n}" for path, n in lengths.items() if n > FILE_LINES]
     told(f"test files of more than {FILE_LINES} lines", places, 0)
+
+
+CODE_LINES = {
+    "topics": 10_320, "tables": 8_400, "storage": 3_907, "cli": 3_400, "coordinator": 3_100,
+    "transaction": 3_100, "core": 3_100, "spark": 2_568, "client": 2_361, "aio": 551,
+}  # fmt: skip
+"""Lines with code of each room, at most. A feature raises its room's number and says why here."""
+
+
+def test_lines_of_code() -> None:
+    """Lines without docstrings, comments and blank ones, by room."""
+    rooms: Counter[str] = Counter()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        rooms[path.relative_to(PACKAGE).parts[0]] += lines_of_code(path)
+    print(f"lines of code: {rooms.total():,}", *rooms.most_common(), sep="\n  ")
+    places = [
+        f"{room}: {rooms[room]:,} lines, at most {most:,}"
+        for room, most in CODE_LINES.items()
+        if rooms[room] > most
+    ]
+    told("rooms that grew", places, 0)
+
+
+def lines_of_code(path: Path) -> int:
+    said = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                said |= set(range(first.lineno, (first.end_lineno or 0) + 1))
+    code: set[int] = set()
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type not in NO_CODE:
+                code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - said)
+
+
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENCODING, tokenize.ENDMARKER,
+}  # fmt: skip
 
 
 def test_docstrings_name_their_thing() -> None:

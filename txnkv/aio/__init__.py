@@ -14,19 +14,21 @@ all, and `await txn.state()` or `client.transaction_state(id)` tells which; a tr
 that is cancelled inside has rolled back when it is left. Of a call that has not begun nothing
 happens.
 
-`async_client` has the client, its transactions and sessions, `async_handles` what they give out;
-`calls` runs a blocking call on a thread.
+`async_client` has the client, `async_handles` what it gives out; `calls` runs a blocking call on
+a thread, and makes the twin of a method.
 """
 
-from txnkv.aio.async_client import AsyncClient, AsyncSession, AsyncTransaction, connect
+from txnkv.aio.async_client import AsyncClient, connect
 from txnkv.aio.async_handles import (
     AsyncConsumer,
     AsyncProducer,
     AsyncScan,
+    AsyncSession,
     AsyncSnapshot,
     AsyncSubscription,
     AsyncTable,
     AsyncTopic,
+    AsyncTransaction,
 )
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Tables, snapshots and scans for asyncio; topics, consumers, subscriptions and producers.
+"""Tables, snapshots and scans for asyncio; topics, consumers, subscriptions and producers;
+sessions and transactions.
 
 A wait for messages holds a thread for a tenth of a second at a time. A call that is cancelled
 while it waits loses nothing: what it would have returned is returned by the next one.
@@ -7,51 +8,50 @@ while it waits loses nothing: what it would have returned is returned by the nex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Wrapper
-from txnkv.client import Consumer, DiffToken, Producer, Snapshot, Subscription, Table, Topic
-from txnkv.coordinator import Timestamp
-from txnkv.tables import TOKEN_ROWS, AnyColumn, Schema
-from txnkv.topics import FetchResult, Message, MessageId, Start, SubscriptionType
-from txnkv.transaction import Acknowledged, Scan, ScanToken
+from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, twin
+from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topic
+from txnkv.coordinator import Timestamp, TxnId, TxnState
+from txnkv.errors import RowError
+from txnkv.tables import Schema, TableInfo
+from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    Acknowledged,
+    At,
+    FlushMode,
+    Scan,
+    Session,
+    Transaction,
+)
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Session | Transaction)
+C = TypeVar("C", bound=Consumer | Subscription | Producer)
 
 _SLICE: Final = 0.1
 
 
-class AsyncScan(Wrapper):
+# -- transactions ----------------------------------------------------------------------
+
+
+class AsyncScan(Wrapper[Scan]):
     """See `txnkv.Scan`. Belongs to one task at a time."""
 
-    def __init__(self, scan: Scan, calls: Calls) -> None:
-        self.blocking: Scan = scan
-        self._calls = calls
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the batches."""
-        return self.blocking.schema
+    schema: Same[pa.Schema] = Same()
+    to_arrow = twin(Scan.to_arrow)
+    to_pandas = twin(Scan.to_pandas)
+    to_polars = twin(Scan.to_polars)
+    tokens = twin(Scan.tokens)
+    close = twin(Scan.close)
 
     async def snapshot(self) -> Timestamp:
         """The snapshot that it reads."""
         return await self._calls(lambda: self.blocking.snapshot)
-
-    async def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table."""
-        return await self._calls(self.blocking.to_arrow)
-
-    async def to_pandas(self) -> Any:
-        """The rows as a pandas data frame; needs pandas."""
-        return await self._calls(self.blocking.to_pandas)
-
-    async def to_polars(self) -> Any:
-        """The rows as a polars data frame; needs polars."""
-        return await self._calls(self.blocking.to_polars)
 
     async def to_batches(self) -> AsyncIterator[pa.RecordBatch]:
         """The rows as record batches of up to 64 Ki rows."""
@@ -63,50 +63,113 @@ class AsyncScan(Wrapper):
             for row in await self._calls(batch.to_pylist):
                 yield row
 
-    async def tokens(self, rows: int = TOKEN_ROWS) -> list[ScanToken]:
-        """Parts that together are this scan, for other processes; each of about so many rows."""
-        return await self._calls(self.blocking.tokens, rows)
 
-    async def close(self) -> None:
-        """Give the snapshot up."""
-        await self._calls(self.blocking.close)
+class AsyncRows(Wrapper[W]):
+    """The seven operations by row, and those on topics; see `txnkv.Session`."""
+
+    def __init__(self, blocking: W, calls: Calls, turn: InTurn | None = None) -> None:
+        super().__init__(blocking, calls)
+        self._call = self._turn = turn or InTurn(calls)
+
+    insert = twin(Session.insert, by="_quick")
+    insert_ignore = twin(Session.insert_ignore, by="_quick")
+    upsert = twin(Session.upsert, by="_quick")
+    update = twin(Session.update, by="_quick")
+    update_ignore = twin(Session.update_ignore, by="_quick")
+    delete = twin(Session.delete, by="_quick")
+    delete_ignore = twin(Session.delete_ignore, by="_quick")
+    write = twin(Session.write)
+    send = twin(Session.send, by="_quick")
+    send_batch = twin(Session.send_batch)
+    ack = twin(Session.ack)
+    ack_cumulative = twin(Session.ack_cumulative)
+    flush = twin(Session.flush)
+
+    def pending_errors(self) -> list[RowError]:
+        """The rows refused since the last call."""
+        return self.blocking.pending_errors()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._turn.to_the_end(self.blocking.__exit__, *error)
+
+    @property
+    def _quick(self) -> Callable[..., Any]:
+        """The caller of what only touches memory."""
+        return self._turn.quick
 
 
-class AsyncTable(Wrapper):
+class AsyncSession(AsyncRows[Session]):
+    """See `txnkv.Session`. Belongs to one task at a time; `async with` flushes and closes it."""
+
+    has_pending: Same[bool] = Same()
+    txn_id: Same[TxnId | None] = Same()
+    flush_mode: Same[FlushMode] = Same()
+    close = twin(Session.close)
+
+    async def set_flush_mode(self, mode: FlushMode) -> None:
+        """Change the flush mode; see `txnkv.Session.flush_mode`."""
+        await self._turn(setattr, self.blocking, "flush_mode", mode)
+
+    @property
+    def _quick(self) -> Callable[..., Any]:
+        return self._turn.quick if self.blocking.flush_mode == "manual" else self._turn
+
+
+class AsyncTransaction(AsyncRows[Transaction]):
+    """See `txnkv.Transaction`. `async with` commits at the end and rolls back on an exception,
+    a cancellation among them.
+    """
+
+    id: Same[TxnId] = Same()
+    snapshot: Same[Timestamp] = Same()
+    start_commit = twin(Transaction.start_commit)
+    is_commit_complete = twin(Transaction.is_commit_complete, by="_calls")
+    rollback = twin(Transaction.rollback, by="_turn.to_the_end")
+    close = twin(Transaction.close, by="_calls")
+    mark_applied = twin(Transaction.mark_applied)
+    serialize = twin(Transaction.serialize)
+    get = twin(Transaction.get)
+    get_many = twin(Transaction.get_many)
+    scan = twin(Transaction.scan, AsyncScan)
+
+    async def state(self) -> TxnState:
+        """The state in the status table. It does not wait for a commit that is under way."""
+        return await self._calls(lambda: self.blocking.state)
+
+    async def commit(self) -> Timestamp:
+        """Flush the sessions, commit, and return when new snapshots everywhere see it."""
+        return await self._turn.submitted(self.blocking.commit_async)
+
+    async def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> AsyncSession:
+        """A session of this transaction."""
+        session = await self._turn(self.blocking.new_session, flush_mode, buffer_bytes)
+        return AsyncSession(session, self._calls, self._turn)
+
+
+# -- tables ----------------------------------------------------------------------------
+
+
+class AsyncTable(Wrapper[Table]):
     """See `txnkv.Table`."""
 
-    def __init__(self, table: Table, calls: Calls) -> None:
-        self.blocking: Table = table
-        self._calls = calls
-
-    @property
-    def name(self) -> str:
-        return self.blocking.name
-
-    @property
-    def schema(self) -> Schema:
-        return self.blocking.schema
-
-    async def alter(
-        self,
-        add: Mapping[str, AnyColumn] | None = None,
-        rename: Mapping[str, str] | None = None,
-        drop: Sequence[str] = (),
-    ) -> Schema:
-        """Add, rename and drop columns; see `txnkv.Table.alter`."""
-        return await self._calls(self.blocking.alter, add, rename, drop)
-
-    async def get(self, key: Any, snapshot: At = None) -> dict[str, Any] | None:
-        """The row with this key, or None."""
-        return await self._calls(self.blocking.get, key, plain_at(snapshot))
-
-    async def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
-        """The rows with these keys, in their order; a row of nulls where there is none."""
-        return await self._calls(self.blocking.get_many, keys, plain_at(snapshot))
-
-    async def count(self, where: Any = None, snapshot: At = None) -> int:
-        """Count all rows, or those that satisfy `where`."""
-        return await self._calls(self.blocking.count, where, plain_at(snapshot))
+    info: Same[TableInfo] = Same()
+    name: Same[str] = Same()
+    schema: Same[Schema] = Same()
+    alter = twin(Table.alter)
+    get = twin(Table.get)
+    get_many = twin(Table.get_many)
+    count = twin(Table.count)
+    diff_tokens = twin(Table.diff_tokens)
+    insert = twin(Table.insert)
+    upsert = twin(Table.upsert)
+    update = twin(Table.update)
+    delete = twin(Table.delete)
+    next_id = twin(Table.next_id)
 
     def scan(
         self,
@@ -117,163 +180,34 @@ class AsyncTable(Wrapper):
         limit: int | None = None,
     ) -> AsyncScan:
         """See `txnkv.Table.scan`; nothing is read yet."""
-        scan = self.blocking.scan(columns, where, plain_at(snapshot), ordered, limit)
+        scan = self.blocking.scan(columns, where, snapshot, ordered, limit)
         return AsyncScan(scan, self._calls)
 
     async def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None
     ) -> pa.Table:
         """The net change of each key between two times; see `txnkv.Table.diff`."""
-        return await self._calls(
-            lambda: self.blocking.diff(plain_at(start), plain_at(end), columns).read_all()
-        )
-
-    async def diff_tokens(
-        self,
-        start: At,
-        end: At = None,
-        columns: Sequence[str] | None = None,
-        rows: int = TOKEN_ROWS,
-    ) -> list[DiffToken]:
-        """Parts of a diff for other processes; see `txnkv.Table.diff_tokens`."""
-        return await self._calls(
-            lambda: self.blocking.diff_tokens(plain_at(start), plain_at(end), columns, rows)
-        )
-
-    async def insert(self, row: Any) -> None:
-        """Insert a row, durably; see `txnkv.Table.insert`."""
-        await self._calls(self.blocking.insert, row)
-
-    async def upsert(self, row: Any) -> None:
-        """Insert a row, or give the one that is there new values; see `txnkv.Table.upsert`."""
-        await self._calls(self.blocking.upsert, row)
-
-    async def update(self, row: Any) -> None:
-        """Give the row with this key new values; see `txnkv.Table.update`."""
-        await self._calls(self.blocking.update, row)
-
-    async def delete(self, key: Any) -> None:
-        """Delete the row with this key; see `txnkv.Table.delete`."""
-        await self._calls(self.blocking.delete, key)
-
-    async def next_id(self) -> int:
-        """An id that no other call in any process gets."""
-        return await self._calls(self.blocking.next_id)
+        return await self._calls(lambda: self.blocking.diff(start, end, columns).read_all())
 
 
-class AsyncSnapshot(ClosingWrapper):
+class AsyncSnapshot(ClosingWrapper[Snapshot]):
     """See `txnkv.Snapshot`; an `async with` block closes it."""
 
-    def __init__(self, snapshot: Snapshot, calls: Calls) -> None:
-        self.blocking: Snapshot = snapshot
-        self._calls = calls
+    timestamp: Same[Timestamp] = Same()
+    get = twin(Snapshot.get)
+    get_many = twin(Snapshot.get_many)
+    scan = twin(Snapshot.scan, AsyncScan)
 
-    @property
-    def timestamp(self) -> Timestamp:
-        """Everything that committed at or below it is seen."""
-        return self.blocking.timestamp
-
-    async def get(self, table: str | AsyncTable, key: Any) -> dict[str, Any] | None:
-        """The row with this key, or None."""
-        return await self._calls(self.blocking.get, plain(table), key)
-
-    async def get_many(self, table: str | AsyncTable, keys: Sequence[Any]) -> pa.Table:
-        """The rows with these keys, in their order; a row of nulls where there is none."""
-        return await self._calls(self.blocking.get_many, plain(table), keys)
-
-    async def scan(self, table: str | AsyncTable, **options: Any) -> AsyncScan:
-        """A scan of a table at this snapshot; see `AsyncTable.scan`."""
-        found = await self._calls(self.blocking.scan, plain(table), **options)
-        return AsyncScan(found, self._calls)
+    def require_open(self) -> None:
+        """Refuse a snapshot that keeps its history no more."""
+        self.blocking.require_open()
 
     async def close(self) -> None:
         """Give the snapshot up. Twice is fine."""
         self.blocking.close()
 
 
-At = AsyncSnapshot | Any
-
-
-def plain(table: str | AsyncTable | Table) -> str | Table:
-    """A table as the blocking client takes it."""
-    return table.blocking if isinstance(table, AsyncTable) else table
-
-
-def plain_at(at: At) -> Any:
-    """A point in time as the blocking client takes it."""
-    return at.blocking if isinstance(at, AsyncSnapshot) else at
-
-
 # -- topics ----------------------------------------------------------------------------
-
-
-class AsyncTopic(Wrapper):
-    """See `txnkv.Topic`."""
-
-    def __init__(self, topic: Topic, calls: Calls) -> None:
-        self.blocking: Topic = topic
-        self._calls = calls
-
-    @property
-    def name(self) -> str:
-        return self.blocking.name
-
-    @property
-    def partitions(self) -> int:
-        """The number of partitions."""
-        return self.blocking.partitions
-
-    @property
-    def buffer(self) -> str:
-        """The place where messages of open transactions wait: "marker" or "sidecar"."""
-        return self.blocking.buffer
-
-    @property
-    def value_schema(self) -> pa.Schema | None:
-        """The columns of values; None where they are bytes."""
-        return self.blocking.value_schema
-
-    async def end_offsets(self) -> dict[int, int]:
-        """For each partition the offset behind its last message."""
-        return await self._calls(self.blocking.end_offsets)
-
-    async def last_stable_offsets(self) -> dict[int, int]:
-        """For each partition the offset up to which readers of committed messages get."""
-        return await self._calls(self.blocking.last_stable_offsets)
-
-    async def fetch(self, partition: int, offset: int, **options: Any) -> FetchResult:
-        """Raw batches of one partition; see `txnkv.Topic.fetch`."""
-        return await self._calls(self.blocking.fetch, partition, offset, **options)
-
-    async def consumer(self, **options: Any) -> AsyncConsumer:
-        """A reader of messages; takes the options of `txnkv.Topic.consumer`."""
-        made = await self._calls(self.blocking.consumer, **options)
-        return AsyncConsumer(made, self._calls)
-
-    async def subscribe(
-        self,
-        name: str,
-        type: SubscriptionType = "exclusive",
-        start: Start | Mapping[int, int] = "earliest",
-        partitions: Sequence[int] | None = None,
-        **options: Any,
-    ) -> AsyncSubscription:
-        """A consumer whose position is kept in the store; see `txnkv.Topic.subscribe`."""
-        made = await self._calls(self.blocking.subscribe, name, type, start, partitions, **options)
-        return AsyncSubscription(made, self._calls)
-
-    async def subscriptions(self) -> list[str]:
-        """The names of its subscriptions; see `txnkv.Topic.subscriptions`."""
-        return await self._calls(self.blocking.subscriptions)
-
-    async def drop_subscription(self, name: str, missing_ok: bool = False) -> None:
-        """Forget a subscription; see `txnkv.Topic.drop_subscription`."""
-        await self._calls(self.blocking.drop_subscription, name, missing_ok)
-
-    async def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
-        """An idempotent producer; see `txnkv.Topic.producer`."""
-        made = await self._calls(self.blocking.producer, name, **options)
-        return AsyncProducer(made, self._calls)
 
 
 class _Round:
@@ -346,24 +280,29 @@ def _some(found: Any) -> bool:
     return found is not None and found != []
 
 
-class _Held(ClosingWrapper):
+class _Held(ClosingWrapper[C]):
     """Something that is closed at the end of an `async with` block."""
 
-    def __init__(self, blocking: Any, calls: Calls) -> None:
-        self._turn = InTurn(calls)
-        self._close = blocking.close
+    def __init__(self, blocking: C, calls: Calls) -> None:
+        super().__init__(blocking, calls)
+        self._call = self._turn = InTurn(calls)
 
     async def close(self) -> None:
         """Close. Twice is fine."""
-        await self._turn.to_the_end(self._close)
+        await self._turn.to_the_end(self.blocking.close)
 
 
-class AsyncConsumer(_Held):
+class AsyncConsumer(_Held[Consumer]):
     """See `txnkv.Consumer`. Belongs to one task at a time."""
+
+    partitions: Same[list[int]] = Same()
+    seek = twin(Consumer.seek, by="_waiting.now")
+    seek_to_time = twin(Consumer.seek_to_time, by="_waiting.now")
+    position = twin(Consumer.position, by="_waiting.now")
+    lag = twin(Consumer.lag, by="_waiting.now")
 
     def __init__(self, consumer: Consumer, calls: Calls) -> None:
         super().__init__(consumer, calls)
-        self.blocking: Consumer = consumer
         self._waiting = _Waiting(self._turn, consumer.unpoll)
 
     async def poll(self, *, max_messages: int = 500, timeout: float = 1.0) -> list[Message]:
@@ -380,49 +319,26 @@ class AsyncConsumer(_Held):
             lambda wait: poll(max_messages=max_messages, timeout=wait), timeout
         )
 
-    async def seek(self, partition: int, offset: int) -> None:
-        """Go on from an offset of a partition."""
-        await self._waiting.now(self.blocking.seek, partition, offset)
-
-    async def seek_to_time(self, when: datetime) -> None:
-        """Go on with the first message of each partition that is not older than a time."""
-        await self._waiting.now(self.blocking.seek_to_time, when)
-
-    async def position(self, partition: int) -> int:
-        """The offset of the next message of a partition."""
-        return await self._waiting.now(self.blocking.position, partition)
-
-    async def lag(self, partition: int | None = None) -> int:
-        """Offsets between a position and the end; of all partitions without an argument."""
-        return await self._waiting.now(self.blocking.lag, partition)
-
-    @property
-    def partitions(self) -> list[int]:
-        """The numbers of the partitions that are read."""
-        return self.blocking.partitions
-
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
             for message in await self.poll():
                 yield message
 
 
-class Acknowledging(Protocol):
-    """A transaction that acknowledgements go with: an `AsyncTransaction`."""
-
-    async def ack(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
-        """Acknowledge with the commit."""
-
-    async def ack_cumulative(self, subscription: AsyncSubscription, message: Acknowledged) -> None:
-        """Acknowledge all messages up to this one, with the commit."""
-
-
-class AsyncSubscription(_Held):
+class AsyncSubscription(_Held[Subscription]):
     """See `txnkv.Subscription`. Belongs to one task at a time."""
+
+    info: Same[SubscriptionInfo] = Same()
+    name: Same[str] = Same()
+    is_active: Same[bool] = Same()
+    nack = twin(Subscription.nack)
+    seek = twin(Subscription.seek, by="_waiting.now")
+    lag = twin(Subscription.lag)
+    lost = twin(Subscription.lost)
+    committed = twin(Subscription.committed)
 
     def __init__(self, subscription: Subscription, calls: Calls) -> None:
         super().__init__(subscription, calls)
-        self.blocking: Subscription = subscription
         self._waiting = _Waiting(self._turn, subscription.unreceive)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
@@ -436,49 +352,21 @@ class AsyncSubscription(_Held):
         receive = self.blocking.receive_many
         return await self._waiting(lambda wait: receive(max_messages, timeout=wait), timeout)
 
-    async def ack(self, message: Acknowledged, txn: Acknowledging | None = None) -> None:
+    async def ack(self, message: Acknowledged, txn: AsyncTransaction | None = None) -> None:
         """Acknowledge a message or its id, at once or with a transaction."""
         if txn is not None:
             await txn.ack(self, message)
         else:
             await self._turn(self.blocking.ack, message)
 
-    async def ack_cumulative(self, message: Acknowledged, txn: Acknowledging | None = None) -> None:
+    async def ack_cumulative(
+        self, message: Acknowledged, txn: AsyncTransaction | None = None
+    ) -> None:
         """Acknowledge all messages of a partition up to this one."""
         if txn is not None:
             await txn.ack_cumulative(self, message)
         else:
             await self._turn(self.blocking.ack_cumulative, message)
-
-    async def nack(self, message: Message | MessageId) -> None:
-        """Let a message be delivered again."""
-        await self._turn(self.blocking.nack, message)
-
-    async def seek(self, partition: int, offset: int | Start) -> None:
-        """Move the subscription in a partition; see `txnkv.Subscription.seek`."""
-        await self._waiting.now(self.blocking.seek, partition, offset)
-
-    @property
-    def name(self) -> str:
-        """Unique in the topic."""
-        return self.blocking.name
-
-    @property
-    def is_active(self) -> bool:
-        """True when messages come to this consumer; False while it waits for the place."""
-        return self.blocking.is_active
-
-    async def lag(self) -> dict[int, int]:
-        """Messages that are not deleted, by partition."""
-        return await self._turn(self.blocking.lag)
-
-    async def lost(self) -> dict[int, int]:
-        """Messages that retention took before they were acknowledged, by partition."""
-        return await self._turn(self.blocking.lost)
-
-    async def committed(self) -> dict[int, int]:
-        """By partition, the offset below which all is acknowledged."""
-        return await self._turn(self.blocking.committed)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -487,17 +375,11 @@ class AsyncSubscription(_Held):
                 yield message
 
 
-class AsyncProducer(_Held):
+class AsyncProducer(_Held[Producer]):
     """See `txnkv.Producer`. Shared by tasks."""
 
-    def __init__(self, producer: Producer, calls: Calls) -> None:
-        super().__init__(producer, calls)
-        self.blocking: Producer = producer
-
-    @property
-    def name(self) -> str | None:
-        """The name by which a later producer fences this one; None: nobody can."""
-        return self.blocking.name
+    name: Same[str | None] = Same()
+    flush = twin(Producer.flush)
 
     async def sent(self) -> int:
         """The number of durable messages that were sent under this name."""
@@ -508,18 +390,24 @@ class AsyncProducer(_Held):
         send = self.blocking.send
         return await self._turn.submitted(lambda: send(value, key, **options))
 
-    async def flush(self) -> None:
-        """Return when all that was sent is durable."""
-        await self._turn(self.blocking.flush)
 
+class AsyncTopic(Wrapper[Topic]):
+    """See `txnkv.Topic`."""
 
-def plain_topic(topic: str | AsyncTopic | Topic) -> str | Topic:
-    """A topic as the blocking client takes it."""
-    return topic.blocking if isinstance(topic, AsyncTopic) else topic
+    info: Same[TopicInfo] = Same()
+    name: Same[str] = Same()
+    partitions: Same[int] = Same()
+    buffer: Same[str] = Same()
+    value_schema: Same[pa.Schema | None] = Same()
+    end_offsets = twin(Topic.end_offsets)
+    last_stable_offsets = twin(Topic.last_stable_offsets)
+    fetch = twin(Topic.fetch)
+    consumer = twin(Topic.consumer, AsyncConsumer)
+    subscribe = twin(Topic.subscribe, AsyncSubscription)
+    subscriptions = twin(Topic.subscriptions)
+    drop_subscription = twin(Topic.drop_subscription)
 
-
-def plain_subscription(subscription: Any) -> Any:
-    """A subscription as the blocking client takes it."""
-    if isinstance(subscription, AsyncSubscription):
-        return subscription.blocking
-    return subscription
+    async def producer(self, name: str | None = None, **options: Any) -> AsyncProducer:
+        """An idempotent producer; see `txnkv.Topic.producer`."""
+        made = await self._calls(self.blocking.producer, name, **options)
+        return AsyncProducer(made, self._calls)

@@ -1,34 +1,71 @@
-"""Blocking calls on the library's threads, awaited from event loops."""
+"""Blocking calls on the library's threads, awaited from event loops.
+
+A handle for asyncio is made of twins: each method is named once, after the blocking one whose
+arguments, answer and docstring it has.
+
+    class AsyncTable(Wrapper[Table]):
+        name: Same[str] = Same()            # what is at hand: answered here
+        get = twin(Table.get)               # what may wait: called on a thread, awaited
+        scan = ...                          # written out where the two differ
+
+Handles for asyncio have `info`, or `timestamp`, as the blocking ones do, so that each of them
+takes those of the other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Self, TypeVar
+from functools import wraps
+from inspect import signature
+from operator import attrgetter
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from txnkv.errors import ClosedError
 from txnkv.storage import new_lock
 from txnkv.transaction import Handle
 
 T = TypeVar("T")
+H = TypeVar("H")
+B = TypeVar("B")
+P = ParamSpec("P")
+
+Method: TypeAlias = Callable[Concatenate[Any, P], T]
+"""A method of a handle, not bound."""
+
+Awaited: TypeAlias = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+"""Its twin."""
 
 _THREADS: Final = min(32, (os.cpu_count() or 1) + 12)
 _END: Final = object()
 
 
-class Wrapper(Handle):
+class Wrapper(Handle, Generic[B]):
     """A handle for asyncio: it is called like the blocking one that it wraps."""
 
-    blocking: Any
+    def __init__(self, blocking: B, calls: Calls) -> None:
+        self.blocking = blocking
+        self._calls = calls
+        self._call: Callable[..., Any] = calls
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.blocking)[1:]}"
 
 
-class ClosingWrapper(Wrapper, ABC):
+class ClosingWrapper(Wrapper[B], ABC):
     """A handle with `close()`, usable in `async with`."""
 
     @abstractmethod
@@ -40,6 +77,46 @@ class ClosingWrapper(Wrapper, ABC):
 
     async def __aexit__(self, *error: Any) -> None:
         await self.close()
+
+
+class Same(Generic[T]):
+    """A property that the blocking handle has too, and answers without waiting."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._of = attrgetter(f"blocking.{name}")
+
+    def __get__(self, handle: Any, owner: type) -> T:
+        found: Any = self if handle is None else self._of(handle)
+        return found  # type: ignore[no-any-return]
+
+
+@overload
+def twin(of: Method[P, T], *, by: str = ...) -> Awaited[P, T]: ...
+
+
+@overload
+def twin(of: Method[P, T], made: Callable[[T, Calls], H], *, by: str = ...) -> Awaited[P, H]: ...
+
+
+def twin(of: Any, made: Any = None, *, by: str = "_call") -> Any:
+    """The method that does what `of` does, awaited.
+
+    Args:
+        of: a method of the blocking handle.
+        made: makes a handle for asyncio of a blocking one that `of` gives.
+        by: the attribute of the handle that calls.
+    """
+    call_by, name = attrgetter(by), of.__name__
+
+    @wraps(of, assigned=("__name__", "__doc__"))
+    async def call(self: Wrapper[Any], *args: Any, **kwargs: Any) -> Any:
+        found = await call_by(self)(getattr(self.blocking, name), *args, **kwargs)
+        return found if made is None else made(found, self._calls)
+
+    if made is not None:
+        answered = signature(of).replace(return_annotation=made)
+        call.__signature__ = answered  # type: ignore[attr-defined]
+    return call
 
 
 class Calls:
@@ -114,12 +191,12 @@ class InTurn:
         """Call on a thread to the end, as `Calls.to_the_end`."""
         return await self._calls.to_the_end(self._alone, fn, args, {})
 
-    async def quick(self, fn: Callable[..., T], *args: Any) -> T:
+    async def quick(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call here what only touches memory; on a thread when another call is under way."""
         if not self._lock.acquire(blocking=False):
-            return await self(fn, *args)
+            return await self(fn, *args, **kwargs)
         try:
-            return fn(*args)
+            return fn(*args, **kwargs)
         finally:
             self._lock.release()
 

@@ -42,6 +42,8 @@ from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
     DEFAULTS,
+    AnyTable,
+    AnyTopic,
     Closing,
     Connection,
     FlushMode,
@@ -180,7 +182,7 @@ class Client(Connection, Closing):
         return self.instance.engine.names()
 
     @shielded
-    def drop_table(self, name: str | Table, missing_ok: bool = False, keep: float = 0.0) -> None:
+    def drop_table(self, name: AnyTable, missing_ok: bool = False, keep: float = 0.0) -> None:
         """Drop a table at once; open transactions that touched it are aborted.
 
         Args:
@@ -195,7 +197,7 @@ class Client(Connection, Closing):
         if keep < 0:
             raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
         self.require_writable()
-        text = name if isinstance(name, str) else name.name
+        text = name if isinstance(name, str) else name.info.name
         if not self.instance.engine.drop(text, keep) and not missing_ok:
             raise TableNotFoundError(f"there is no table {text!r} to drop")
 
@@ -290,14 +292,14 @@ class Client(Connection, Closing):
         return self.instance.topics.names()
 
     @shielded
-    def drop_topic(self, name: str | Topic, missing_ok: bool = False) -> None:
+    def drop_topic(self, name: AnyTopic, missing_ok: bool = False) -> None:
         """Drop a topic at once; open transactions that touched it are aborted.
 
         Raises:
             TopicNotFoundError: there is none, and `missing_ok` is false.
         """
         self.require_writable()
-        text = name if isinstance(name, str) else name.name
+        text = name if isinstance(name, str) else name.info.name
         if not self.instance.topics.drop(text) and not missing_ok:
             raise TopicNotFoundError(f"there is no topic {text!r} to drop")
 

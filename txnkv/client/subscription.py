@@ -45,7 +45,7 @@ from txnkv.topics import (
     Waiting,
     deadline,
 )
-from txnkv.transaction import Closing, Connection, Session, Transaction
+from txnkv.transaction import Acknowledged, Closing, Connection, Session, Transaction
 
 _log = logging.getLogger("txnkv")
 
@@ -292,11 +292,7 @@ class Subscription(Closing):
 
     # -- acknowledging -----------------------------------------------------------------
 
-    def ack(
-        self,
-        message: Message | MessageId | Sequence[Message | MessageId],
-        txn: Transaction | None = None,
-    ) -> None:
+    def ack(self, message: Acknowledged, txn: Transaction | None = None) -> None:
         """The message is worked on: it is not delivered again.
 
         Args:
@@ -311,11 +307,7 @@ class Subscription(Closing):
         """
         self._acknowledge("ack", message, txn)
 
-    def ack_cumulative(
-        self,
-        message: Message | MessageId | Sequence[Message | MessageId],
-        txn: Transaction | None = None,
-    ) -> None:
+    def ack_cumulative(self, message: Acknowledged, txn: Transaction | None = None) -> None:
         """The same, for this message and all before it in its partition; exclusive only.
 
         Raises:
@@ -335,7 +327,7 @@ class Subscription(Closing):
             session.flush()
 
     @shielded
-    def nack(self, message: Message | MessageId | Sequence[Message | MessageId]) -> None:
+    def nack(self, message: Acknowledged) -> None:
         """The message could not be worked on: it is delivered again, after `redelivery_delay`.
 
         What is deleted, or acknowledged by an open transaction, is left alone.

@@ -13,7 +13,15 @@ autocommit, job, token                writes outside of a transaction; attempts;
 from txnkv.transaction import instance, one_phase_commit, two_phase_commit
 from txnkv.transaction.autocommit import write_alone
 from txnkv.transaction.begin import DEADLINE, DEFAULTS, Isolation, Locking, Retries
-from txnkv.transaction.connection import Acknowledged, AnyTable, At, Closing, Connection, Handle
+from txnkv.transaction.connection import (
+    Acknowledged,
+    AnyTable,
+    AnyTopic,
+    At,
+    Closing,
+    Connection,
+    Handle,
+)
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
 from txnkv.transaction.job import Job
@@ -28,6 +36,7 @@ from txnkv.transaction.transaction import Transaction
 __all__ = [
     "Acknowledged",
     "AnyTable",
+    "AnyTopic",
     "At",
     "BUFFER_BYTES",
     "Closing",
