@@ -47,7 +47,7 @@ bench: $(VENV)/.bench ## the benchmarks, beside their peers
 	$(BIN)/python -m benchmarks
 
 clean: ## remove all that was built or set up here
-	rm -rf $(VENV) build dist *.egg-info $(DEMO_STORE) txnkv/_core*.so
+	rm -rf $(VENV) build dist *.egg-info $(DEMO_STORE) txnkv/_core*.so txnkv/_native*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis csrc/tests/bin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

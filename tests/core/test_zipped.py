@@ -43,7 +43,8 @@ def test_one_of_another_platform_says_what_to_do(packed: Path, tmp_path: Path) -
     other = tmp_path / "other.zip"
     with zipfile.ZipFile(packed) as source, zipfile.ZipFile(other, "w") as target:
         for name in source.namelist():
-            renamed = "txnkv/_core.cp311-win_amd64.pyd" if name.endswith(".so") else name
+            base, dot, _ = name.partition(".")
+            renamed = f"{base}{dot}cp311-win_amd64.pyd" if name.endswith(".so") else name
             target.writestr(renamed, source.read(name))
     done = run(other, tmp_path)
     assert done.returncode == 1

@@ -8,7 +8,7 @@ belongs to one thread at a time unless it is only read.
     native, shared_memory          the core as cffi sees it, memory, checksums, atomics
     rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
     block, blocks, delta, filters  row sets on the disk
-    row_layout, mem_row_set        rows as bytes, committed memory
+    row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
     log_batch, log_messages, value_layout    the log of a topic, typed values
     column_types, compute          types of columns, Arrow's kernels loaded when first used
 """
@@ -73,8 +73,8 @@ from txnkv.core.log_messages import (
     split_headers,
 )
 from txnkv.core.mem_row_set import Entries, MemRowSet
-from txnkv.core.native import CoreError, crc32c, hash64
-from txnkv.core.row_layout import RowBytes, RowLayout
+from txnkv.core.native import CoreError, RowTable, crc32c, hash64
+from txnkv.core.row_layout import RowBytes, RowLayout, row_table
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.shared_memory import SharedWords, release_pages
 from txnkv.core.sorted_keys import (
@@ -114,6 +114,7 @@ __all__ = [
     "RowBytes",
     "RowLayout",
     "RowReader",
+    "RowTable",
     "Rows",
     "STAMP_NEVER",
     "STAMP_UNDECIDED",
@@ -168,6 +169,7 @@ __all__ = [
     "read_control",
     "read_header",
     "release_pages",
+    "row_table",
     "scatter",
     "sort_keys",
     "sound",

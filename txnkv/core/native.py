@@ -1,5 +1,8 @@
 """The C core as cffi sees it, and what every binding shares: statuses, memory, checksums.
 
+Beside it stands `txnkv._native`, the same core as a module of C: for what each small transaction
+and each point read does, where a call through cffi costs more than the work.
+
 Memory goes two ways only. In: the bytes of any buffer object, borrowed for the call. Out:
 buffers that pyarrow allocated, so that nothing given to a caller points into LMDB.
 """
@@ -11,60 +14,61 @@ import sys
 import tempfile
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import Any, Final
+from typing import Any
 from zipimport import zipimporter
 
 import pyarrow as pa
 
-_CORE: Final = "txnkv._core"
 
+def _load_from_zip(name: str) -> None:
+    """Make a module of native code importable from a zip file, as Spark's `--py-files` gives it.
 
-def _load_from_zip() -> None:
-    """Make `txnkv._core` importable from a zip file, as Spark's `--py-files` gives it.
-
-    The system loads native code from a file of its own only. So the core is unpacked, loaded, and
+    The system loads native code from a file of its own only. So the module is unpacked, loaded, and
     the file removed: what is loaded stays.
 
     Raises:
-        ImportError: txnkv is in no zip file, or in one without a core for this Python on this
-            platform.
+        ImportError: txnkv is in no zip file, or in one without it for this Python on this platform.
     """
-    suffix, code = _find_in_zip(sys.modules["txnkv"].__loader__)
+    suffix, code = _find_in_zip(sys.modules["txnkv"].__loader__, name.rpartition(".")[2])
     with tempfile.TemporaryDirectory(prefix="txnkv-core-") as folder:
-        path = os.path.join(folder, "_core" + suffix)
+        path = os.path.join(folder, name + suffix)
         with open(path, "wb") as file:
             file.write(code)
-        loader = ExtensionFileLoader(_CORE, path)
-        spec = spec_from_file_location(_CORE, path, loader=loader)
+        loader = ExtensionFileLoader(name, path)
+        spec = spec_from_file_location(name, path, loader=loader)
         assert spec is not None
         module = module_from_spec(spec)
         loader.exec_module(module)
-    sys.modules[_CORE] = module
+    sys.modules[name] = module
 
 
-def _find_in_zip(loader: object) -> tuple[str, bytes]:
+def _find_in_zip(loader: object, base: str) -> tuple[str, bytes]:
     if not isinstance(loader, zipimporter):
-        raise ImportError("the C core of txnkv is not built: pip install .", name=_CORE)
+        raise ImportError("the C core of txnkv is not built: pip install .", name=base)
     for suffix in EXTENSION_SUFFIXES:
         try:
-            return suffix, loader.get_data(os.path.join(loader.archive, "txnkv", "_core" + suffix))
+            return suffix, loader.get_data(os.path.join(loader.archive, "txnkv", base + suffix))
         except OSError:
             continue
     raise ImportError(
         f"{loader.archive} has no C core for this Python on this platform: make the wheel here "
         "(pip wheel --no-deps txnkv), or install it",
-        name=_CORE,
+        name=base,
     )
 
 
 try:
     from txnkv._core import ffi, lib
+    from txnkv._native import Table as RowTable
 except ModuleNotFoundError:
-    _load_from_zip()
+    for _name in ("txnkv._core", "txnkv._native"):
+        _load_from_zip(_name)
     from txnkv._core import ffi, lib
+    from txnkv._native import Table as RowTable
 
 __all__ = [
     "CoreError",
+    "RowTable",
     "allocate",
     "check",
     "crc32c",

@@ -23,15 +23,16 @@ function that encodes is
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
 
 from txnkv.core.block import block_layout
-from txnkv.core.codec import DateCodec, DecimalCodec, TimestampCodec, value_codec
-from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer
+from txnkv.core.codec import DateCodec, DecimalCodec, TimestampCodec, key_type, value_codec
+from txnkv.core.native import CoreError, RowTable, allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Rows, rows_pointer
 
 Encode = Callable[[Sequence[Any]], bytes]
@@ -333,6 +334,53 @@ def _explained(columns: list[_Column], values: Sequence[Any]) -> Exception:
             kind = ValueError if isinstance(value, int) else TypeError
             return kind(f"{value!r} for a column of {column.type}: {error}")
     return ValueError(f"the values of a row pass 4 GiB, or cannot be stored: {len(values)} columns")
+
+
+# -- whole rows of a table -------------------------------------------------------------
+
+_RAW, _TEXT = 100, 101  # csrc/native/row_table.h
+
+
+def row_table(
+    types: Mapping[str, pa.DataType], nullable: Collection[str], key: Sequence[str]
+) -> RowTable:
+    """The native codec of a table's rows: keys as `KeyCodec` has them, the rest as `RowLayout`.
+
+    It takes a value at sight when that is what the column's type gives back, as `.as_py()` does,
+    and answers None to any other.
+
+    Args:
+        types: the columns in schema order.
+        nullable: those that may be null.
+        key: those of the primary key, in its order.
+    """
+    columns = tuple(_native_column(name, type_, name in nullable) for name, type_ in types.items())
+    names = list(types)
+    return RowTable(columns, tuple(names.index(name) for name in key), CoreError)
+
+
+def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, ...]:
+    column, kind = _column(type_), pa.types
+    code, (_, width) = key_type(type_), row_shape(type_)
+    exact: type | None = None
+    zone = None
+    if kind.is_string(type_):
+        return name, _TEXT, 0, nullable, str, False, None, None, None
+    if kind.is_binary(type_):
+        return name, lib.KEY_BYTES, 0, nullable, bytes, False, None, None, None
+    if kind.is_boolean(type_):
+        exact = bool
+    elif kind.is_integer(type_):
+        exact = int
+    elif kind.is_float32(type_) or kind.is_float64(type_):
+        exact = float
+    elif kind.is_date32(type_):
+        exact = date
+    elif _microseconds(type_) and type_.tz in (None, "UTC"):
+        exact, zone = datetime, type_.tz and UTC
+    if code is None:
+        code = lib.KEY_BYTES if width == 0 else _RAW
+    return name, code, width, nullable, exact, exact is datetime, zone, column.to, column.of
 
 
 # -- many rows ---------------------------------------------------------------------------

@@ -283,6 +283,7 @@ class RowWriter:
 
     Attributes:
         checker: makes the functions that check rows.
+        rows: the native codec of whole rows.
         key_of: the key's values of a row in schema order.
         values_of: the other columns' values.
     """
@@ -296,6 +297,9 @@ class RowWriter:
         self.codec = self.tablets[0].codec
         self.layout = self.tablets[0].layout
         names = schema.names
+        types = {name: column.type for name, column in schema.columns.items()}
+        nullable = [name for name, column in schema.columns.items() if column.nullable]
+        self.rows = core.row_table(types, nullable, schema.primary_key)
         self.key_of = _tuple_getter([names.index(name) for name in schema.primary_key])
         self.values_of = _tuple_getter(
             [names.index(name) for name in names if name not in schema.primary_key]

@@ -160,11 +160,14 @@ class SmallWrites:
     ) -> TxnkvError | None:
         """Take one row; return the error where it is refused."""
         deletes = rule.there is Effect.GONE
+        partial = not deletes and MISSING in values
         given = values if deletes else writer.key_of(values)
-        new = () if deletes else writer.values_of(values)
-        key = writer.key(given)
+        row: bytes | None = None
+        if deletes or partial:
+            key = writer.key(given)
+        else:
+            key, row = writer.rows.values(values)
         tablet = writer.tablet(given, key)
-        partial = MISSING in new
         # A whole upsert whose count nobody wants needs no look at what is there.
         blind = not self._counted and rule.there is rule.absent and not partial
         old = () if blind else self._find(writer, tablet, key, decode=partial)
@@ -175,12 +178,13 @@ class SmallWrites:
                 return not_there(earlier=earlier)
             return already_there(earlier=earlier, own=own is not None)
         if partial:
+            new = writer.values_of(values)
             filled = writer.defaults(new) if old is None else writer.completed(new, old)
             if isinstance(filled, str):
                 return incomplete(filled)
-            new = filled
+            row = writer.layout.encode_one(filled)
         self._replaces = self._replaces or old is not None
-        self._put(tablet, key, None if deletes else writer.layout.encode_one(new))
+        self._put(tablet, key, row)
         if deletes:
             outcome.deleted += 1
         elif old is None:

@@ -1,0 +1,29 @@
+/* The module txnkv._native: what stands on the way of each small transaction and each point read,
+ * where a call through cffi and the objects around it would cost more than the work. */
+#include "native/row_table.h"
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (type == NULL) return -1;
+    const int failed = PyModule_AddObjectRef(module, name, type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static int fill(PyObject *module) {
+    return add_type(module, "Table", &row_table_spec);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)fill},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "txnkv._native",
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

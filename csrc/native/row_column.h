@@ -1,0 +1,36 @@
+/* One column of a row_table_t, for the files of this folder. */
+#ifndef TXNKV_NATIVE_ROW_COLUMN_H
+#define TXNKV_NATIVE_ROW_COLUMN_H
+
+#include <stdbool.h>
+
+#include "native/row_table.h"
+
+typedef struct {
+    PyObject *name;
+    PyObject *exact; /* class of a value that is known at sight; NULL: none is */
+    PyObject *zone;  /* of an instant: its `tzinfo`; NULL is not asked for */
+    PyObject *to;    /* value -> int or bytes, NULL: as it is */
+    PyObject *of;    /* and back */
+    uint32_t code;
+    uint32_t width; /* bytes of a slot, 0 where values have any length */
+    uint32_t at;    /* of the slot in a row, of the u32 end where width is 0 */
+    bool nullable;
+    bool in_key;
+} row_column_spec_t;
+
+struct row_table {
+    PyObject_HEAD
+    row_column_spec_t *columns; /* in schema order */
+    uint32_t *key;              /* columns of the key, in its order, then the others */
+    uint32_t n, n_key;
+    uint32_t ends, head; /* as in row_layout_t */
+    PyObject *empty;     /* a dict of all columns, in their order */
+    PyObject *error;     /* class of what damaged bytes raise */
+};
+
+static inline uint32_t row_table_nulls(const row_table_t *table) {
+    return (table->n - table->n_key + 7) / 8;
+}
+
+#endif

@@ -1,0 +1,235 @@
+#include "native/row_table.h"
+
+#include <string.h>
+
+#include "native/row_column.h"
+
+static void drop_columns(row_table_t *table) {
+    for (uint32_t i = 0; table->columns != NULL && i < table->n; i++) {
+        row_column_spec_t *column = table->columns + i;
+        Py_XDECREF(column->name);
+        Py_XDECREF(column->exact);
+        Py_XDECREF(column->zone);
+        Py_XDECREF(column->to);
+        Py_XDECREF(column->of);
+    }
+    PyMem_Free(table->columns);
+    PyMem_Free(table->key);
+}
+
+static void table_dealloc(PyObject *self) {
+    row_table_t *table = (row_table_t *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    drop_columns(table);
+    Py_XDECREF(table->empty);
+    Py_XDECREF(table->error);
+    freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_self(self);
+    Py_DECREF(type);
+}
+
+/* -- making ------------------------------------------------------------------------------- */
+
+static PyObject *or_null(PyObject *given) {
+    if (given == Py_None) return NULL;
+    Py_INCREF(given);
+    return given;
+}
+
+static int take_column(row_column_spec_t *column, PyObject *given) {
+    PyObject *name, *exact, *zone, *to, *of;
+    int nullable, asks_zone;
+    unsigned int code, width;
+    if (!PyArg_ParseTuple(given, "UIIpOpOOO;a column", &name, &code, &width, &nullable, &exact,
+                          &asks_zone, &zone, &to, &of)) {
+        return -1;
+    }
+    const int is_text = code == ROW_TABLE_TEXT || code == KEY_BYTES;
+    if ((width == 0) != is_text || width > 16) {
+        PyErr_Format(PyExc_ValueError, "column %R: no %u bytes for code %u", name, width, code);
+        return -1;
+    }
+    Py_INCREF(name);
+    column->name = name;
+    column->code = code;
+    column->width = width;
+    column->nullable = nullable != 0;
+    column->exact = or_null(exact);
+    if (asks_zone) {
+        Py_INCREF(zone);
+        column->zone = zone;
+    }
+    column->to = or_null(to);
+    column->of = or_null(of);
+    return 0;
+}
+
+static int take_columns(row_table_t *table, PyObject *columns, PyObject *key) {
+    const Py_ssize_t n = PyTuple_Size(columns), n_key = PyTuple_Size(key);
+    if (n <= 0 || n > 1 << 16 || n_key < 0 || n_key > n) {
+        PyErr_Format(PyExc_ValueError, "%zd columns, a key of %zd", n, n_key);
+        return -1;
+    }
+    table->columns = PyMem_Calloc((size_t)n, sizeof *table->columns);
+    table->key = PyMem_Calloc((size_t)n, sizeof *table->key);
+    if (table->columns == NULL || table->key == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    table->n = (uint32_t)n;
+    table->n_key = (uint32_t)n_key;
+    for (uint32_t i = 0; i < table->n; i++) {
+        if (take_column(table->columns + i, PyTuple_GetItem(columns, i)) < 0) return -1;
+    }
+    for (uint32_t i = 0; i < table->n_key; i++) {
+        const long at = PyLong_AsLong(PyTuple_GetItem(key, i));
+        if (at < 0 || at >= n || table->columns[at].in_key) {
+            if (PyErr_Occurred() == NULL) PyErr_Format(PyExc_ValueError, "no column %ld", at);
+            return -1;
+        }
+        table->key[i] = (uint32_t)at;
+        table->columns[at].in_key = true;
+    }
+    uint32_t next = table->n_key;
+    for (uint32_t i = 0; i < table->n; i++) {
+        if (!table->columns[i].in_key) table->key[next++] = i;
+    }
+    return 0;
+}
+
+/* Finds the place of each slot, as row_layout_init does. */
+static void lay_out(row_table_t *table) {
+    uint32_t at = row_table_nulls(table);
+    for (uint32_t i = table->n_key; i < table->n; i++) {
+        row_column_spec_t *column = table->columns + table->key[i];
+        column->at = at;
+        at += column->width;
+    }
+    table->ends = at;
+    for (uint32_t i = table->n_key; i < table->n; i++) {
+        row_column_spec_t *column = table->columns + table->key[i];
+        if (column->width != 0) continue;
+        column->at = at;
+        at += 4;
+    }
+    table->head = at;
+}
+
+static int make_empty(row_table_t *table) {
+    table->empty = PyDict_New();
+    if (table->empty == NULL) return -1;
+    for (uint32_t i = 0; i < table->n; i++) {
+        if (PyDict_SetItem(table->empty, table->columns[i].name, Py_None) < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *columns, *key, *error;
+    if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Table takes no names of arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!O!O:Table", &PyTuple_Type, &columns, &PyTuple_Type, &key,
+                          &error)) {
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    row_table_t *table = (row_table_t *)alloc(type, 0);
+    if (table == NULL) return NULL;
+    Py_INCREF(error);
+    table->error = error;
+    if (take_columns(table, columns, key) < 0 || make_empty(table) < 0) {
+        Py_DECREF(table);
+        return NULL;
+    }
+    lay_out(table);
+    return (PyObject *)table;
+}
+
+/* -- methods ------------------------------------------------------------------------------ */
+
+static PyObject *as_bytes(const row_bytes_t *bytes) {
+    return PyBytes_FromStringAndSize((const char *)bytes->data, (Py_ssize_t)bytes->len);
+}
+
+/* (key, row), None for OTHER. */
+static PyObject *pair(row_table_status_t status, row_bytes_t *key, row_bytes_t *row) {
+    PyObject *made = NULL;
+    if (status == ROW_TABLE_OK) {
+        PyObject *one = as_bytes(key), *two = one == NULL ? NULL : as_bytes(row);
+        if (two != NULL) made = PyTuple_Pack(2, one, two);
+        Py_XDECREF(one);
+        Py_XDECREF(two);
+    } else if (status == ROW_TABLE_OTHER) {
+        Py_INCREF(Py_None);
+        made = Py_None;
+    }
+    row_bytes_free(key);
+    row_bytes_free(row);
+    return made;
+}
+
+static PyObject *table_row(PyObject *self, PyObject *given) {
+    row_bytes_t key, row;
+    row_bytes_init(&key);
+    row_bytes_init(&row);
+    return pair(row_table_row((row_table_t *)self, given, &key, &row), &key, &row);
+}
+
+static PyObject *table_values(PyObject *self, PyObject *given) {
+    row_bytes_t key, row;
+    row_bytes_init(&key);
+    row_bytes_init(&row);
+    return pair(row_table_values((row_table_t *)self, given, &key, &row), &key, &row);
+}
+
+static PyObject *table_key(PyObject *self, PyObject *given) {
+    row_bytes_t key;
+    row_bytes_init(&key);
+    const row_table_status_t status = row_table_key((row_table_t *)self, given, &key);
+    PyObject *made = NULL;
+    if (status == ROW_TABLE_OK) {
+        made = as_bytes(&key);
+    } else if (status == ROW_TABLE_OTHER) {
+        Py_INCREF(Py_None);
+        made = Py_None;
+    }
+    row_bytes_free(&key);
+    return made;
+}
+
+static PyObject *table_dict(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    char *key, *row;
+    Py_ssize_t key_len, row_len;
+    if (n != 2) {
+        PyErr_Format(PyExc_TypeError, "dict() takes a key and a row, not %zd arguments", n);
+        return NULL;
+    }
+    if (PyBytes_AsStringAndSize(args[0], &key, &key_len) < 0) return NULL;
+    if (PyBytes_AsStringAndSize(args[1], &row, &row_len) < 0) return NULL;
+    return row_table_dict((row_table_t *)self, (const uint8_t *)key, (size_t)key_len,
+                          (const uint8_t *)row, (size_t)row_len);
+}
+
+static PyMethodDef methods[] = {
+    {"key", table_key, METH_O, NULL},
+    {"row", table_row, METH_O, NULL},
+    {"values", table_values, METH_O, NULL},
+    {"dict", (PyCFunction)(void (*)(void))table_dict, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, (void *)table_new},
+    {Py_tp_dealloc, (void *)table_dealloc},
+    {Py_tp_methods, (void *)methods},
+    {0, NULL},
+};
+
+PyType_Spec row_table_spec = {
+    .name = "txnkv._native.Table",
+    .basicsize = sizeof(row_table_t),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};
