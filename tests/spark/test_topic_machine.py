@@ -50,7 +50,6 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)
         self.patch.setattr(pinned_range, "_SAMPLE_BYTES", 300)
         self.patch.setattr(offset_reader, "_FIRST_REACH", 2)
-        self.patch.setattr(pinned_range.read, "__defaults__", (300,))
         self.folder = tempfile.TemporaryDirectory()
         path = f"{self.folder.name}/store"
         self.client = txnkv.connect(path)
@@ -59,7 +58,7 @@ class StreamMachine(RuleBasedStateMachine):
         internals.topics(self.client).create("events", PARTITIONS, self.buffer, options)
         self.txns: dict[int, txnkv.Transaction] = {}
         self.numbers = count()
-        place = {"path": path, "topic": "events"}
+        place = {"path": path, "topic": "events", "maxBytes": "300"}
         self.queries = {order: Query(place | {"order": order}) for order in ("offset", "commit")}
 
     def teardown(self) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.spark.topic_tools import close_clients
 from tests.topics.log_tools import data
 from tests.topics.reading_tools import partition_of, put
 from txnkv import core
 from txnkv.spark.reading.topic_planner import weight
+from txnkv.spark.source import TxnkvDataSource
 from txnkv.transaction.job import Job
 
 PIECE = 256 << 10
@@ -171,3 +173,51 @@ def test_what_is_no_batch_counts_as_it_is() -> None:
     assert core.within(whole * 3 + b"x" * 99, 1 << 20)[0] == 3 * len(whole) + 99
     assert core.within(whole * 3 + b"x" * 999, 1200)[0] == 3 * len(whole)
     assert core.within(b"", 5) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+@pytest.mark.parametrize("most", [1, 3 * PIECE, 16 << 20])
+def test_a_subscription(topic: Any, kind: Any, most: int) -> None:
+    """New messages, and the same again after they were given back."""
+    subscription = topic.subscribe("all", type=kind, max_bytes=most)
+    assert offsets_in_parts(subscription, most) == sorted(offsets_in_parts(subscription, most))
+    with pytest.raises(ValueError, match="max_bytes"):
+        topic.subscribe("other", max_bytes=0)
+
+
+def offsets_in_parts(subscription: txnkv.Subscription, most: int) -> list[int]:
+    """Receive all, in parts that are as large as they may be; give all back at the end."""
+    found: list[txnkv.Message] = []
+    while some := subscription.receive_many(10 * COUNT, timeout=0):
+        assert sum(m.nbytes for m in some[:-1]) < most
+        found += some
+    assert len(found) == COUNT
+    subscription.nack(found)
+    return [m.offset for m in found]
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+def test_a_subscription_of_many_partitions(client: txnkv.Client, kind: Any) -> None:
+    topic = client.create_topic("many", partitions=20, compression="zstd")
+    with client.transaction() as txn:
+        for i in range(200):
+            txn.send(topic, bytes(8 << 10), partition=i % 20)
+    subscription = topic.subscribe("all", type=kind, max_bytes=128 << 10)
+    before, places = pa.total_allocated_bytes(), set()
+    while rows := subscription.receive_many(3, timeout=0):
+        places |= {row.id for row in rows}
+        assert pa.total_allocated_bytes() - before <= 256 << 10
+    assert len(places) == 200
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("order", ["offset", "commit"])
+def test_a_task_of_spark(topic: Any, order: str, client: txnkv.Client) -> None:
+    options = {"path": client.path, "topic": topic.name, "order": order, "maxBytes": str(PIECE * 2)}
+    source = TxnkvDataSource(options)
+    reader = source.reader(source.schema())
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    close_clients()
+    assert sum(batch.num_rows for batch in batches) == COUNT
+    # One batch as it was sent, of at most 1 MiB; 2 MiB by default.
+    assert max(batch.nbytes for batch in batches) <= 1 << 20

@@ -27,6 +27,7 @@ from txnkv.errors import (
 )
 from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.topics import (
+    HELD_BYTES,
     Delivery,
     Encoded,
     Exclusive,
@@ -63,6 +64,7 @@ def subscribe(
     type: SubscriptionType = "exclusive",
     start: Start | Mapping[int, int] = "earliest",
     partitions: Sequence[int] | None = None,
+    max_bytes: int = HELD_BYTES,
     **options: Unpack[SubscriptionOptions],
 ) -> Subscription:
     """A consumer of a subscription, which is made when there is none of this name.
@@ -75,6 +77,8 @@ def subscribe(
             has the place is closed or dies; or "shared".
         start: where a new one begins: "earliest", "latest", or an offset by partition number.
         partitions: numbers of those that this consumer reads; None: all.
+        max_bytes: of messages, in memory: of those that this consumer has read ahead, of all
+            partitions together, and of those that one call gives but for the last.
         **options: of the subscription; those that are not named stay as they are.
             lease_seconds: a message that a shared consumer had for so long without acknowledging
             it goes to another; 30. max_deliveries: after so many deliveries without an ack a
@@ -92,6 +96,8 @@ def subscribe(
         TopicNotFoundError: the topic was dropped.
         NotSupportedError: the dead letter topic is a copy.
     """
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
     numbers = range(len(topic.partitions)) if partitions is None else sorted(set(partitions))
     if not numbers or not set(numbers) <= set(range(len(topic.partitions))):
         raise ValueError(
@@ -101,7 +107,7 @@ def subscribe(
     info, place = connection.instance.topics.subscriptions.subscribe(
         topic, name, type, start, options
     )
-    return Subscription(connection, info, place, numbers)
+    return Subscription(connection, info, place, numbers, max_bytes)
 
 
 class Subscription(Closing):
@@ -117,8 +123,10 @@ class Subscription(Closing):
         info: SubscriptionInfo,
         place: Place | None,
         partitions: Sequence[int],
+        max_bytes: int,
     ) -> None:
         """Made by `Topic.subscribe`."""
+        self._max_bytes = max_bytes
         self._connection = connection
         self.info = info
         self._engine = connection.instance.topics
@@ -142,10 +150,12 @@ class Subscription(Closing):
         try:
             state = None if info.leased else self._engine.local.exclusive(info.id)
             if state is None:
-                leases = LeaseReader(self._engine, info, place, self._partitions)
+                leases = LeaseReader(self._engine, info, place, self._partitions, self._max_bytes)
                 self._reader = self._has.leases = leases
             else:
-                self._reader = ExclusiveReader(self._engine, state, self._partitions)
+                self._reader = ExclusiveReader(
+                    self._engine, state, self._partitions, self._max_bytes
+                )
             self._state = state
         except BaseException:
             self._has.give_up()
@@ -184,7 +194,8 @@ class Subscription(Closing):
         return found[0] if found else None
 
     def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message]:
-        """The next messages, as many as there are, at most so many; waits for the first one.
+        """The next messages, as many as there are, at most so many, and no more than the
+        subscription's `max_bytes` but for the last; waits for the first one.
 
         Raises:
             As `receive`.

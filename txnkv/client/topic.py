@@ -143,6 +143,7 @@ class Topic(Closing):
         type: SubscriptionType = "exclusive",
         start: Start | Mapping[int, int] = "earliest",
         partitions: Sequence[int] | None = None,
+        max_bytes: int = HELD_BYTES,
         **options: Unpack[SubscriptionOptions],
     ) -> Subscription:
         """A consumer whose position is kept in the store, moved by acknowledgements.
@@ -153,6 +154,7 @@ class Topic(Closing):
                 its place; "shared": messages are leased to many.
             start: where a new one begins: "earliest", "latest", or offsets by partition.
             partitions: their numbers; all by default.
+            max_bytes: of messages in memory: read ahead from all partitions, and of one call.
             **options: see `txnkv.client.subscription.subscribe`; those that are not named stay as
                 they are.
         """
@@ -160,7 +162,9 @@ class Topic(Closing):
 
         self._connection.require_writable()
         self._engine()
-        return subscribe(self._connection, self.info, name, type, start, partitions, **options)
+        return subscribe(
+            self._connection, self.info, name, type, start, partitions, max_bytes, **options
+        )
 
     def subscriptions(self) -> list[str]:
         """The names of its subscriptions, sorted."""

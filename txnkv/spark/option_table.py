@@ -265,6 +265,13 @@ OPTIONS: Final = (
         "about so many offsets a micro batch",
     ),
     Option(
+        "maxBytes",
+        Kind.READ_TOPIC | Kind.STREAM_TOPIC,
+        whole_number,
+        "2097152",
+        "about so many bytes of messages, in memory, that a task holds at a time",
+    ),
+    Option(
         "order",
         Kind.READ_TOPIC | Kind.STREAM_TOPIC,
         order,

@@ -21,6 +21,7 @@ from txnkv.errors import NotSupportedError
 from txnkv.spark import option_table
 from txnkv.spark.option_table import Kind, Position
 from txnkv.tables import DELETES, UPDATES, Operation
+from txnkv.topics import READ_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,7 @@ class TopicRead(StorePlace):
         starting_offsets: where a batch, or a new query, begins.
         ending_offsets: where a batch ends.
         max_offsets_per_trigger: at most about so many a micro batch; None for all there are.
+        max_bytes: of messages in memory that a task holds at a time, about.
         fail_on_data_loss: whether messages that are gone are an error.
     """
 
@@ -177,6 +179,7 @@ class TopicRead(StorePlace):
     starting_offsets: Position = "earliest"
     ending_offsets: Position = "latest"
     max_offsets_per_trigger: int | None = None
+    max_bytes: int = READ_BYTES
     fail_on_data_loss: bool = True
 
     @classmethod

@@ -29,7 +29,6 @@ from txnkv.spark.columns import spark_type
 from txnkv.spark.settings import TopicRead
 from txnkv.spark.worker_client import client_of
 from txnkv.topics import (
-    READ_BYTES,
     CommitReader,
     Partition,
     PinnedRange,
@@ -144,8 +143,7 @@ def _headers(blobs: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 # -- tasks -----------------------------------------------------------------------------
 
 _ROWS: Final = 1 << 14
-_BYTES: Final = READ_BYTES // 2
-"""Batches below both are put together: each costs its own way to Spark."""
+"""Rows of a batch that is not put together with others."""
 
 
 class TopicTask(InputPartition):
@@ -184,7 +182,8 @@ def read_task(
                 f"topic {topic.name!r} was dropped while it was read, and another was made under "
                 "its name: begin again, with a new checkpoint"
             )
-        yield from _gathered(_rows(client, topic, settings, expected, task))
+        rows = _rows(client, topic, settings, expected, task)
+        yield from _gathered(rows, settings.max_bytes // 2)
 
 
 def _rows(
@@ -197,20 +196,22 @@ def _rows(
     for number, pinned in task.ranges:
         partition = partitions[number]
         if task.scattered:
-            found = _committed(client, partition, pinned, may_lose)
+            found = _committed(client, partition, pinned, settings.max_bytes, may_lose)
         else:
-            found = pinned_range.read(engine, partition, pinned, skip_lost=may_lose)
+            found = pinned_range.read(
+                engine, partition, pinned, settings.max_bytes, skip_lost=may_lose
+            )
         for messages in found:
             yield rows.batch(messages, number)
 
 
 def _committed(
-    client: Client, partition: Partition, pinned: PinnedRange, may_lose: bool
+    client: Client, partition: Partition, pinned: PinnedRange, most: int, may_lose: bool
 ) -> Iterator[pa.RecordBatch]:
     """Messages of the commits that have their places in a range, commit by commit."""
     engine = client.instance.topics
     begin = None if may_lose else pinned.begin
-    reader = CommitReader(engine, partition, pinned.start, READ_BYTES, end=pinned.end, begin=begin)
+    reader = CommitReader(engine, partition, pinned.start, most, end=pinned.end, begin=begin)
     while True:
         try:
             ready = reader.load()
@@ -228,15 +229,20 @@ def _committed(
             return
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, small batches put together."""
+def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """The same rows; batches below both limits are put together: each costs its own way to Spark.
+
+    Args:
+        batches: as they are read.
+        most: bytes.
+    """
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= _ROWS or size >= _BYTES:
+        if rows >= _ROWS or size >= most:
             yield _joined(held)
             held, rows, size = [], 0, 0
     if held:

@@ -46,6 +46,7 @@ from txnkv.topics.delivery.redelivery import (
     PartitionSource,
     ReadMessage,
     read_range,
+    share_of,
 )
 from txnkv.topics.messages import Message, MessageId
 from txnkv.topics.ranges import Ranges
@@ -56,6 +57,9 @@ declare_fault_point("leases.claimed", "messages are leased in status.db, nobody 
 
 _NEAR: Final = 1000
 """Offsets between two messages that are still read together."""
+
+_CLAIMED: Final = 500
+"""Leases that are claimed anew at a time: how large their messages are shows later."""
 
 
 class _Claim(NamedTuple):
@@ -80,12 +84,18 @@ class LeaseReader(DeliveryReader):
         info: the subscription.
         place: which consumer this is.
         numbers: of the partitions that it reads.
+        max_bytes: see `DeliveryReader`.
     """
 
     def __init__(
-        self, topics: Topics, info: SubscriptionInfo, place: Place, numbers: Sequence[int]
+        self,
+        topics: Topics,
+        info: SubscriptionInfo,
+        place: Place,
+        numbers: Sequence[int],
+        max_bytes: int,
     ) -> None:
-        super().__init__()
+        super().__init__(max_bytes)
         self._topics = topics
         self._store = topics.store
         self._info = info
@@ -93,9 +103,10 @@ class LeaseReader(DeliveryReader):
         partitions = topics.partitions(info.topic)
         with self._store.status.read() as cur:
             dispatched = self._dispatched(cur)
+        share = share_of(max_bytes, len(numbers))
         self._sources = {
-            partitions[n].id: PartitionSource(topics, partitions[n], dispatched[partitions[n].id])
-            for n in numbers
+            each.id: PartitionSource(topics, each, dispatched[each.id], share)
+            for each in map(partitions.__getitem__, numbers)
         }
         self._claims: deque[_Claim] = deque()
         self._failed: Exception | None = None
@@ -126,7 +137,7 @@ class LeaseReader(DeliveryReader):
         self._failed = None
         self._read_claims()
         more = True
-        while more and len(self._ready) < most:
+        while more and not self._full(most):
             dead = self._holders.have_died()
             more = self._look()
             due = self._next_due <= clock.monotonic_micros()
@@ -187,7 +198,7 @@ class LeaseReader(DeliveryReader):
             if dead:
                 ack_rows.free_dead(cur, self._store, self._info.id)
                 free_dead(cur, self._store, self._info.id)
-            freed = self._claim_freed(cur, most)
+            freed = self._claim_freed(cur, min(most, _CLAIMED))
             fresh, upto = self._claim_new(cur, most - len(freed))
         fault_point("leases.claimed")
         self._holders.freed()
@@ -197,7 +208,8 @@ class LeaseReader(DeliveryReader):
         try:
             self._read_claims()
         finally:
-            self._ready += fresh
+            for each in fresh:
+                self._add(each)
         for partition_id, offset in upto.items():
             self._sources[partition_id].go_to(offset)
         return bool(freed or upto)
@@ -207,11 +219,7 @@ class LeaseReader(DeliveryReader):
         again = {(claim.partition_id, claim.offset) for claim in claims}
         numbers = self._info.topic.partitions
         self._claims = deque(each for each in self._claims if each[:2] not in again)
-        self._ready = deque(
-            each
-            for each in self._ready
-            if (numbers[each.message.partition], each.message.offset) not in again
-        )
+        self._keep(lambda each: (numbers[each.message.partition], each.message.offset) not in again)
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
         now = clock.monotonic_micros()
@@ -248,6 +256,7 @@ class LeaseReader(DeliveryReader):
     def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
         """New messages; and up to where they, and what was passed over, are claimed."""
         found: list[Delivery] = []
+        room = self._max_bytes - self._held
         moved: dict[int, int] = {}
         blocked: dict[int, Ranges] | None = None
         ids = list(self._sources)
@@ -259,7 +268,7 @@ class LeaseReader(DeliveryReader):
                 continue
             for read in source.ready:
                 offset = read.message.offset
-                if len(found) >= most:
+                if len(found) >= most or room <= 0:
                     break
                 if offset < begin:
                     continue
@@ -274,6 +283,7 @@ class LeaseReader(DeliveryReader):
                 _new_lease(cur, self._info.id, id, read, place, until)
                 if until is not None:
                     found.append(Delivery(read.message, 0, until))
+                    room -= read.message.nbytes
         cur.executemany(
             "UPDATE cursors SET dispatched = ? WHERE subscription_id = ? AND partition_id = ?",
             [(upto, self._info.id, id) for id, upto in moved.items()],
@@ -283,21 +293,28 @@ class LeaseReader(DeliveryReader):
     # -- what was delivered before -----------------------------------------------------
 
     def _read_claims(self) -> None:
-        """Have the messages of claims ready. One that cannot be read is tried again by the next
-        call, and keeps no other from being given.
+        """Have the messages of claims ready, as many as there is room for. One that cannot be read
+        is tried again by the next call, and keeps no other from being given.
         """
         claims, self._claims = sorted(self._claims), deque()
         for run in _runs(claims):
-            found = self._read_run(run)
+            found = {} if self._held >= self._max_bytes else self._read_run(run)
             for claim in run:
+                if self._held >= self._max_bytes:
+                    self._claims.append(claim)
+                    continue
                 try:
-                    self._ready += self._read_again(claim, found.get(claim.offset))
+                    for delivery in self._read_again(claim, found.pop(claim.offset, None)):
+                        self._add(delivery)
                 except Exception as error:
                     self._failed = error
                     self._claims.append(claim)
 
     def _read_run(self, run: Sequence[_Claim]) -> dict[int, Message]:
-        """Messages of claims, by offset; those before the first that cannot be read."""
+        """Messages of claims, by offset: those before the first that cannot be read, or that there
+        is no room for.
+        """
+        room = self._max_bytes - self._held
         wanted = {claim.offset for claim in run}
         first, last = run[0].offset, run[-1].offset
         partition = self._sources[run[0].partition_id].partition
@@ -307,6 +324,9 @@ class LeaseReader(DeliveryReader):
                 for message in read_range(self._topics, partition, first, last + 1):
                     if message.offset in wanted:
                         found[message.offset] = message
+                        room -= message.nbytes
+                        if room <= 0:
+                            break
         return found
 
     def _read_again(self, claim: _Claim, message: Message | None) -> list[Delivery]:

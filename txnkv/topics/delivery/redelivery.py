@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txnkv.errors import OffsetOutOfRangeError
@@ -30,7 +30,7 @@ from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive, dropped
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.read import OffsetReader, bounds
+from txnkv.topics.read import FETCH_BYTES, OffsetReader, bounds
 from txnkv.topics.topics import Partition, Topics
 
 AHEAD: Final = 1000
@@ -79,14 +79,17 @@ class PartitionSource:
         topics: Topics,
         partition: Partition,
         offset: int,
+        max_bytes: int,
         state: Exclusive | None = None,
     ) -> None:
-        """Begins at an offset; what it finds not to be messages is noted in `state`."""
+        """Begins at an offset, reads about `max_bytes` ahead; what it finds not to be messages is
+        noted in `state`.
+        """
         self._topics = topics
         self._state = state
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
-        self._reader = OffsetReader(topics, partition, offset, "read_committed")
+        self._reader = OffsetReader(topics, partition, offset, "read_committed", max_bytes)
         self._ready: deque[ReadMessage] = deque()
         self._begin = offset
         self._seen = offset
@@ -203,31 +206,55 @@ class PartitionSource:
 
 
 class DeliveryReader(ABC):
-    """The messages of a subscription for one consumer. One thread at a time."""
+    """The messages of a subscription for one consumer. One thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        max_bytes: of messages that one call gives but for the last, and that it has ready.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._ready: deque[Delivery] = deque()
+        self._held = 0
 
     def take(self, most: int) -> list[Delivery]:
         """The next messages, at most so many; none when there are none now."""
-        if self._ready:
-            self._ready = deque(each for each in self._ready if self._is_mine(each))
+        self._keep(self._is_mine)
         try:
-            if len(self._ready) < most:
+            if not self._full(most):
                 self._gather(most)
         except Exception:
             if not self._ready:
                 raise
             # What it failed at is there still: the next call meets it again.
-        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+        given: list[Delivery] = []
+        room = self._max_bytes
+        while self._ready and len(given) < most and room > 0:
+            given.append(self._ready.popleft())
+            room -= given[-1].message.nbytes
+        self._held -= self._max_bytes - room
+        return given
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """These were taken last, and not given: they are taken again."""
         self._ready.extendleft(reversed(deliveries))
+        self._held += sum(each.message.nbytes for each in deliveries)
+
+    def _full(self, most: int) -> bool:
+        return len(self._ready) >= most or self._held >= self._max_bytes
+
+    def _add(self, delivery: Delivery) -> None:
+        self._ready.append(delivery)
+        self._held += delivery.message.nbytes
+
+    def _keep(self, wanted: Callable[[Delivery], bool]) -> None:
+        if self._ready:
+            self._ready = deque(each for each in self._ready if wanted(each))
+            self._held = sum(each.message.nbytes for each in self._ready)
 
     def seek(self, number: int, offset: int) -> None:
         """The cursor of a partition was moved: what was read of it is forgotten."""
-        self._ready = deque(each for each in self._ready if each.message.partition != number)
+        self._keep(lambda each: each.message.partition != number)
 
     @property
     @abstractmethod
@@ -254,18 +281,20 @@ class ExclusiveReader(DeliveryReader):
         topics: of the topics.
         state: what is known of the subscription.
         numbers: of the partitions that it reads.
+        max_bytes: see `DeliveryReader`.
     """
 
-    def __init__(self, topics: Topics, state: Exclusive, numbers: Sequence[int]) -> None:
-        super().__init__()
+    def __init__(
+        self, topics: Topics, state: Exclusive, numbers: Sequence[int], max_bytes: int
+    ) -> None:
+        super().__init__(max_bytes)
+        share = share_of(max_bytes, len(numbers))
         self._topics = topics
         self._state = state
         partitions = topics.partitions(state.info.topic)
         self._sources = deque(
-            PartitionSource(
-                topics, partitions[number], state.cursors[partitions[number].id].mark, state
-            )
-            for number in numbers
+            PartitionSource(topics, partition, state.cursors[partition.id].mark, share, state)
+            for partition in map(partitions.__getitem__, numbers)
         )
 
     @property
@@ -296,17 +325,17 @@ class ExclusiveReader(DeliveryReader):
             self._topics.require_live(state.info.topic)
             raise dropped(state.info)
         state.prune()
-        while len(ready) < most and (back := state.next_back()) is not None:
+        while not self._full(most) and (back := state.next_back()) is not None:
             self._take_back(most, *back)
         moved = True
-        while moved and len(ready) < most:
+        while moved and not self._full(most):
             moved = False
             for _ in range(len(self._sources)):
                 self._sources.rotate(-1)
                 source = self._sources[-1]
                 self._take_from(source, most)
                 moved |= source.moved
-                if len(ready) >= most:
+                if self._full(most):
                     break
             if ready:
                 break
@@ -316,32 +345,37 @@ class ExclusiveReader(DeliveryReader):
                 self._gather(most)
 
     def _take_from(self, source: PartitionSource, most: int) -> None:
-        state, id, ready = self._state, source.partition.id, self._ready
-        while len(ready) < most and source.fill():
-            while len(ready) < most and (read := source.next()) is not None:
+        state, id = self._state, source.partition.id
+        while not self._full(most) and source.fill():
+            while not self._full(most) and (read := source.next()) is not None:
                 if state.deliverable(id, read.message.offset):
-                    ready.append(Delivery(read.message, 0))
+                    self._add(Delivery(read.message, 0))
 
     def _take_back(self, most: int, id: int, first: int, last: int) -> None:
         source = next((one for one in self._sources if one.partition.id == id), None)
         if source is None:
             return
-        state, ready = self._state, self._ready
+        state = self._state
         last = min(last, source.position)
         first = max(first, state.cursors[id].mark)
         try:
             for message in read_range(self._topics, source.partition, first, last):
-                if len(ready) >= most:
+                if self._full(most):
                     return
                 first = message.offset + 1
                 if state.deliverable(id, message.offset):
                     counts = state.redelivered[id]
                     counts[message.offset] = before = counts.get(message.offset, 0) + 1
-                    ready.append(Delivery(message, before))
+                    self._add(Delivery(message, before))
             first = last
         finally:
             if first < last:
                 state.put_back(id, first, last)
+
+
+def share_of(max_bytes: int, partitions: int) -> int:
+    """Bytes that each of so many partitions may read ahead."""
+    return min(FETCH_BYTES, max(max_bytes // partitions, 1))
 
 
 def read_range(topics: Topics, partition: Partition, first: int, last: int) -> Iterator[Message]:

@@ -85,6 +85,11 @@ class Message:
         return MessageId(self.partition, self.offset)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of key, value and headers."""
+        return len(self.raw or b"") + len(self.key or b"") + len(self._headers or b"")
+
+    @property
     def headers(self) -> list[tuple[str, bytes]]:
         """Names and values, in the order in which they were given."""
         return core.decode_headers(self._headers)

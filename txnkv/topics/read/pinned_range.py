@@ -89,7 +89,7 @@ def read(
     topics: Topics,
     partition: Partition,
     pinned: PinnedRange,
-    max_bytes: int = READ_BYTES,
+    max_bytes: int,
     *,
     skip_lost: bool = False,
 ) -> Iterator[pa.RecordBatch]:
