@@ -32,12 +32,9 @@ from txnkv.topics.acks import (
 from txnkv.topics.delivery import (
     Delivery,
     ExclusiveReader,
-    HeldMessages,
-    Holders,
     LeaseReader,
     Standby,
     Subscriptions,
-    held_messages,
     refuse,
 )
 from txnkv.topics.follower import Follower
@@ -62,11 +59,14 @@ from txnkv.topics.messages import (
 )
 from txnkv.topics.outbox import Outbox
 from txnkv.topics.overview import (
+    HeldMessages,
+    Holders,
     PartitionOverview,
     SentTo,
     TopicOverview,
     accept_loss,
     check_partition,
+    held_messages,
     live_partition_ids,
     overview_of,
     sent_to,

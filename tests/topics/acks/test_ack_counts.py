@@ -12,7 +12,7 @@ import pytest
 import txnkv
 from tests import internals
 from tests.topics.acks.ack_tools import COUNT, TAKE_CUMULATIVE, Acks
-from txnkv.topics.delivery import leases
+from txnkv.topics import held_messages
 from txnkv.topics.messages.message import MessageId
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -23,7 +23,7 @@ def test_who_holds_which_message(acks: Acks) -> None:
     a = acks.begin("A")
     acks.ack(1, a)
     acks.sub.nack(acks.messages[4])
-    found = leases.held_messages(internals.topics(acks.client), acks.sub.info)
+    found = held_messages(internals.topics(acks.client), acks.sub.info)
     states = {each.first: (each.state, each.pid) for each in found.held}
     pending = ("pending", None if "A" in acks._stored else os.getpid())
     if (

@@ -6,7 +6,7 @@ leases              those of a shared one, or where deliveries are counted: a ro
 transaction_acks    the acks of one transaction, in memory or in rows, from the call to the end
 """
 
-from txnkv.topics.delivery.leases import HeldMessages, Holders, LeaseReader, held_messages
+from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.delivery.redelivery import Delivery, ExclusiveReader, Standby
 from txnkv.topics.delivery.subscriptions import Subscriptions
 from txnkv.topics.delivery.transaction_acks import TransactionAcks, refuse
@@ -14,12 +14,9 @@ from txnkv.topics.delivery.transaction_acks import TransactionAcks, refuse
 __all__ = [
     "Delivery",
     "ExclusiveReader",
-    "HeldMessages",
-    "Holders",
     "LeaseReader",
     "TransactionAcks",
     "Standby",
     "Subscriptions",
-    "held_messages",
     "refuse",
 ]
