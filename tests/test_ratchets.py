@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_320, "tables": 8_400, "storage": 3_907, "cli": 3_400, "coordinator": 3_100,
-    "transaction": 3_100, "core": 3_100, "spark": 2_568, "client": 2_361, "aio": 551,
+    "topics": 10_360, "tables": 8_400, "storage": 3_907, "cli": 3_400, "coordinator": 3_100,
+    "transaction": 3_100, "core": 3_100, "spark": 2_580, "client": 2_375, "aio": 551,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here."""
 
