@@ -21,6 +21,7 @@ from tools.children import Children
 from txnkv.cli import main
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import walk
+from txnkv.storage import clock
 from txnkv.storage.environment import Environment
 from txnkv.tables.maintenance import flush
 from txnkv.tables.tablets import row_set_format
@@ -172,12 +173,13 @@ def test_expired_transactions_are_aborted_beside_damage(
         patch.setattr("txnkv.topics.outbox.MAX_BYTES", -1)
         kept = []
         for name in ("hurt", "sound"):
-            txn = client.new_transaction(timeout=0.01)
+            txn = client.new_transaction(timeout=60.0)
             txn.send(name, b"second", partition=0)
             store_it(txn)
             kept.append(txn)
     spoil_topic(path)
-    with txnkv.connect(path) as client:
+    now = clock.monotonic_micros
+    with clock.replaced(monotonic=lambda: now() + 61_000_000), txnkv.connect(path) as client:
 
         def both_have_run_out() -> bool:
             maintain(client)
