@@ -84,10 +84,13 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_360, "tables": 8_400, "storage": 3_907, "cli": 3_400, "coordinator": 3_100,
+    "topics": 10_360, "tables": 8_400, "storage": 3_930, "cli": 3_400, "coordinator": 3_100,
     "transaction": 3_100, "core": 3_100, "spark": 2_580, "client": 2_375, "aio": 551,
 }  # fmt: skip
-"""Lines with code of each room, at most. A feature raises its room's number and says why here."""
+"""Lines with code of each room, at most. A feature raises its room's number and says why here.
+
+storage: the usual way of a writer through its queue is written out in one function.
+"""
 
 
 def test_lines_of_code() -> None:
@@ -249,7 +252,7 @@ def test_python_calls_of_one_row(client: txnkv.Client, table: txnkv.Table) -> No
         table.get(number)
     get, written = (calls(partial(do, 7)) for do in (table.get, write))
     told("Python calls of a get of a row on disk", get, 50)
-    told("Python calls of a transaction of one row", written, 232)
+    told("Python calls of a transaction of one row", written, 170)
 
 
 def calls(do: Callable[[], object]) -> list[str]:

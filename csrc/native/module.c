@@ -1,6 +1,6 @@
 /* The module txnkv._native: what stands on the way of each small transaction and each point read,
  * where a call through cffi and the objects around it would cost more than the work. */
-#include "native/row_table.h"
+#include "native/native.h"
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
@@ -11,8 +11,17 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 }
 
 static int fill(PyObject *module) {
-    return add_type(module, "Table", &row_table_spec);
+    if (add_type(module, "MemRowSet", &mem_set_spec) < 0) return -1;
+    if (add_type(module, "Table", &row_table_spec) < 0) return -1;
+    return add_type(module, "Words", &words_spec);
 }
+
+static PyMethodDef functions[] = {
+    {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
+    {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
+    {"wall_micros", clock_wall, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)fill},
@@ -22,6 +31,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "txnkv._native",
+    .m_methods = functions,
     .m_slots = slots,
 };
 

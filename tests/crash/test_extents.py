@@ -324,7 +324,7 @@ def test_write_that_changes_nothing_is_no_write(path: Path) -> None:
         store = internals.store(client)
         before = there(path, "logs/1")
         store.environments.get("logs/1").write(lambda txn: None)
-        assert not store.extents._noted
+        assert not store.extents.noted
         assert there(path, "logs/1") == before
 
 

@@ -107,7 +107,7 @@ def test_close_beside_threads_that_use_it(folder: Path) -> None:
 
     def use(runtime: Runtime) -> None:
         while True:
-            runtime.note_synced(runtime.committed())
+            runtime.note_synced(runtime.to_sync() or 0)
             runtime.change_word()
 
     with ThreadPoolExecutor(3) as pool:

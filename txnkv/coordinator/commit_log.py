@@ -38,7 +38,7 @@ from txnkv.coordinator import held
 from txnkv.coordinator import payload as payloads
 from txnkv.coordinator.commit_queue import CommitQueue, CommitRequest, SmallCommit
 from txnkv.coordinator.held import Key
-from txnkv.coordinator.ids import Timestamp, following
+from txnkv.coordinator.ids import Timestamp, following, stamp_of
 from txnkv.coordinator.payload import PayloadError, Section
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import (
@@ -48,7 +48,16 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import GATE, Store, clock, declare_fault_point, fault_point, new_rlock, shielded
+from txnkv.storage import (
+    GATE,
+    Store,
+    armed,
+    clock,
+    declare_fault_point,
+    fault_point,
+    new_rlock,
+    shielded,
+)
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
 declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")
@@ -298,9 +307,8 @@ class CommitLog:
 
     # -- committing --------------------------------------------------------------------
 
-    @shielded
     def commit(self, commit: SmallCommit, deadline: int | None = None) -> Timestamp:
-        """Make a small transaction durable and visible.
+        """Make a small transaction durable and visible. Called where no signal interrupts.
 
         Args:
             commit: what it changes.
@@ -327,7 +335,8 @@ class CommitLog:
             return
         try:
             self._status.sync()
-            fault_point("log.durable")
+            if armed:
+                fault_point("log.durable")
         except BaseException as error:
             with self.lock:
                 self._in_flight = ()
@@ -336,10 +345,11 @@ class CommitLog:
         self.runtime.raise_durable(last)
         with self.lock:
             self._in_flight = ()
-            self.visible = max(self.visible, last)
+            if last > self.visible:
+                self.visible = last
             # Every write of status.db moves the number on by two; another's since shows.
             self._known = None if number is None else (number + 2, last)
-        self._metrics.commit_groups.add()
+        self._metrics.commit_groups.value += 1
         self._on_commit()
 
     def _commit_unsynced(
@@ -363,8 +373,10 @@ class CommitLog:
                     # What others committed and was taken in meanwhile comes again.
                     self._applied = min(self._applied, applied)
 
+        status = self._status
         try:
-            with self._status.write(sync=False, undo=undo, wait=wait) as cur:
+            cur, failed = status.begin_write(wait=wait), None
+            try:
                 self._queue.take(group)
                 with self.lock:
                     number = self.runtime.change_number()
@@ -372,10 +384,18 @@ class CommitLog:
                         self._catch_up(cur)
                     applied = self._applied
                     last = self._write_group(cur, group, touched)
-                    self._known = self._known_at(number)
-                    if number is not None and self._known is not None:
+                    known = self._known
+                    if number is None or known is None or known[0] != number:
+                        known = self._known = self._known_at(number)
+                    if number is not None and known is not None:
                         self._in_flight = (number + 1, number + 2)
-                fault_point("log.written")
+                if armed:
+                    fault_point("log.written")
+            except BaseException as error:
+                failed = error
+                raise
+            finally:
+                status.end_write(cur, failed, False, undo)
         except BaseException as error:
             if last is not None and not isinstance(error, StorageFullError):
                 raise _unknown(error) from error
@@ -400,7 +420,7 @@ class CommitLog:
         for waiting in group:
             commit = waiting.commit
             if made:
-                stamp = Timestamp(latest + 1)
+                stamp = stamp_of(latest + 1)
             try:
                 commit.validate(cur, latest)
             except TxnkvError as error:
@@ -413,21 +433,29 @@ class CommitLog:
             made += 1
             if not sections and commit.txn_id == 0:
                 continue  # nobody asks for it, and there is nothing to be told
-            payload = payloads.pack(sections, waiting.stamp)
+            payload = payloads.pack(sections, stamp)
             for section in sections:
-                touched.setdefault(section.kind, set()).add(section.id)
-                self._members[section.kind].apply(section.id, section.data, stamp)
-            self._count(len(payload))
+                kind, id = section.kind, section.id
+                touched.setdefault(kind, set()).add(id)
+                self._members[kind].apply(id, section.data, stamp)
             size += len(payload)
-            rows.append((waiting.stamp, commit.txn_id, payload))
+            rows.append((stamp, commit.txn_id, payload))
         if not made:
             return None
-        cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
+        if len(rows) == 1:
+            cur.execute("INSERT INTO commit_log VALUES (?, ?, ?)", rows[0])
+        else:
+            cur.executemany("INSERT INTO commit_log VALUES (?, ?, ?)", rows)
         cur.execute("UPDATE clock SET last_timestamp = ?, last_commit = ?", (latest, latest))
-        self._metrics.group_size.observe(made)
-        self._metrics.small_commits.add(made)
-        self._metrics.commits.add(made)
-        self._metrics.log_written_bytes.add(size)
+        self.pending_bytes += size
+        self.pending_commits += len(rows)
+        metrics = self._metrics
+        metrics.log_bytes.value = self.pending_bytes
+        metrics.log_commits.value = self.pending_commits
+        metrics.group_size.observe(made)
+        metrics.small_commits.value += made
+        metrics.commits.value += made
+        metrics.log_written_bytes.value += size
         return latest
 
     # -- looking after -----------------------------------------------------------------

@@ -63,14 +63,11 @@ class CommitRequest:
         wake: released when it has ended or is to lead; None where nobody waits.
     """
 
-    __slots__ = ("commit", "error", "future", "leads", "size", "stamp", "wake")
+    __slots__ = ("commit", "error", "future", "leads", "stamp", "wake")
 
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
         self.commit = commit
         self.future = future
-        self.size = commit.size
-        for section in commit.sections:
-            self.size += len(section.data)
         self.stamp: Timestamp | None = None
         self.error: BaseException | None = None
         self.leads = False
@@ -79,6 +76,11 @@ class CommitRequest:
     @property
     def ended(self) -> bool:
         return self.stamp is not None or self.error is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payload, about."""
+        return self.commit.size + sum(len(section.data) for section in self.commit.sections)
 
     def tell(self) -> None:
         if self.wake is not None:
@@ -114,7 +116,12 @@ class CommitQueue:
             TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
         """
         waiting = CommitRequest(commit, None)
-        leads = self._join(waiting) or self._wait(waiting, deadline)
+        with self._mutex:
+            if self._leading:
+                waiting.wake = new_baton()
+            self._queue.append(waiting)
+            waiting.leads, self._leading = not self._leading, True
+        leads = waiting.leads or self._wait(waiting, deadline)
         while leads and not self._lead(wait=deadline is None):
             leads = self._wait(waiting, deadline)
         if waiting.error is not None:
@@ -126,18 +133,21 @@ class CommitQueue:
         """Commit as `run` does, without waiting. The future cannot be cancelled."""
         future: Future[Timestamp] = Future()
         future.set_running_or_notify_cancel()
-        if self._join(CommitRequest(commit, future)):
+        with self._mutex:
+            self._queue.append(CommitRequest(commit, future))
+            leads, self._leading = not self._leading, True
+        if leads:
             self._hand_over()
         return future
 
     def take(self, group: list[CommitRequest]) -> None:
         """Add those who wait to a group, as many as one may have."""
-        size = 0
+        size, queue = 0, self._queue
         with self._mutex:
-            while self._queue and len(group) < GROUP_MEMBERS and size < GROUP_BYTES:
-                waiting = self._queue.popleft()
-                size += waiting.size
-                group.append(waiting)
+            while queue and len(group) < GROUP_MEMBERS and size < GROUP_BYTES:
+                group.append(queue.popleft())
+                if queue:
+                    size += group[-1].size
 
     def close(self) -> None:
         """Wait for the commits that are on their way."""
@@ -145,15 +155,6 @@ class CommitQueue:
             time.sleep(0.001)
         if self._committer is not None:
             self._committer.shutdown(wait=True)
-
-    def _join(self, waiting: CommitRequest) -> bool:
-        """Queue up; True when the caller is to lead."""
-        with self._mutex:
-            if self._leading and waiting.future is None:
-                waiting.wake = new_baton()
-            self._queue.append(waiting)
-            waiting.leads, self._leading = not self._leading, True
-            return waiting.leads
 
     def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
@@ -212,22 +213,19 @@ class CommitQueue:
                     first.wake = first.wake or new_baton()
                 self._hand_over()
             else:
-                self._pass_on()
+                with self._mutex:
+                    next_one = self._queue[0] if self._queue else None
+                    self._leading = next_one is not None
+                    if next_one is not None:
+                        next_one.leads = True
+                if next_one is not None and next_one.wake is not None:
+                    next_one.wake.release()
+                elif next_one is not None:
+                    self._hand_over()
                 for waiting in group:
-                    waiting.tell()
+                    if waiting.wake is not None or waiting.future is not None:
+                        waiting.tell()
         return not busy
-
-    def _pass_on(self) -> None:
-        with self._mutex:
-            next_one = self._queue[0] if self._queue else None
-            self._leading = next_one is not None
-            if next_one is None:
-                return
-            next_one.leads = True
-        if next_one.wake is not None:
-            next_one.wake.release()
-        else:
-            self._hand_over()
 
 
 def _own(error: BaseException, waiting: CommitRequest) -> BaseException:

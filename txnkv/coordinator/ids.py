@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import apsw
@@ -100,6 +101,10 @@ class Timestamp(int):
         return int.__repr__(self)
 
 
+stamp_of: Final = partial(int.__new__, Timestamp)
+"""A `Timestamp` of a number that is one, without a look at it: each transaction takes a few."""
+
+
 class TxnId(int):
     """A transaction id of 128 bits."""
 
@@ -136,7 +141,8 @@ def following(last: int) -> Timestamp:
     now = max(clock.now_micros(), 0)
     if now - (last >> LOGICAL_BITS) > MAX_JUMP:
         refuse_jump(last, now)
-    return Timestamp(max(last + 1, now << LOGICAL_BITS))
+    stamp: Timestamp = stamp_of(max(last + 1, now << LOGICAL_BITS))
+    return stamp
 
 
 def refuse_jump(last: int, micros: int) -> None:

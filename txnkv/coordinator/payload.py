@@ -19,10 +19,9 @@ Version 1 had one directory, entries without checksum, count and first, and one 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from txnkv.core import crc32c
+from txnkv import core
 
 TABLET: Final = 1
 """A section of rows of one tablet."""
@@ -77,19 +76,8 @@ class PayloadError(Exception):
     """The bytes make no sense."""
 
 
-def pack(sections: Iterable[Section], commit_ts: int) -> bytes:
-    """Return the payload of a commit. A section keeps the checksum that it has."""
-    entries: list[bytes] = []
-    parts: list[bytes] = []
-    seed = commit_ts & 0xFFFFFFFF
-    for kind, id, data, first, count, crc in sections:
-        if crc is None:
-            crc = crc32c(data, seed)
-        entries.append(_ENTRY.pack(kind, len(data), crc, count, id, first))
-        parts.append(data)
-    body = b"".join((_HEAD.pack(_VERSION, 0, len(entries)), *entries))
-    directory = _CRC.pack(crc32c(body, seed)) + body
-    return b"".join((directory, *parts, directory, _LENGTH.pack(len(directory))))
+pack: Final = core.pack
+"""`pack(sections, commit_ts)` is the payload of a commit. A section keeps the checksum it has."""
 
 
 def unpack(payload: bytes, commit_ts: int) -> list[Section]:
@@ -118,7 +106,7 @@ def unpack(payload: bytes, commit_ts: int) -> list[Section]:
 
 
 def _crc(data: bytes, commit_ts: int) -> int:
-    return crc32c(data, commit_ts & 0xFFFFFFFF)
+    return core.crc32c(data, commit_ts & 0xFFFFFFFF)
 
 
 def _entries(payload: bytes, at: int, commit_ts: int) -> list[tuple[int, ...]] | None:

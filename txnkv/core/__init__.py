@@ -5,7 +5,7 @@ return points into LMDB; the exceptions (`Keys.from_block`, `Keys.slice`) say so
 released while the core works, and all functions may be called from any thread; an object
 belongs to one thread at a time unless it is only read.
 
-    native, shared_memory          the core as cffi sees it, memory, checksums, atomics
+    native                         the core as cffi sees it, and txnkv._native; memory, checksums
     rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
     block, blocks, delta, filters  row sets on the disk
     row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
@@ -73,10 +73,19 @@ from txnkv.core.log_messages import (
     split_headers,
 )
 from txnkv.core.mem_row_set import Entries, MemRowSet
-from txnkv.core.native import CoreError, RowTable, crc32c, hash64
+from txnkv.core.native import (
+    CoreError,
+    RowTable,
+    SharedWords,
+    crc32c,
+    hash64,
+    monotonic_micros,
+    pack,
+    release_pages,
+    wall_micros,
+)
 from txnkv.core.row_layout import RowBytes, RowLayout, row_table
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows
-from txnkv.core.shared_memory import SharedWords, release_pages
 from txnkv.core.sorted_keys import (
     Merger,
     find,
@@ -160,6 +169,8 @@ __all__ = [
     "mark_common",
     "mark_duplicates",
     "may_be_key",
+    "monotonic_micros",
+    "pack",
     "parse_type",
     "place",
     "place_here",
@@ -179,6 +190,7 @@ __all__ = [
     "version_order",
     "visible",
     "walk",
+    "wall_micros",
     "within",
     "zone",
 ]

@@ -8,63 +8,42 @@ from typing import Any
 import pyarrow as pa
 
 from txnkv.core.keys import Keys
-from txnkv.core.native import allocate, check, ffi, lib, pointer, readable
+from txnkv.core.native import MemRowSetBase, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.row_layout import SLICE_BYTES, RowBytes, RowLayout
 from txnkv.core.rows import Rows, rows_pointer
 
-_TOMBSTONE = 0xFFFFFFFF
 _ENTRIES = ffi.typeof("mem_entry_t const **")
 _SLICES = ffi.typeof("row_slice_t *")
+_SET = ffi.typeof("mem_row_set_t *")
 _buffer = ffi.buffer
 
 
-class MemRowSet:
+class MemRowSet(MemRowSetBase):
     """Versions of rows by key, in the order of the keys, those of a key newest first.
 
     One thread writes at a time (the caller has a lock), others may read meanwhile without one.
-    Nothing is changed by a call that raises.
+    Nothing is changed by a call that raises. Part of it is native:
+
+        MemRowSet(width)         an empty set of keys of `width` bytes; 0: of any length
+        width, n, nbytes         that, the number of entries, and bytes with what finds them
+        put(key, stamp, row)     adds a version, None: a tombstone; one that is there stays.
+                                 ValueError: the key has not the set's width
+        get(key, after, upto)    (stamp, row) of the newest version with after < stamp <= upto,
+                                 the row None for a tombstone; None when there is none
+        apply(section, stamp)    puts all that `serialize` gave. CoreError: it is damaged, or of
+                                 a set of another width
+        serialize()              the newest entry of each key, without stamps; nobody writes
+                                 meanwhile. CoreError: it would reach 4 GiB
+        copy(after, upto)        a set of the entries with after < stamp <= upto
     """
 
-    __slots__ = ("__weakref__", "_c", "width")
-
-    def __init__(self, width: int) -> None:
-        """Makes an empty set.
-
-        Args:
-            width: bytes of a key, as the key codec has it; 0 for keys of any length.
-        """
-        self.width = width
-        self._c = _own(lib.mem_row_set_create(width))
+    __slots__ = ("__weakref__",)
 
     @property
-    def n(self) -> int:
-        """The number of entries: versions and tombstones."""
-        return int(lib.mem_row_set_count(self._c))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all entries, with what it takes to find them."""
-        return int(lib.mem_row_set_bytes(self._c))
+    def _c(self) -> Any:
+        return ffi.cast(_SET, self.address)
 
     # -- writing -------------------------------------------------------------------
-
-    def put(self, key: bytes, stamp: int, row: bytes | None) -> None:
-        """Adds a version of a key; one with this stamp that is there stays as it is.
-
-        Args:
-            key: an encoded key.
-            stamp: of the version.
-            row: the encoded row; None for a tombstone.
-
-        Raises:
-            ValueError: the key has not the set's width.
-        """
-        if row is None:
-            status = lib.mem_row_set_put(self._c, key, len(key), stamp, ffi.NULL, 0)
-        else:
-            status = lib.mem_row_set_put(self._c, key, len(key), stamp, row, len(row))
-        if status:
-            self._refuse(status)
 
     def put_many(self, keys: Keys, stamp: int, rows: RowBytes | None) -> None:
         """Adds a version of each key.
@@ -85,42 +64,12 @@ class MemRowSet:
         if status := lib.mem_row_set_put_many(self._c, keys.c, stamp, data, offsets):
             self._refuse(status)
 
-    def apply(self, section: bytes, stamp: int) -> None:
-        """Puts all that `serialize` gave.
-
-        Raises:
-            CoreError: the section is damaged, or of a set of another width.
-        """
-        if status := lib.mem_section_apply(self._c, section, len(section), stamp):
-            check(status, f"applying a section of {len(section)} bytes at {stamp}")
-
-    def copy(self, after: int, upto: int) -> MemRowSet:
-        """A set of the entries with after < stamp <= upto."""
-        made = MemRowSet.__new__(MemRowSet)
-        made.width = self.width
-        made._c = _own(lib.mem_row_set_copy(self._c, after, upto))
-        return made
-
     def _refuse(self, status: int) -> None:
         if status == lib.STATUS_INPUT:
             raise ValueError(f"a key has not the {self.width} bytes of keys of this set")
-        check(status, "adding rows to memory")
+        check(status, "rows of memory")
 
     # -- reading -------------------------------------------------------------------
-
-    def get(self, key: bytes, after: int, upto: int) -> tuple[int, bytes | None] | None:
-        """The newest version of a key with after < stamp <= upto.
-
-        Returns:
-            Its stamp and row (None for a tombstone); None when there is no such version.
-        """
-        entry = lib.mem_row_set_get(self._c, key, len(key), after, upto)
-        if not entry:
-            return None
-        length = entry.row_len
-        if length == _TOMBSTONE:
-            return entry.stamp, None
-        return entry.stamp, _buffer(entry.row, length)[:]
 
     def lookup(self, keys: Keys, after: int, upto: int) -> Entries:
         """Find what `get` finds, of many keys in any order; ascending ones go faster.
@@ -179,32 +128,11 @@ class MemRowSet:
         """The position of the first of these keys with an entry above `after`, or -1."""
         return int(lib.mem_row_set_changed_keys(self._c, keys.c, after))
 
-    def serialize(self) -> bytes:
-        """The newest entry of each key, without stamps, as a section that `apply` takes.
-
-        No other thread may write meanwhile.
-
-        Raises:
-            CoreError: it would reach 4 GiB.
-        """
-        size = ffi.new("uint64_t *")
-        if status := lib.mem_section_size(self._c, size):
-            check(status, "writing a section")
-        section = ffi.new("uint8_t[]", size[0])
-        lib.mem_section_write(self._c, section, size[0])
-        return bytes(_buffer(section))
-
     def __len__(self) -> int:
         return self.n
 
     def __repr__(self) -> str:
         return f"MemRowSet({self.n} entries, {self.nbytes} bytes)"
-
-
-def _own(c: Any) -> Any:
-    if not c:
-        raise MemoryError("no memory for a MemRowSet")
-    return ffi.gc(c, lib.mem_row_set_destroy)
 
 
 class Entries:

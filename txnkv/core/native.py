@@ -59,24 +59,36 @@ def _find_in_zip(loader: object, base: str) -> tuple[str, bytes]:
 
 try:
     from txnkv._core import ffi, lib
+    from txnkv._native import MemRowSet as MemRowSetBase
     from txnkv._native import Table as RowTable
+    from txnkv._native import Words as SharedWords
+    from txnkv._native import monotonic_micros, pack, wall_micros
 except ModuleNotFoundError:
     for _name in ("txnkv._core", "txnkv._native"):
         _load_from_zip(_name)
     from txnkv._core import ffi, lib
+    from txnkv._native import MemRowSet as MemRowSetBase
     from txnkv._native import Table as RowTable
+    from txnkv._native import Words as SharedWords
+    from txnkv._native import monotonic_micros, pack, wall_micros
 
 __all__ = [
     "CoreError",
+    "MemRowSetBase",
     "RowTable",
+    "SharedWords",
     "allocate",
     "check",
     "crc32c",
     "ffi",
     "hash64",
     "lib",
+    "monotonic_micros",
+    "pack",
     "pointer",
     "readable",
+    "release_pages",
+    "wall_micros",
     "writable",
 ]
 
@@ -130,6 +142,16 @@ def readable(buffer: Any) -> Any:
 def writable(buffer: Any) -> Any:
     """Return a `uint8_t[]` over a buffer object that may be written; holds the object."""
     return ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
+
+
+def release_pages(view: memoryview) -> None:
+    """Take the pages of a value in LMDB's map out of this process's resident memory.
+
+    Only for views of a read-only file mapping, whose bytes stay in the page cache: other
+    memory would lose its content.
+    """
+    memory = readable(view)
+    lib.pages_release(memory, len(memory))
 
 
 def allocate(size: int) -> pa.Buffer:

@@ -10,11 +10,12 @@ import hashlib
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from txnkv.core import monotonic_micros, wall_micros
 
 EPOCH_SECONDS = 1_577_836_800
 """2020-01-01 00:00 UTC in Unix seconds: where the wall clock of the store begins."""
@@ -33,23 +34,17 @@ def back_off(tries: int, first: float, longest: float) -> float:
     return pause * random.uniform(0.5, 1.5)
 
 
-def _wall_micros() -> int:
-    """Wall time: microseconds since 2020-01-01 UTC. It may jump either way."""
-    return time.time_ns() // 1000 - EPOCH_SECONDS * 1_000_000
-
-
-def _monotonic_micros() -> int:
-    """Monotonic time in microseconds, comparable between processes of one boot."""
-    # Not time.monotonic_ns: CLOCK_MONOTONIC by name is what other processes compare with.
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-
-
 class Clock:
-    """Wall and monotonic time in microseconds; tests replace either source."""
+    """Time in microseconds; tests replace either source.
+
+    Attributes:
+        now_micros: wall time since 2020-01-01 UTC. It may jump either way.
+        monotonic_micros: comparable between processes of one boot.
+    """
 
     def __init__(self) -> None:
-        self.now_micros: Callable[[], int] = _wall_micros
-        self.monotonic_micros: Callable[[], int] = _monotonic_micros
+        self.now_micros: Callable[[], int] = wall_micros
+        self.monotonic_micros: Callable[[], int] = monotonic_micros
 
     @contextmanager
     def replaced(

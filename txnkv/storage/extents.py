@@ -124,13 +124,16 @@ class Extents:
     """The extents of a store's environments in this process. Shared by threads.
 
     They are kept from `keep` on; before that all is allowed.
+
+    Attributes:
+        noted: what `record` is to put into the next write.
     """
 
     def __init__(self, status: Status) -> None:
         self._status = status
         self._kept = False
         self._lock = new_lock()
-        self._noted: dict[str, Extent] = {}
+        self.noted: dict[str, Extent] = {}
 
     def keep(self) -> None:
         """Status.db has the table."""
@@ -151,24 +154,22 @@ class Extents:
         """A commit of this process to an environment is durable."""
         if self._kept:
             with self._lock:
-                known = self._noted.get(name)
+                known = self.noted.get(name)
                 if known is None or known < extent or known.identity != extent.identity:
-                    self._noted[name] = extent
+                    self.noted[name] = extent
 
     def discard(self, name: str) -> None:
         """An environment is on its way out."""
         with self._lock:
-            self._noted.pop(name, None)
+            self.noted.pop(name, None)
 
     def record(self, connection: apsw.Connection) -> list[tuple[str, Extent]]:
         """Put what was noted into a write of status.db that is about to commit; `recorded` after.
 
         One of another identity is left: it was given up, or is gone.
         """
-        if not self._noted:
-            return []
         with self._lock:
-            taken = list(self._noted.items())
+            taken = list(self.noted.items())
         connection.executemany(
             "INSERT INTO extents (name, identity, written) VALUES (?, ?, ?) "
             "ON CONFLICT (name) DO UPDATE SET written = excluded.written "
@@ -181,12 +182,12 @@ class Extents:
         """They are committed."""
         with self._lock:
             for name, extent in taken:
-                if self._noted.get(name) == extent:
-                    del self._noted[name]
+                if self.noted.get(name) == extent:
+                    del self.noted[name]
 
     def record_rest(self) -> None:
         """Record what no write took along. Waits for nobody."""
-        if self._noted:
+        if self.noted:
             with suppress(BusyError), self._status.write(sync=False, wait=False):
                 pass
 

@@ -69,10 +69,14 @@ class ForkGate(SharedGate):
 
     `with GATE.use():` keeps forks out for the block, and raises RuntimeError in a process that was
     forked at a moment that was not quiet. Cheap and re-entrant.
+
+    Attributes:
+        refused: True in a child that must not touch what it inherited.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.refused = False
         self._members: weakref.WeakSet[Forkable] = weakref.WeakSet()
         self._refusal: str | None = None
         self._forking = _Forking()
@@ -91,11 +95,6 @@ class ForkGate(SharedGate):
         lock = self._mine.lock
         if self._refusal is None and lock is not None:
             lock.release()
-
-    @property
-    def refused(self) -> bool:
-        """True in a child that must not touch what it inherited."""
-        return self._refusal is not None
 
     def register(self, member: Forkable) -> None:
         """Has a member quiesced at every fork, for as long as it lives."""
@@ -144,7 +143,7 @@ class ForkGate(SharedGate):
     def _refuse(self, refusal: str) -> None:
         if self._refusal is not None:
             return
-        self._refusal = refusal
+        self._refusal, self.refused = refusal, True
         self._draining = True  # for good: whoever comes is refused
         for member in list(self._members):
             for thing in member.inherited():

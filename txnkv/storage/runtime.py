@@ -135,14 +135,16 @@ class Runtime:
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
         file = self._file or self._attach()
-        file.store(PENDING, file.words[PENDING] + 1)
-        file.store(CHANGE, file.words[CHANGE] | 1)
+        words, store = file.words, file.store
+        store(PENDING, words[PENDING] + 1)
+        store(CHANGE, words[CHANGE] | 1)
 
     def bump(self) -> None:
         """After a COMMIT, however it ended, and before its acknowledgement. Only by the holder."""
         file = self._file or self._attach()
-        file.store(COMMITTED, file.words[PENDING])
-        file.store(CHANGE, (file.words[CHANGE] | 1) + 1)
+        words, store = file.words, file.store
+        store(COMMITTED, words[PENDING])
+        store(CHANGE, (words[CHANGE] | 1) + 1)
 
     # -- what is on the disk -----------------------------------------------------------
 
@@ -151,21 +153,19 @@ class Runtime:
         file = self._file or self._attach()
         return file.load(PENDING) == file.load(SYNCED)
 
-    def committed(self) -> int:
-        """Return the number of commits done: for `note_synced`, when a sync has followed."""
-        return (self._file or self._attach()).load(COMMITTED)
+    def to_sync(self) -> int | None:
+        """Return the number of commits done, for `note_synced` when a sync has followed; None
+        where a sync failed: later ones say nothing of what came before.
+        """
+        file = self._file or self._attach()
+        return None if file.load(SYNC_FAILED) else file.load(COMMITTED)
 
     def note_synced(self, count: int) -> None:
         """The first `count` commits are on the disk."""
-        self._raise(SYNCED, count)
+        (self._file or self._attach()).lift(SYNCED, count)
 
-    @property
-    def sync_failed(self) -> bool:
-        """A sync failed: later ones say nothing of what came before."""
-        return (self._file or self._attach()).load(SYNC_FAILED) != 0
-
-    @sync_failed.setter
-    def sync_failed(self, failed: bool) -> None:
+    def note_sync_failed(self, failed: bool) -> None:
+        """A sync failed, or what came before was made durable in another way."""
         (self._file or self._attach()).store(SYNC_FAILED, int(failed))
 
     def durable_upto(self, latest: int) -> int:
@@ -181,7 +181,7 @@ class Runtime:
 
     def raise_durable(self, timestamp: int) -> None:
         """All commits at or below `timestamp` are on the disk."""
-        self._raise(DURABLE, timestamp)
+        (self._file or self._attach()).lift(DURABLE, timestamp)
 
     @property
     def regained(self) -> bool:
@@ -194,12 +194,6 @@ class Runtime:
     def note_regained(self) -> None:
         """That was done."""
         (self._file or self._attach()).store(REGAINED, 1)
-
-    def _raise(self, word: int, value: int) -> None:
-        file = self._file or self._attach()
-        known = file.words[word]
-        while known < value and not file.swap(word, known, value):
-            known = file.load(word)
 
     # -- slots -------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class RuntimeFile:
         words: u64 words, by index.
         load: `load(index)` is a word, with everything that was written before it.
         store: `store(index, value)` writes a word, after everything that was written before.
-        swap: `swap(index, expected, desired)` writes it if it is `expected`.
+        lift: `lift(index, value)` writes it if it is less.
         slots: the lock file; None where nothing can be written, and this process is alone.
     """
 
@@ -139,7 +139,7 @@ class RuntimeFile:
         atomic = SharedWords(memory)
         self.load = atomic.load
         self.store = atomic.store
-        self.swap = atomic.swap
+        self.lift = atomic.lift
         self.slots = slots
         self._inode = inode
 

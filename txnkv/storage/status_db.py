@@ -41,7 +41,7 @@ from txnkv.errors import (
 )
 from txnkv.storage.directory import FileIdentity, make_private_file, sync_directory
 from txnkv.storage.extents import Extents
-from txnkv.storage.faults import declare_fault_point, fault_point
+from txnkv.storage.faults import armed, declare_fault_point, fault_point
 from txnkv.storage.fork import GATE
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import (
@@ -160,14 +160,16 @@ class StatusDatabase:
         """
         runtime = self._runtime
         with GATE.use():
-            if runtime.sync_failed:
+            count = runtime.to_sync()
+            if count is None:
                 self._begin_new_wal()
-            count = runtime.committed()
+                count = runtime.to_sync() or 0
             try:
-                fault_point("status.unsynced")
+                if armed:
+                    fault_point("status.unsynced")
                 self._wal.sync()
             except OSError as error:
-                runtime.sync_failed = True
+                runtime.note_sync_failed(True)
                 raise UnavailableError(
                     f"{self._wal.path} failed: {error}. What was committed last is visible, but a "
                     "power loss may take it away; the next write tries again to make it durable"
@@ -181,10 +183,10 @@ class StatusDatabase:
             To be called: waits for the end of the sync, and raises what `sync` raises.
         """
         runtime = self._runtime
-        if runtime.sync_failed:
+        count = runtime.to_sync()
+        if count is None:
             self.sync()
             return lambda: None
-        count = runtime.committed()
         fault_point("status.unsynced")
         syncing = self._wal.begin_sync()
 
@@ -195,7 +197,7 @@ class StatusDatabase:
             try:
                 syncing.result()
             except OSError:
-                runtime.sync_failed = True
+                runtime.note_sync_failed(True)
                 self.sync()
             else:
                 runtime.note_synced(count)
@@ -214,7 +216,7 @@ class StatusDatabase:
                 f"{self._wal.path} failed before, and could not be moved into the database yet. "
                 "Nothing was lost so far; try again"
             )
-        self._runtime.sync_failed = False
+        self._runtime.note_sync_failed(False)
 
     def change_number(self) -> int | None:
         """The runtime's change number: the same number again means nothing was missed."""
@@ -274,10 +276,6 @@ class StatusDatabase:
 
     # -- connections -------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"{self.path} is closed; open the store again")
-
     def _writing_connection(self) -> apsw.Connection:
         if self._writer is None:
             self._readers.require_there()
@@ -298,17 +296,25 @@ class StatusDatabase:
         """Queues and begins; `write()` is the way to it."""
         if self._read_only:
             raise NotSupportedError(f"write to {self.path}: the store is open to read only")
-        GATE.use().acquire()
+        gate = GATE.use()
+        gate.acquire()
         try:
-            self._check_open()
+            if self._closed:
+                raise ClosedError(f"{self.path} is closed; open the store again")
             self._queue.acquire(wait=wait)
             try:
-                return self._begin_immediate()
-            except BaseException:
+                writer = self._writer or self._writing_connection()
+                cursor = writer.cursor()
+                cursor.execute("BEGIN IMMEDIATE")
+                return cursor
+            except BaseException as error:
                 self._queue.release()
+                translated = sqlite_error(error, self.path, self._writer)
+                if translated is not None:
+                    raise translated from error
                 raise
         except BaseException:
-            GATE.leave()
+            gate.release()
             raise
 
     def end_write(
@@ -348,25 +354,17 @@ class StatusDatabase:
             raise
         finally:
             GATE.leave()
-            self._checkpointer.after_write(full)
-
-    def _begin_immediate(self) -> apsw.Cursor:
-        connection = None
-        try:
-            connection = self._writing_connection()
-            cursor = connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            return cursor
-        except apsw.Error as error:
-            raise sqlite_error(error, self.path, connection) or error from error
+            if full or self._checkpointer.is_due:
+                self._checkpointer.after_write(full)
 
     def _commit(self) -> None:
         assert self._writer is not None
         self._runtime.mark_busy()
         try:
             try:
-                noted = self.extents.record(self._writer)
-                fault_point("status.before_commit")
+                noted = self.extents.noted and self.extents.record(self._writer)
+                if armed:
+                    fault_point("status.before_commit")
                 self._writer.execute("COMMIT")
                 if noted:
                     self.extents.recorded(noted)
@@ -376,7 +374,8 @@ class StatusDatabase:
                 if translated is not None:
                     raise translated from error
                 raise
-            fault_point("status.after_commit")
+            if armed:
+                fault_point("status.after_commit")
         finally:
             # Also after a failure: the number has to come to rest, and an even number that was
             # seen before must not come back.

@@ -121,11 +121,13 @@ class Checkpointer:
 
     Attributes:
         wal_bytes: that wait in the WAL, as of the last commit of this process.
+        is_due: they are enough to ask for a checkpoint.
         limit: above it whoever commits makes a checkpoint.
     """
 
     def __init__(self, wal: WalFile, readers: ReaderPool, queue: WriteQueue) -> None:
         self.wal_bytes = 0
+        self.is_due = False
         self.limit = WAL_LIMIT_BYTES
         self._wal = wal
         self._path = readers.path
@@ -144,6 +146,7 @@ class Checkpointer:
     def note_wal(self, _connection: object, _name: str, pages: int) -> int:
         """SQLite's hook after a commit."""
         self.wal_bytes = pages * (PAGE_BYTES + _FRAME_HEADER_BYTES)
+        self.is_due = self.wal_bytes > min(REUSE_BYTES, self.limit)
         return apsw.SQLITE_OK
 
     def after_write(self, full: bool) -> None:

@@ -217,6 +217,35 @@ class WriteQueue(WriteTurn):
         self._retired = False
         self._refusing = False
 
+    def acquire(self, *, wait: bool = True) -> None:
+        """Waits for its turn; as a rule nobody else has it, here or on the machine."""
+        me = threading.get_ident()
+        if self._owner != me and self._lock.acquire(blocking=False):
+            descriptor = self._descriptor
+            if descriptor is not None and not self._retired:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not self._refusing and os.fstat(descriptor).st_nlink:
+                        self._owner = me
+                        return
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                except OSError:
+                    pass  # taken, or it fails below too
+                except BaseException:
+                    self._lock.release()
+                    raise
+            self._lock.release()
+        super().acquire(wait=wait)
+
+    def release(self) -> None:
+        """Lets the next one go on."""
+        self._owner = None
+        try:
+            if self._descriptor is not None:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._lock.release()
+
     def _locked(self, descriptor: int) -> None:
         if self._refusing or os.fstat(descriptor).st_nlink == 0:
             raise removed(self._path)  # unlocked: others wait for it, to find the same

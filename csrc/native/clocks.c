@@ -1,0 +1,22 @@
+#define _POSIX_C_SOURCE 200809L
+#include "native/native.h"
+
+#include <time.h>
+
+#define EPOCH_SECONDS INT64_C(1577836800) /* 2020-01-01 00:00 UTC */
+
+static PyObject *micros(clockid_t clock, int64_t epoch) {
+    struct timespec now;
+    if (clock_gettime(clock, &now) != 0) return PyErr_SetFromErrno(PyExc_OSError);
+    return PyLong_FromLongLong(((int64_t)now.tv_sec - epoch) * 1000000 + now.tv_nsec / 1000);
+}
+
+PyObject *clock_wall(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    return micros(CLOCK_REALTIME, EPOCH_SECONDS);
+}
+
+PyObject *clock_monotonic(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    return micros(CLOCK_MONOTONIC, 0);
+}

@@ -1,0 +1,19 @@
+/* The types and functions of the module txnkv._native, for module.c. */
+#ifndef TXNKV_NATIVE_NATIVE_H
+#define TXNKV_NATIVE_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+extern PyType_Spec mem_set_spec;
+extern PyType_Spec row_table_spec;
+extern PyType_Spec words_spec;
+
+/* pack(sections, commit_ts) -> bytes: the payload of a commit (coordinator/payload.py). */
+PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* wall_micros() since 2020-01-01 UTC, and monotonic_micros() of CLOCK_MONOTONIC. */
+PyObject *clock_wall(PyObject *module, PyObject *none);
+PyObject *clock_monotonic(PyObject *module, PyObject *none);
+
+#endif

@@ -1,0 +1,101 @@
+/* The payload of a small commit, as coordinator/payload.py describes it byte by byte. */
+#include "native/native.h"
+
+#include "codec/crc32c.h"
+#include "common/bytes.h"
+
+enum { VERSION = 2, CRC = 4, HEAD = 8, ENTRY = 32, LENGTH = 4 };
+
+typedef struct {
+    unsigned long kind;
+    uint64_t id, first, count;
+    uint32_t crc;
+    const char *data;
+    Py_ssize_t len;
+} section_t;
+
+static uint64_t number(PyObject *section, Py_ssize_t at) {
+    PyObject *item = PyTuple_GetItem(section, at);
+    return item == NULL ? 0 : PyLong_AsUnsignedLongLong(item);
+}
+
+static int read_section(PyObject *given, uint32_t seed, section_t *out) {
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != 6) {
+        PyErr_SetString(PyExc_TypeError, "a section is a tuple of six");
+        return -1;
+    }
+    char *data;
+    if (PyBytes_AsStringAndSize(PyTuple_GetItem(given, 2), &data, &out->len) < 0) return -1;
+    out->data = data;
+    out->kind = (unsigned long)number(given, 0);
+    out->id = number(given, 1);
+    out->first = number(given, 3);
+    out->count = number(given, 4);
+    PyObject *crc = PyTuple_GetItem(given, 5);
+    const int is_known = crc != Py_None;
+    out->crc = is_known ? (uint32_t)number(given, 5)
+                        : crc32c(seed, (const uint8_t *)data, (size_t)out->len);
+    if (PyErr_Occurred() != NULL) return -1;
+    if (out->kind > UINT8_MAX || out->count > UINT32_MAX || (uint64_t)out->len > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "a section is too long for a payload");
+        return -1;
+    }
+    return 0;
+}
+
+static void write_entry(uint8_t *to, const section_t *section) {
+    memset(to, 0, ENTRY);
+    to[0] = (uint8_t)section->kind;
+    store_le32(to + 4, (uint32_t)section->len);
+    store_le32(to + 8, section->crc);
+    store_le32(to + 12, (uint32_t)section->count);
+    store_le64(to + 16, section->id);
+    store_le64(to + 24, section->first);
+}
+
+static void write_payload(uint8_t *out, const section_t *sections, uint32_t n, uint32_t seed) {
+    const uint32_t directory = CRC + HEAD + n * ENTRY;
+    store_le16(out + CRC, VERSION);
+    store_le16(out + CRC + 2, 0);
+    store_le32(out + CRC + 4, n);
+    uint8_t *at = out + directory;
+    for (uint32_t i = 0; i < n; i++) {
+        write_entry(out + CRC + HEAD + i * ENTRY, sections + i);
+        copy_bytes(at, sections[i].data, (size_t)sections[i].len);
+        at += sections[i].len;
+    }
+    store_le32(out, crc32c(seed, out + CRC, directory - CRC));
+    memcpy(at, out, directory);
+    store_le32(at + directory, directory);
+}
+
+PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    if (n_args != 2 || !(PyList_Check(args[0]) || PyTuple_Check(args[0]))) {
+        PyErr_SetString(PyExc_TypeError, "pack() takes sections and a commit timestamp");
+        return NULL;
+    }
+    const uint64_t stamp = PyLong_AsUnsignedLongLong(args[1]);
+    if (stamp == UINT64_MAX && PyErr_Occurred() != NULL) return NULL;
+    const Py_ssize_t n = PySequence_Size(args[0]);
+    section_t few[8], *sections = few;
+    if (n > 8 && (sections = PyMem_Calloc((size_t)n, sizeof *sections)) == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *made = NULL;
+    Py_ssize_t size = 2 * (CRC + HEAD + n * ENTRY) + LENGTH;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *given = PySequence_GetItem(args[0], i);
+        const int failed = given == NULL || read_section(given, (uint32_t)stamp, sections + i) < 0;
+        Py_XDECREF(given); /* the list has it, and nothing of Python runs here */
+        if (failed) goto done;
+        size += sections[i].len;
+    }
+    made = PyBytes_FromStringAndSize(NULL, size);
+    if (made != NULL) {
+        write_payload((uint8_t *)PyBytes_AsString(made), sections, (uint32_t)n, (uint32_t)stamp);
+    }
+done:
+    if (sections != few) PyMem_Free(sections);
+    return made;
+}
