@@ -2,7 +2,6 @@
 
     ids                        transaction ids, hybrid time
     status_schema, status_table, partition_locks, jobs    rows of status.db and the moves on them
-    metadata_store             the few steps that drive a transaction
     orchestration              the participant interface, and the protocol over all of these
     commit_log, commit_queue, payload    one-phase commits of small transactions
     catalog                    tables and topics as a process remembers them, and what was dropped
@@ -46,12 +45,11 @@ from txnkv.coordinator.ids import (
 )
 from txnkv.coordinator.jobs import name_transaction
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease
-from txnkv.coordinator.metadata_store import PARTITION, late_by, past_timeout
 from txnkv.coordinator.orchestration import Participants, ending_error
 from txnkv.coordinator.partition_locks import LOCK_TIMEOUT, Verdict
 from txnkv.coordinator.payload import Section
 from txnkv.coordinator.status_schema import one
-from txnkv.coordinator.status_table import TxnRow, TxnState
+from txnkv.coordinator.status_table import PARTITION, TxnRow, TxnState, late_by, past_timeout
 
 __all__ = [
     "Applied",

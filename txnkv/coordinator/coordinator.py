@@ -27,11 +27,10 @@ from txnkv.coordinator.ids import (
 )
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
-from txnkv.coordinator.metadata_store import TransactionMetadataStore, past_timeout
 from txnkv.coordinator.orchestration import Orchestrator, ending_error
 from txnkv.coordinator.partition_locks import LockAnswer, Verdict
 from txnkv.coordinator.status_schema import one
-from txnkv.coordinator.status_table import TxnRow, TxnState
+from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionLockedError,
@@ -101,10 +100,9 @@ class Coordinator:
         store.extents.keep()
         self._boot = boot_id()
         self.history = history
-        self.metadata = TransactionMetadataStore(store.status)
         self.metrics = Metrics()
         self.damage = Damage(self.metrics.failing_parts)
-        self.orchestrator = Orchestrator(store, self.metadata, self.damage)
+        self.orchestrator = Orchestrator(store, self.damage)
         self.ids = IdRanges(store)
         self.heartbeats = liveness.Heartbeater(store)
         self.maintenance = Maintenance(store, self.orchestrator, history)
@@ -219,7 +217,7 @@ class Coordinator:
             row = replace(row, heartbeat_slot=slot)
             now = clock.monotonic_micros()
             self.store.runtime.heartbeat_register(slot, row.txn_id, now)
-            self.metadata.within(cur).new_transaction(row)
+            status_table.insert(cur, row)
             if fixed:
                 partition_locks.fix_snapshot(cur, row)
             if name is not None:

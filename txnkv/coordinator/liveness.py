@@ -23,10 +23,9 @@ from typing import Final, Protocol
 import apsw
 
 from txnkv.coordinator import status_table
-from txnkv.coordinator.metadata_store import past_timeout
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.status_schema import one
-from txnkv.coordinator.status_table import TxnRow, TxnState
+from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     InvalidTxnStateError,
     TransactionTimedOutError,

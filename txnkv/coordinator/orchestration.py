@@ -44,8 +44,7 @@ from txnkv.coordinator import jobs, partition_locks, status_table
 from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.damage import Damage
 from txnkv.coordinator.ids import Timestamp, TxnId, next_timestamp
-from txnkv.coordinator.metadata_store import TransactionMetadataStore, past_timeout
-from txnkv.coordinator.status_table import TxnRow, TxnState
+from txnkv.coordinator.status_table import TxnRow, TxnState, past_timeout
 from txnkv.errors import (
     AckConflictError,
     AlreadyAppliedError,
@@ -185,12 +184,9 @@ class Orchestrator:
         damage: takes what fails while others go on.
     """
 
-    def __init__(
-        self, store: Store, metadata: TransactionMetadataStore, damage: Damage | None = None
-    ) -> None:
+    def __init__(self, store: Store, damage: Damage | None = None) -> None:
         self._store = store
         self.damage = damage or Damage()
-        self._metadata = metadata
         self.tcid = 0
         self._handlers: dict[str, Participants] = {}
 
@@ -219,18 +215,17 @@ class Orchestrator:
                 raise ending_error(self.finish(row.txn_id), "commit")
             checked = {kind: self._handlers[kind].check(row, ids) for kind, ids in parts.items()}
             if self._commit_alone(row, parts):
-                return self._metadata.get(txn_id)
+                return self._row(txn_id)
             with self._store.status.write() as cur:
-                metadata = self._metadata.within(cur)
-                if metadata.participants(txn_id) != parts or not all(
+                if status_table.participants(cur, txn_id) != parts or not all(
                     self._handlers[kind].checked_all(cur, row, checked[kind]) for kind in parts
                 ):
                     continue  # a worker came in between
                 jobs.refuse_running(cur, txn_id)
-                if metadata.get(txn_id).state is not TxnState.OPEN:
+                if status_table.get(cur, txn_id).state is not TxnState.OPEN:
                     continue
                 target = TxnState.COMMIT_IN_PROGRESS if parts else TxnState.COMMITTED
-                row = metadata.update_status(txn_id, TxnState.OPEN, target)
+                row = status_table.advance(cur, txn_id, TxnState.OPEN, target)
                 if not parts:
                     partition_locks.release(cur, txn_id)
             fault_point("commit.started")
@@ -238,8 +233,11 @@ class Orchestrator:
 
     def _seen(self, txn_id: int) -> tuple[TxnRow, dict[str, list[int]]]:
         with self._store.status.read() as cur:
-            metadata = self._metadata.within(cur)
-            return metadata.get(txn_id), metadata.participants(txn_id)
+            return status_table.get(cur, txn_id), status_table.participants(cur, txn_id)
+
+    def _row(self, txn_id: int) -> TxnRow:
+        with self._store.status.read() as cur:
+            return status_table.get(cur, txn_id)
 
     def _commit_alone(self, row: TxnRow, parts: Mapping[str, list[int]]) -> bool:
         """The short way of who has one participant: from OPEN to COMMITTED in one step.
@@ -255,14 +253,13 @@ class Orchestrator:
             return False
 
         def decide(cur: apsw.Cursor) -> Timestamp | None:
-            metadata = self._metadata.within(cur)
-            still = metadata.get(row.txn_id).state is TxnState.OPEN
-            if not still or metadata.participants(row.txn_id) != parts:
+            still = status_table.get(cur, row.txn_id).state is TxnState.OPEN
+            if not still or status_table.participants(cur, row.txn_id) != parts:
                 return None
             jobs.refuse_running(cur, row.txn_id)
             commit_ts = next_timestamp(cur)
-            metadata.update_status(
-                row.txn_id, TxnState.OPEN, TxnState.COMMITTED, commit_ts=commit_ts
+            status_table.advance(
+                cur, row.txn_id, TxnState.OPEN, TxnState.COMMITTED, commit_ts=commit_ts
             )
             _note_commit(cur, commit_ts)
             status_table.set_participants(cur, row.txn_id, kind, TxnState.COMMITTED, commit_ts)
@@ -279,7 +276,7 @@ class Orchestrator:
         try:
             with self._store.status.write() as cur:
                 # A write after the failed one decides: what did not come to light never does.
-                state = self._metadata.within(cur).get(row.txn_id).state
+                state = status_table.get(cur, row.txn_id).state
         except TxnkvError:
             raise CommitOutcomeUnknownError(
                 f"the disk failed while transaction {row.txn_id} was committing ({error}). It is "
@@ -325,8 +322,7 @@ class Orchestrator:
         *,
         only_open: bool = False,
     ) -> TxnRow:
-        metadata = self._metadata.within(cur)
-        row = metadata.get(txn_id)
+        row = status_table.get(cur, txn_id)
         if row.state in (TxnState.ABORT_IN_PROGRESS, TxnState.ABORTED):
             return row
         if row.state.decided or (only_open and row.state is not TxnState.OPEN):
@@ -334,7 +330,8 @@ class Orchestrator:
                 f"cannot abort: transaction {txn_id} is {row.state.name}"
                 + (": it has its commit timestamp" if row.state.decided else "")
             )
-        return metadata.update_status(
+        return status_table.advance(
+            cur,
             txn_id,
             row.state,
             TxnState.ABORT_IN_PROGRESS,
@@ -383,7 +380,7 @@ class Orchestrator:
                 }
                 fault_point("commit.validated")
                 with self._store.status.write() as cur:
-                    now = self._metadata.within(cur).get(row.txn_id)
+                    now = status_table.get(cur, row.txn_id)
                     if now.state is not TxnState.COMMIT_IN_PROGRESS:
                         return
                     if not all(
@@ -400,15 +397,9 @@ class Orchestrator:
                 return
         except (TransactionConflictError, TransactionLockedError, CorruptionError) as error:
             with suppress(InvalidTxnStateError):  # another one who drives it was faster
-                self._metadata.update_status(
-                    row.txn_id,
-                    TxnState.COMMIT_IN_PROGRESS,
-                    TxnState.ABORT_IN_PROGRESS,
-                    reason=str(error),
-                    error=type(error).__name__,
-                )
+                self.start_abort(row.txn_id, str(error), type(error))
         except InvalidTxnStateError:
-            if self._metadata.get(row.txn_id).state is TxnState.COMMIT_IN_PROGRESS:
+            if self._row(row.txn_id).state is TxnState.COMMIT_IN_PROGRESS:
                 raise
 
     def _write_commit_point(
@@ -419,7 +410,8 @@ class Orchestrator:
                 cur, row.txn_id, kind, TxnState.COMMIT_IN_PROGRESS, next_timestamp(cur)
             )
         commit_ts = next_timestamp(cur)
-        self._metadata.within(cur).update_status(
+        status_table.advance(
+            cur,
             row.txn_id,
             TxnState.COMMIT_IN_PROGRESS,
             TxnState.FINALIZE_IN_PROGRESS,
@@ -454,9 +446,7 @@ class Orchestrator:
                 status_table.set_participants(cur, row.txn_id, kind, state)
             partition_locks.release(cur, row.txn_id)
             with suppress(InvalidTxnStateError):  # another one who drives it was faster
-                self._metadata.within(cur).update_status(
-                    row.txn_id, row.state, state, commit_ts=row.commit_ts
-                )
+                status_table.advance(cur, row.txn_id, row.state, state, commit_ts=row.commit_ts)
 
 
 def _note_commit(cur: apsw.Cursor, commit_ts: Timestamp) -> None:

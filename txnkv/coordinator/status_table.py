@@ -8,8 +8,10 @@
 A transaction without participants goes from OPEN to COMMITTED at once. The numbers of the states
 are part of the on-disk format; they are Kudu's.
 
-Every function takes the cursor of a status.db transaction that its caller opened, so that
-a step of the protocol is one SQLite transaction whatever it is made of.
+To drive a transaction takes `insert`, `join` (before the first use of a participant) and `advance`
+(PIP-31's TransactionMetadataStore): each is refused when the transaction is not in the state that
+it is for. Every function takes the cursor of a status.db transaction that its caller opened, so
+that a step of the protocol is one SQLite transaction whatever it is made of.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import apsw
 
 from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import one
 from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
+from txnkv.storage import boot_id, clock
+
+PARTITION: Final = "partition"
+"""Kind of the participants that are partitions of topics."""
 
 
 class TxnState(IntEnum):
@@ -78,12 +84,6 @@ MOVES: dict[TxnState, frozenset[TxnState]] = {
 }
 
 
-_COLUMNS = (
-    "txn_id, state, begin_ts, snapshot_ts, last_update_ts, commit_ts, timeout, deadline, boot, "
-    "keepalive, heartbeat_slot, isolation, locking, owner_slot, owner_start, reason, error, age_ts"
-)
-
-
 @dataclass(frozen=True)
 class TxnRow:
     """One row of the status table. Durations are microseconds, stamps hybrid time."""
@@ -115,6 +115,29 @@ class TxnRow:
         return self.state.name + (f" ({self.reason})" if self.reason else "")
 
 
+_FIELDS: Final = tuple(TxnRow.__dataclass_fields__)
+_COLUMNS: Final = ", ".join(_FIELDS)
+
+
+def past_timeout(row: TxnRow) -> bool:
+    """Return True when the time that a transaction asked for is over."""
+    if row.deadline is None:
+        return False
+    if row.boot == boot_id():  # as of each operation of a transaction
+        return clock.monotonic_micros() > row.deadline
+    return late_by(row) > 0
+
+
+def late_by(row: TxnRow) -> int:
+    """Microseconds since the time is over that a transaction asked for; negative before that."""
+    if row.deadline is None or row.timeout is None:
+        return -1
+    if row.boot == boot_id():
+        return clock.monotonic_micros() - row.deadline
+    # The monotonic clock began anew.
+    return clock.now_micros() - row.begin_ts.micros - row.timeout
+
+
 def opened(**fields: Any) -> TxnRow:
     """A row of these fields, all of them. Every transaction begins with one: the constructor of
     a frozen class takes three times as long.
@@ -136,27 +159,8 @@ def _row(values: tuple[Any, ...]) -> TxnRow:
 def insert(cur: apsw.Cursor, row: TxnRow) -> None:
     """Write the OPEN row of a transaction. Writing it twice is harmless."""
     cur.execute(
-        f"INSERT OR IGNORE INTO transactions ({_COLUMNS}) VALUES ({', '.join('?' * 18)})",
-        (
-            row.txn_id,
-            int(row.state),
-            row.begin_ts,
-            row.snapshot_ts,
-            row.last_update_ts,
-            row.commit_ts,
-            row.timeout,
-            row.deadline,
-            row.boot,
-            row.keepalive,
-            row.heartbeat_slot,
-            row.isolation,
-            row.locking,
-            row.owner_slot,
-            row.owner_start,
-            row.reason,
-            row.error,
-            row.age_ts,
-        ),
+        f"INSERT OR IGNORE INTO transactions ({_COLUMNS}) VALUES ({', '.join('?' * len(_FIELDS))})",
+        [getattr(row, name) for name in _FIELDS],
     )
 
 
@@ -275,6 +279,41 @@ def move(
     return cur.connection.changes() == 1
 
 
+def advance(
+    cur: apsw.Cursor,
+    txn_id: int,
+    expected: TxnState,
+    new: TxnState,
+    *,
+    commit_ts: Timestamp | None = None,
+    reason: str | None = None,
+    error: str | None = None,
+) -> TxnRow:
+    """Move a transaction on; return its row as it is then.
+
+    OPEN goes to COMMITTED only with a commit timestamp or without participants.
+
+    Raises:
+        InvalidTxnStateError: it is not `expected`, or no transaction goes from there to `new`.
+        TxnNotFoundError: there is none.
+    """
+    row = get(cur, txn_id)
+    if row.state is not expected:
+        raise InvalidTxnStateError(
+            f"cannot make transaction {txn_id} {new.name}: it is {row.describe_state()}, not "
+            f"{expected.name}"
+        )
+    straight = expected is TxnState.OPEN and new is TxnState.COMMITTED
+    unasked = straight and commit_ts is None and participants(cur, txn_id)
+    if new not in MOVES[expected] or unasked:
+        raise InvalidTxnStateError(
+            f"no transaction goes from {expected.name} to {new.name}"
+            + (" past its participants" if unasked else "")
+        )
+    move(cur, txn_id, expected, new, commit_ts=commit_ts, reason=reason, error=error)
+    return get(cur, txn_id)
+
+
 # -- participants ----------------------------------------------------------------------
 
 
@@ -284,6 +323,17 @@ def register_participant(cur: apsw.Cursor, txn_id: int, kind: str, ids: Iterable
         "INSERT OR IGNORE INTO participants (txn_id, kind, id, state) VALUES (?, ?, ?, ?)",
         [(txn_id, kind, id, int(TxnState.OPEN)) for id in ids],
     )
+
+
+def join(cur: apsw.Cursor, txn_id: int, kind: str, ids: Iterable[int], what: str) -> None:
+    """Record participants of a transaction, for the first use of each.
+
+    Raises:
+        InvalidTxnStateError: it is not open, and cannot do `what`.
+        TxnNotFoundError: there is none.
+    """
+    get_open(cur, txn_id, what)
+    register_participant(cur, txn_id, kind, ids)
 
 
 def takes_part(cur: apsw.Cursor, txn_id: int, kind: str, id: int) -> bool:

@@ -214,7 +214,7 @@ class TransactionAcks:
             rows = 0
             subscription_rows.require(cur, info)
             if self._stored:
-                self._join(cur, [info.id])
+                status_table.join(cur, self._row.txn_id, KIND, [info.id], "acknowledge")
             for number, offsets in named.items():
                 partition_id = info.topic.partitions[number]
                 txn_id = self._row.txn_id
@@ -254,10 +254,6 @@ class TransactionAcks:
         hold_id = None if hold is None else hold.id
         holder = Holder(row.txn_id, stored, *runtime.owner, row.deadline, hold_id)
         return ack_rows.register(cur, info, partition_id, holder, ranges, position)
-
-    def _join(self, cur: apsw.Cursor, ids: Sequence[int]) -> None:
-        status_table.get_open(cur, self._row.txn_id, "acknowledge")
-        status_table.register_participant(cur, self._row.txn_id, KIND, ids)
 
     # -- the commit of a small one -----------------------------------------------------
 
@@ -377,7 +373,7 @@ class TransactionAcks:
                 return
             moved = self._in_memory()
             with self._store.status.write(sync=False) as cur:
-                self._join(cur, list(self._acks))
+                status_table.join(cur, row.txn_id, KIND, self._acks, "acknowledge")
                 ack_rows.made_stored(cur, row.txn_id)
                 rows = self._write_out(cur, moved, stored=True)
             self._stored = True

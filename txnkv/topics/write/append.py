@@ -160,7 +160,7 @@ def _taking_part(
         if status_table.takes_part(cur, row.txn_id, KIND, partition.id):
             return _Admitted(0, first=False)
         # A log with messages of a transaction that is not known to be there waits for its end.
-        topics.coordinator.metadata.within(cur).add_partitions(row.txn_id, [partition.id])
+        status_table.join(cur, row.txn_id, KIND, [partition.id], "send messages")
         return _Admitted(0, first=True)
 
     return take_part
@@ -311,7 +311,8 @@ def _append_aside(
             status_table.get_open(cur, row.txn_id, "send messages")
             takes_part = status_table.takes_part(cur, row.txn_id, KIND, partition.id)
         if not takes_part:
-            topics.coordinator.metadata.add_partitions(row.txn_id, [partition.id])
+            with topics.store.status.write() as cur:
+                status_table.join(cur, row.txn_id, KIND, [partition.id], "send messages")
         if attempt.at is None or not side.holds(txn, row.txn_id, attempt.at, batches):
             attempt.at = side.append(txn, row.txn_id, batches)
 
