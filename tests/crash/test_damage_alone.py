@@ -19,6 +19,7 @@ import txnkv
 from tests import internals
 from tools.children import Children
 from txnkv.cli import main
+from txnkv.coordinator import status_table
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.core import walk
 from txnkv.storage import clock
@@ -123,7 +124,9 @@ def leave(path: Path, *, commit: bool) -> None:
         coordinator, id = internals.coordinator(client), txn.context.row.txn_id
         if commit:
             row = coordinator.orchestrator.start_commit(id)
-            coordinator.orchestrator.decide(row, coordinator.metadata.participants(id))
+            with coordinator.store.status.read() as cur:
+                parts = status_table.participants(cur, id)
+            coordinator.orchestrator.decide(row, parts)
         else:
             coordinator.orchestrator.start_abort(id, "by the test")
 

@@ -461,6 +461,7 @@ def _tail_problems(entries: list[TailEntry], noted: list[tuple[int, int]]) -> It
 
 
 _ROWS: Final = 1 << 16
+_END: Final = 1 << 63
 
 
 def value_problems(topics: Topics, partition: Partition) -> Iterator[str]:
@@ -474,10 +475,7 @@ def value_problems(topics: Topics, partition: Partition) -> Iterator[str]:
     try:
         offset = bounds(topics, partition).start
         reader = OffsetReader(topics, partition, offset, "read_uncommitted")
-        while reader.load() or reader.moved:
-            if reader.moved:
-                continue
-            rows = reader.take(_ROWS)
+        for rows in reader.batches(_END, _ROWS):
             try:
                 codec.decode(rows.column("value"))
             except CorruptionError as error:

@@ -66,12 +66,8 @@ def count_unacknowledged(
 def _next_message(topics: Topics, partition: Partition, first: int, last: int) -> int:
     """The first message in [first, last), or its end: markers and aborted ones are none."""
     reader = OffsetReader(topics, partition, first, "read_committed", _LITTLE)
-    while reader.position < last:
-        if reader.load():
-            return min(int(reader.take(1).column("offset")[0].as_py()), last)
-        if not reader.moved:
-            break
-    return last
+    rows = next(reader.batches(last, 1), None)
+    return last if rows is None else int(rows.column("offset")[0].as_py())
 
 
 def unacknowledged_below(

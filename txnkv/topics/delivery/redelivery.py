@@ -25,12 +25,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import clock, new_rlock
 from txnkv.topics.acks import Exclusive, dropped
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.read import FETCH_BYTES, OffsetReader, bounds
+from txnkv.topics.read import FETCH_BYTES, OffsetReader
 from txnkv.topics.topics import Partition, Topics
 
 AHEAD: Final = 1000
@@ -89,7 +88,9 @@ class PartitionSource:
         self._state = state
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
-        self._reader = OffsetReader(topics, partition, offset, "read_committed", max_bytes)
+        self._reader = OffsetReader(
+            topics, partition, offset, "read_committed", max_bytes, skip_lost=True
+        )
         self._ready: deque[ReadMessage] = deque()
         self._begin = offset
         self._seen = offset
@@ -112,16 +113,7 @@ class PartitionSource:
         if self._ready:
             return True
         reader = self._reader
-        try:
-            loaded = reader.load()
-        except OffsetOutOfRangeError:
-            start = bounds(self._topics, self.partition).start
-            if start <= reader.position:
-                raise
-            self._pass(start)  # retention took what comes before
-            reader.seek(start)
-            self.moved = True
-            return False
+        loaded = reader.load()
         self.moved = reader.moved
         if not loaded:
             self._pass(reader.position)
@@ -380,21 +372,10 @@ def share_of(max_bytes: int, partitions: int) -> int:
 
 def read_range(topics: Topics, partition: Partition, first: int, last: int) -> Iterator[Message]:
     """The messages of [first, last) that are committed and still there."""
-    if first >= last:
-        return
-    start = bounds(topics, partition).start
-    reader = OffsetReader(topics, partition, max(first, start), "read_committed", _BACK_BYTES)
+    reader = OffsetReader(topics, partition, first, "read_committed", _BACK_BYTES, skip_lost=True)
     number, txn_id = partition.number, topics.coordinator.txn_id
-    codec = partition.topic.options.codec
-    while reader.position < last:
-        if not reader.load():
-            if not reader.moved:
-                return
-            continue
-        for message in messages_of(reader.take(AHEAD), number, txn_id, codec):
-            if message.offset >= last:
-                return
-            yield message
+    for rows in reader.batches(last, AHEAD):
+        yield from messages_of(rows, number, txn_id, partition.topic.options.codec)
 
 
 _LOOK: Final = 200_000

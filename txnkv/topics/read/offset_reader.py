@@ -39,7 +39,8 @@ that end, and need not be looked at, nor its environment be opened:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -133,21 +134,21 @@ def fetch(
     committed = is_committed(isolation)
     if max_bytes <= 0:
         raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+    return look_at(topics, partition, lambda view: _fetched(view, offset, max_bytes, committed))
 
-    def see(view: LogView) -> FetchResult:
-        view.require(offset)
-        upto = view.last_stable_offset if committed else view.high_watermark
-        parts = view.read(offset, max_bytes, upto) if offset < upto else []
-        aborted: list[AbortedTxn] | None = None
-        if committed:
-            end = behind(parts[-1]) if parts else offset
-            aborted = [AbortedTxn(*each) for each in view.aborted(offset, end)]
-        # Inside the transaction: the parts are views of LMDB's map.
-        return FetchResult(
-            b"".join(parts), view.high_watermark, view.last_stable_offset, view.start, aborted
-        )
 
-    return look_at(topics, partition, see)
+def _fetched(view: LogView, offset: int, max_bytes: int, committed: bool) -> FetchResult:
+    view.require(offset)
+    upto = view.last_stable_offset if committed else view.high_watermark
+    parts = view.read(offset, max_bytes, upto) if offset < upto else []
+    aborted: list[AbortedTxn] | None = None
+    if committed:
+        end = behind(parts[-1]) if parts else offset
+        aborted = [AbortedTxn(*each) for each in view.aborted(offset, end)]
+    # Inside the transaction: the parts are views of LMDB's map.
+    return FetchResult(
+        b"".join(parts), view.high_watermark, view.last_stable_offset, view.start, aborted
+    )
 
 
 def is_committed(isolation: str) -> bool:
@@ -361,7 +362,7 @@ def fitting(rows: pa.RecordBatch, room: int) -> pa.RecordBatch:
 
 
 class OffsetReader:
-    """A reader in offset order. One thread at a time.
+    """The reader in offset order. One thread at a time.
 
     Args:
         topics: of the store.
@@ -369,6 +370,11 @@ class OffsetReader:
         offset: where to begin.
         isolation: "read_uncommitted" or "read_committed".
         max_bytes: of one fetch.
+        skip_lost: go on behind what retention took, rather than raise.
+        end: the end of a range below which all is decided, and which is read as it was when it
+            was pinned; None to read on and on.
+        begin: pieces of large messages below it are not looked for.
+        aborted: of a pinned range, the aborted transactions that may be in it.
 
     Attributes:
         empty_at, pending, moved, held: see `PartitionReader`.
@@ -381,18 +387,27 @@ class OffsetReader:
         offset: int,
         isolation: str,
         max_bytes: int = FETCH_BYTES,
+        *,
+        skip_lost: bool = False,
+        end: int | None = None,
+        begin: int = 0,
+        aborted: Sequence[AbortedTxn] = (),
     ) -> None:
         self._topics = topics
         self._partition = partition
-        self._isolation = isolation
+        self._committed = is_committed(isolation)
         self._max_bytes = max_bytes
+        self._skip_lost = skip_lost
+        self._end = end
+        self._edge = 0
+        self._aborted = list(aborted)
         self._decoder = BatchDecoder(
             topics,
             partition,
-            committed=is_committed(isolation),
-            begin=0,
+            committed=self._committed,
+            begin=begin,
             max_bytes=max_bytes,
-            skip_lost=True,
+            skip_lost=skip_lost or end is None,
         )
         self.empty_at: int | None = None
         self.moved = False
@@ -445,17 +460,22 @@ class OffsetReader:
         if self._ready is not None:
             return True
         self.empty_at = None
-        at = self._fetched_to
         most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
-        found = fetch(self._topics, self._partition, at, most, self._isolation)
+        before = self._fetched_to
+        at, found = look_at(self._topics, self._partition, lambda view: self._see(view, most))
+        if at > before and self._end is None:
+            self._decoder.reset()
         rows, following = None, at
         if found.records:
             upto = found.high_watermark if found.aborted is None else found.last_stable_offset
             rows, following = self._decoder.decode(found.records, found.aborted or (), at, upto)
+        if self._end is not None and following <= before:
+            raise CorruptionError(f"{self._partition.label}, offset {at}: no batch is there")
+        self._aborted = []  # the decoder has them
         self._fetched_to = following
         if rows is None:
             self._position = following
-            self.moved = following > at
+            self.moved = following > before
             self.empty_at = None if self.moved else found.high_watermark
             return False
         self._ready, self._given, self.held = rows, 0, rows.nbytes
@@ -478,6 +498,49 @@ class OffsetReader:
             self._ready, self.held = None, 0
             self._position = self._fetched_to
         return part
+
+    def batches(self, end: int, most: int = _END - 1) -> Iterator[pa.RecordBatch]:
+        """The messages below `end` that are there now, from the position on, up to `most` at a
+        time. Raises as `load`.
+        """
+        while self._position < end:
+            if self.load():
+                rows = self.take(most)
+                if self._position > end:
+                    rows = rows.slice(0, bisect_left(rows.column("offset"), end, key=_as_int))
+                if rows.num_rows:
+                    yield rows
+            elif not self.moved:
+                return
+
+    def _see(self, view: LogView, most: int) -> tuple[int, FetchResult]:
+        """Find where to read, and what is there."""
+        at, end = self._fetched_to, self._end
+        if self._skip_lost:
+            at = max(at, view.start)
+        if end is None:
+            return at, _fetched(view, at, most, self._committed)
+        records = b""
+        if at < end:
+            view.require(at)
+            view.require(end)
+            if self._edge < end:
+                self._edge = _edge_of(view, end)
+            records = b"".join(view.read(at, most, self._edge))
+        return at, FetchResult(records, view.high_watermark, self._edge, view.start, self._aborted)
+
+
+def _edge_of(view: LogView, end: int) -> int:
+    """The edge of the batch that holds the last offset below `end`."""
+    try:
+        return behind(whole(view.read(end - 1, 1, view.high_watermark)[0]))
+    except CorruptionError:
+        return view.high_watermark  # what stands before the damage is read, and no further
+
+
+def _as_int(number: pa.UInt64Scalar) -> int:
+    found: int = number.as_py()
+    return found
 
 
 class Ends:

@@ -37,10 +37,10 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from txnkv.core import within
-from txnkv.errors import CorruptionError, OffsetOutOfRangeError
-from txnkv.topics.log import KEY, LOG, behind, seek_at_or_below, whole
+from txnkv.errors import OffsetOutOfRangeError
+from txnkv.topics.log import KEY, LOG, behind, seek_at_or_below
 from txnkv.topics.read.log_view import Bounds, LogView, look_at
-from txnkv.topics.read.offset_reader import BatchDecoder
+from txnkv.topics.read.offset_reader import READ_COMMITTED, AbortedTxn, OffsetReader
 from txnkv.topics.topics import Partition, Topics
 
 READ_BYTES: Final = 2 << 20
@@ -108,61 +108,19 @@ def read(
         TopicNotFoundError: the topic was dropped.
         CorruptionError: a batch is damaged.
     """
-    decoder = BatchDecoder(
+    flat = array("Q", pinned.aborted)
+    reader = OffsetReader(
         topics,
         partition,
-        committed=True,
-        begin=pinned.begin,
-        max_bytes=max_bytes,
+        pinned.start,
+        READ_COMMITTED,
+        max_bytes,
         skip_lost=skip_lost,
+        end=pinned.end,
+        begin=pinned.begin,
+        aborted=[AbortedTxn(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)],
     )
-    flat = array("Q", pinned.aborted)
-    aborted = list(zip(flat[::2], flat[1::2], strict=True))
-    at, end, edge = pinned.start, pinned.end, 0
-
-    def see(view: LogView) -> tuple[int, int, bytes]:
-        begin = max(at, view.start) if skip_lost else at
-        if begin >= end:
-            return begin, edge, b""
-        view.require(begin)
-        view.require(end)
-        upto = edge if edge >= end else _edge_of(view, end)
-        return begin, upto, b"".join(view.read(begin, max_bytes, upto))
-
-    while at < end:
-        at, edge, records = look_at(topics, partition, see)
-        if at >= end:
-            return
-        rows, following = decoder.decode(records, aborted, at, edge)
-        aborted = []  # the decoder has them
-        if following <= at:
-            raise CorruptionError(f"{partition.label}, offset {at}: no batch is there")
-        at = following
-        if rows is not None and at > end:
-            rows = rows.slice(0, _below(rows, end))
-        if rows is not None and rows.num_rows:
-            yield rows
-
-
-def _edge_of(view: LogView, end: int) -> int:
-    """The edge of the batch that holds the last offset below `end`."""
-    try:
-        return behind(whole(view.read(end - 1, 1, view.high_watermark)[0]))
-    except CorruptionError:
-        return view.high_watermark  # what stands before the damage is read, and no further
-
-
-def _below(rows: pa.RecordBatch, end: int) -> int:
-    """Count the rows with an offset below `end`; they stand in order."""
-    offsets = rows.column("offset")
-    low, high = 0, len(offsets)
-    while low < high:
-        middle = (low + high) // 2
-        if offsets[middle].as_py() < end:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return reader.batches(pinned.end)
 
 
 _SAMPLE_BYTES: Final = 256 << 10

@@ -38,7 +38,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Final, NamedTuple, cast
 
 import apsw
@@ -60,17 +59,6 @@ _STATE = struct.Struct("<HHIq")  # epoch, number of batches, 0, last timestamp
 _BATCH = struct.Struct("<iiQQq")  # first and last sequence, first and last offset, timestamp
 
 
-class Origin(Enum):
-    """The sender of a batch, and so what is checked of it."""
-
-    CLIENT = "client"
-    """A producer: epoch and sequence."""
-    COORDINATOR = "coordinator"
-    """The store itself: the epoch alone."""
-    REPLICATION = "replication"
-    """A follower that copies a log: nothing, the source has checked."""
-
-
 class SentBatch(NamedTuple):
     """One appended batch. Sequences and offsets of its first and its last message; timestamp in
     microseconds.
@@ -90,7 +78,7 @@ class ProducerState:
     Attributes:
         epoch: the highest that was seen.
         batches: the latest of this epoch, oldest first, at most `KEPT_BATCHES`.
-        last_timestamp: of its last batch or takeover, in microseconds.
+        last_timestamp: of its last batch, in microseconds.
     """
 
     epoch: int
@@ -98,19 +86,9 @@ class ProducerState:
     last_timestamp: int = 0
 
     @property
-    def first_sequence(self) -> int:
-        """The first sequence number of the oldest batch remembered; -1 when there is none."""
-        return self.batches[0].first_sequence if self.batches else NO_SEQUENCE
-
-    @property
     def last_sequence(self) -> int:
         """The last sequence number of the latest batch; -1 when there is none."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_offset(self) -> int:
-        """The last offset of the latest batch; -1 when there is none."""
-        return self.batches[-1].last_offset if self.batches else -1
 
 
 # -- sequence numbers ------------------------------------------------------------------
@@ -135,7 +113,6 @@ def duplicate_of(
     first_sequence: int,
     last_sequence: int,
     *,
-    origin: Origin = Origin.CLIENT,
     strict: bool = False,
 ) -> SentBatch | None:
     """May this batch be appended?
@@ -145,7 +122,6 @@ def duplicate_of(
         epoch: the batch's.
         first_sequence: of its first message.
         last_sequence: of its last one.
-        origin: who appends.
         strict: nothing can have been forgotten of this producer, so that one that is not known
             begins at sequence 0. Otherwise it may go on anywhere.
 
@@ -156,16 +132,12 @@ def duplicate_of(
         ProducerFencedError: a later epoch was seen; nothing is to be appended.
         OutOfOrderSequenceError: it leaves a gap, or repeats what is not remembered whole.
     """
-    if origin is Origin.REPLICATION:
-        return None
     if state is None:
-        if strict and origin is Origin.CLIENT and first_sequence != 0:
+        if strict and first_sequence != 0:
             raise _gap(first_sequence, last_sequence, "this producer sent nothing before", 0)
         return None
     if epoch < state.epoch:
         raise fenced(epoch, state.epoch)
-    if origin is Origin.COORDINATOR:
-        return None
     if epoch > state.epoch:
         if first_sequence != 0:
             raise _gap(first_sequence, last_sequence, f"epoch {epoch} is a new one", 0)
@@ -186,20 +158,6 @@ def appended(state: ProducerState | None, epoch: int, batch: SentBatch) -> Produ
     return ProducerState(epoch, (*before, batch)[-KEPT_BATCHES:], batch.timestamp)
 
 
-def taken_over(state: ProducerState | None, epoch: int, timestamp: int) -> ProducerState:
-    """The state after a producer of a new epoch took over.
-
-    Raises:
-        ProducerFencedError: a later one did already.
-    """
-    if state is None:
-        return ProducerState(epoch, (), timestamp)
-    if epoch < state.epoch:
-        raise fenced(epoch, state.epoch)
-    batches = state.batches if epoch == state.epoch else ()
-    return ProducerState(epoch, batches, timestamp)
-
-
 def truncated(state: ProducerState, offset: int, upto: int | None = None) -> ProducerState:
     """The state when all batches that reach `offset`, and begin below `upto`, are gone."""
     kept = [
@@ -208,11 +166,6 @@ def truncated(state: ProducerState, offset: int, upto: int | None = None) -> Pro
         if batch.last_offset < offset or (upto is not None and batch.first_offset >= upto)
     ]
     return replace(state, batches=tuple(kept))
-
-
-def expired(last_timestamp: int, now: int, idle_seconds: float = IDLE_SECONDS) -> bool:
-    """Tell whether a producer is to be forgotten; times in microseconds."""
-    return now - last_timestamp > int(idle_seconds * 1e6)
 
 
 def fenced(epoch: int, later: int) -> ProducerFencedError:
