@@ -22,6 +22,7 @@ import txnkv
 from tools.topic_contents import stored
 from txnkv.topics import outbox
 from txnkv.topics.sidecar import side_store, side_sweep
+from txnkv.topics.sidecar.side_store import SideState
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.topics import Partition
 
@@ -120,13 +121,14 @@ def _examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     partition = _partition(client)
     assert partition.side is not None
     with partition.environment.read() as txn:
-        stats = partition.side.stats(txn)
-    if stats.open or stats.garbage:
-        problems.append(f"side logs of transactions that are over are left: {stats}")
+        sides = partition.side.rows(txn)
+    if any(side.state is not SideState.COMMITTED for _, side in sides):
+        problems.append(f"side logs of transactions that are over are left: {sides}")
     folder = partition.environment.path / "side"
     folders = list(folder.iterdir()) if folder.exists() else []
-    if len(folders) != stats.own:
-        problems.append(f"{folders} are there, {stats.own} transactions have one")
+    own = sum(side.has_own for _, side in sides)
+    if len(folders) != own:
+        problems.append(f"{folders} are there, {own} transactions have one")
     return problems
 
 

@@ -25,7 +25,7 @@ import txnkv
 from txnkv.cli.console import json_text, json_value
 from txnkv.core import encode_headers
 from txnkv.errors import SchemaError
-from txnkv.topics import TIME, Encoded, Message, TypedMessage
+from txnkv.topics import TIME, Encoded, Message
 from txnkv.transaction import encoder_of
 
 _PIECE: Final = 1 << 20
@@ -186,13 +186,13 @@ def lines_of(messages: Iterable[Message], separator: bytes | None, as_json: bool
 
 
 def _value(message: Message) -> bytes:
-    if isinstance(message, TypedMessage):
+    if message.codec is not None:
         return json_text(json_value(message.value)).encode()
     return message.value or b""
 
 
 def _document(message: Message) -> dict[str, Any]:
-    typed = isinstance(message, TypedMessage)
+    typed = message.codec is not None
     return {
         "partition": message.partition,
         "offset": message.offset,

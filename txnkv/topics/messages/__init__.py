@@ -8,7 +8,7 @@ values          values that are rows of declared columns
 
 from txnkv.topics.messages import chunking, message_input, values
 from txnkv.topics.messages.chunking import Reassembly
-from txnkv.topics.messages.message import Message, MessageId, TypedMessage, messages_of
+from txnkv.topics.messages.message import Message, MessageId, messages_of
 from txnkv.topics.messages.message_input import (
     TIME,
     Outgoing,
@@ -34,7 +34,6 @@ __all__ = [
     "Single",
     "Sticky",
     "TIME",
-    "TypedMessage",
     "ValueCodec",
     "as_arrow",
     "chunking",

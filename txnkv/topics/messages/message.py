@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,7 +27,8 @@ class Message:
     """One message of a topic. What needs work to be read is made when it is asked for.
 
     Attributes:
-        value: bytes, or None; of a topic with a value schema a dict, or None.
+        raw: the bytes of the value, as they are stored, or None.
+        codec: reads values of a topic with a value schema; None where they are bytes.
         key: bytes, or None.
         partition: its number.
         offset: its place in the partition.
@@ -38,46 +38,64 @@ class Message:
     """
 
     __slots__ = (
-        "_headers", "_micros", "key", "offset", "partition", "redelivery_count", "txn_id", "value",
+        "_headers", "_micros", "_row", "codec", "key", "offset", "partition", "raw",
+        "redelivery_count", "txn_id",
     )  # fmt: skip
 
-    value: Any
+    _row: dict[str, Any] | None
 
     def __init__(
         self,
-        value: bytes | None,
+        raw: bytes | None,
         key: bytes | None,
         headers: bytes | None,
         micros: int,
         partition: int,
         offset: int,
         txn_id: TxnId | None,
+        codec: ValueCodec | None = None,
     ) -> None:
         """Made by readers.
 
         Args:
-            value: its bytes.
+            raw: the bytes of its value.
             key: its bytes.
             headers: as `core.encode_headers` makes them; None: none.
             micros: its time, in microseconds since 1970.
             partition: its number.
             offset: its place in the partition.
             txn_id: of the transaction that sent it.
+            codec: of the topic, if it has one.
         """
-        self.value = value
+        self.raw = raw
         self.key = key
         self._headers = headers
         self._micros = micros
         self.partition = partition
         self.offset = offset
         self.txn_id = txn_id
+        self.codec = codec
+        self._row = None
         self.redelivery_count = 0
 
     @property
-    def raw(self) -> bytes | None:
-        """The bytes of the value, as they are stored."""
-        found: bytes | None = self.value
-        return found
+    def value(self) -> Any:
+        """Bytes, or None; of a topic with a value schema a dict, or None.
+
+        Raises:
+            CorruptionError: its bytes are not of the topic's value schema; they are `raw`.
+            ValueError: it has a date or time that Python has not.
+        """
+        if self.codec is None or self.raw is None:
+            return self.raw
+        if self._row is None:
+            try:
+                self._row = self.codec.decode_one(self.raw)
+            except CorruptionError as error:
+                raise CorruptionError(
+                    f"partition {self.partition}, offset {self.offset}: {error}"
+                ) from None
+        return self._row
 
     @property
     def id(self) -> MessageId:
@@ -110,87 +128,11 @@ class Message:
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f" key={_shown(self.key)}"
-        return f"<Message {self.partition}:{self.offset}{key} {self._shown_value()}>"
-
-    def _shown_value(self) -> str:
-        return _shown(self.raw)
-
-
-class TypedMessage(Message):
-    """A message of a topic with a value schema; its value is read when it is asked for."""
-
-    __slots__ = ("_codec", "_raw", "_row")
-
-    _raw: bytes | None
-    _row: dict[str, Any] | None
-
-    def __init__(
-        self,
-        codec: ValueCodec,
-        value: bytes | None,
-        key: bytes | None,
-        headers: bytes | None,
-        micros: int,
-        partition: int,
-        offset: int,
-        txn_id: TxnId | None,
-    ) -> None:
-        """Made by readers.
-
-        Args:
-            codec: of the topic.
-            value: its bytes.
-            key: this and the others as `Message` takes them.
-            headers: the same.
-            micros: the same.
-            partition: the same.
-            offset: the same.
-            txn_id: the same.
-        """
-        # Not by `super().__init__`: that takes as long as all of this.
-        self._codec = codec
-        self._raw = value
-        self._row = None
-        self.key = key
-        self._headers = headers
-        self._micros = micros
-        self.partition = partition
-        self.offset = offset
-        self.txn_id = txn_id
-        self.redelivery_count = 0
-
-    @property
-    def value(self) -> Any:
-        """A dict, or None.
-
-        Raises:
-            CorruptionError: its bytes are not of the topic's value schema; they are `raw`.
-            ValueError: it has a date or time that Python has not.
-        """
-        if self._row is None and self._raw is not None:
-            try:
-                self._row = self._codec.decode_one(self._raw)
-            except CorruptionError as error:
-                raise CorruptionError(
-                    f"partition {self.partition}, offset {self.offset}: {error}"
-                ) from None
-        return self._row
-
-    @property
-    def raw(self) -> bytes | None:
-        """The bytes of the value, as they are stored."""
-        return self._raw
-
-    def _shown_value(self) -> str:
         try:
-            return repr(self.value)
+            value = _shown(self.raw) if self.codec is None else repr(self.value)
         except (CorruptionError, ValueError):
-            return _shown(self._raw)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        places = (self._micros, self.partition, self.offset, self.txn_id)
-        made_of = (self._codec, self._raw, self.key, self._headers, *places)
-        return TypedMessage, made_of, (None, {"redelivery_count": self.redelivery_count})
+            value = _shown(self.raw)
+        return f"<Message {self.partition}:{self.offset}{key} {value}>"
 
 
 def messages_of(
@@ -210,10 +152,9 @@ def messages_of(
     micros = batch.column("timestamp").view(pa.int64()).to_pylist()
     locals_ = batch.column("txn_id").to_pylist()
     ids = {local: txn_id(local) if local else None for local in set(locals_)}
-    make = Message if codec is None else partial(TypedMessage, codec)
     columns = (batch.column(name).to_pylist() for name in ("value", "key", "headers", "offset"))
     return [
-        make(value, key, headers, at, partition, offset, ids[local])
+        Message(value, key, headers, at, partition, offset, ids[local], codec)
         for value, key, headers, offset, at, local in zip(*columns, micros, locals_, strict=True)
     ]
 

@@ -44,7 +44,6 @@ Calls that take an LMDB transaction are made inside one of the partition's envir
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lmdb
@@ -68,27 +67,6 @@ from txnkv.topics.sidecar.side_sweep import SideSweep, SideSwept
 
 MOST_MESSAGES = (1 << 31) - 1
 """Messages of one transaction in one partition, at most: what a control batch can count."""
-
-
-@dataclass(frozen=True)
-class SideStats:
-    """The numbers of what a partition's side logs hold.
-
-    Attributes:
-        open: transactions that are undecided.
-        open_bytes: of their batches.
-        committed: transactions whose marker stands for side batches.
-        committed_bytes: of these.
-        own: side logs of their own.
-        garbage: transactions whose batches are to be removed.
-    """
-
-    open: int = 0
-    open_bytes: int = 0
-    committed: int = 0
-    committed_bytes: int = 0
-    own: int = 0
-    garbage: int = 0
 
 
 class SideLogs:
@@ -326,15 +304,6 @@ class SideLogs:
         index = self._index(txn)
         return None if index is None else index.get(txn_id)
 
-    def transaction_at(self, txn: lmdb.Transaction, offset: int) -> int | None:
-        """The transaction whose marker takes an offset, as long as something of it is here."""
-        index = self._index(txn)
-        found = None if index is None else index.committed_before(offset + 1)
-        if index is None or found is None:
-            return None
-        side = index.get(found[1])
-        return found[1] if side is not None and offset < side.end_offset else None
-
     def open_transactions(self, txn: lmdb.Transaction) -> list[tuple[int, SideTxn]]:
         """Undecided transactions with batches here, by id."""
         return [each for each in self.rows(txn) if each[1].state is SideState.OPEN]
@@ -352,22 +321,6 @@ class SideLogs:
         """
         found = self._run(txn, txn_id, run, run.first, 1 << 62, 0, 0)
         return [bytes(chunk) for chunk in found]
-
-    def stats(self, txn: lmdb.Transaction) -> SideStats:
-        """Count what is here."""
-        every = [side for _, side in self.rows(txn)]
-        waiting = [side for side in every if side.state is SideState.OPEN]
-        done = [side for side in every if side.state is SideState.COMMITTED]
-        return SideStats(
-            len(waiting),
-            sum(side.shared_bytes + side.own_bytes for side in waiting),
-            len(done),
-            sum(side.shared_bytes + side.own_bytes for side in done),
-            sum(side.has_own for side in every),
-            len(every) - len(waiting) - len(done),
-        )
-
-    # -- looking after -----------------------------------------------------------------
 
     def sweep(self, log: PartitionLog, check: Callable[[], object] = lambda: None) -> SideSwept:
         """Removes garbage, follows the log's start, compacts. Outside of any transaction.
