@@ -202,11 +202,16 @@ def test_front_doors() -> None:
 
 
 def exports(tree: ast.Module) -> set[str]:
-    """Return the names in the `__all__` of a front door."""
+    """Return what a front door lets out: its `__all__`, or else all that it imports."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
-    return set()
+    return {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def test_type_only_imports() -> None:

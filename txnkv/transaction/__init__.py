@@ -32,38 +32,3 @@ from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
 from txnkv.transaction.table_scan import Scan, ScanToken, unpin
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction
-
-__all__ = [
-    "Acknowledged",
-    "AnyTable",
-    "AnyTopic",
-    "At",
-    "BUFFER_BYTES",
-    "Closing",
-    "Connection",
-    "DEADLINE",
-    "DEFAULTS",
-    "FlushMode",
-    "Handle",
-    "Instance",
-    "Isolation",
-    "Job",
-    "Local",
-    "Locking",
-    "Retries",
-    "Scan",
-    "ScanToken",
-    "Session",
-    "Transaction",
-    "TxnContext",
-    "TxnToken",
-    "ValueSchema",
-    "WriteResult",
-    "declared",
-    "encoder_of",
-    "instance",
-    "one_phase_commit",
-    "two_phase_commit",
-    "unpin",
-    "write_alone",
-]

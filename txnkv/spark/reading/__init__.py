@@ -8,15 +8,3 @@ from txnkv.spark.reading import pushdown
 from txnkv.spark.reading.readers import PushingReader, TopicReader, TxnkvReader, cut
 from txnkv.spark.reading.topic_planner import TopicOffset, TopicPlanner
 from txnkv.spark.reading.topic_rows import read_task, topic_schema
-
-__all__ = [
-    "PushingReader",
-    "TopicOffset",
-    "TopicPlanner",
-    "TopicReader",
-    "TxnkvReader",
-    "cut",
-    "pushdown",
-    "read_task",
-    "topic_schema",
-]

@@ -13,5 +13,3 @@ from txnkv.spark.streams.stream_readers import (
     changes_schema,
 )
 from txnkv.spark.streams.stream_writer import stream_writer_of
-
-__all__ = ["ChangesStreamReader", "TopicStreamReader", "changes_schema", "stream_writer_of"]

@@ -11,17 +11,3 @@ from txnkv.spark.writing.targets import (
     one_each,
     stage,
 )
-
-__all__ = [
-    "ChangesTarget",
-    "TableTarget",
-    "Target",
-    "TopicTarget",
-    "TopicWriter",
-    "TxnkvWriter",
-    "Written",
-    "attempt_of_task",
-    "begin_own",
-    "one_each",
-    "stage",
-]

@@ -2,5 +2,3 @@
 
 from txnkv.tables.commit.conflicts import LockedByYoungerError, Validation, timed_out
 from txnkv.tables.commit.tablet_participants import TabletParticipants
-
-__all__ = ["LockedByYoungerError", "TabletParticipants", "Validation", "timed_out"]

@@ -11,17 +11,3 @@ from txnkv.tables.maintenance.table_check import (
     check_together,
     row_set_ids,
 )
-
-__all__ = [
-    "Compactor",
-    "Counted",
-    "Resolution",
-    "accept_loss",
-    "back_up_tablet",
-    "check_row_set",
-    "check_together",
-    "committed_row_sets",
-    "flush",
-    "history",
-    "row_set_ids",
-]

@@ -7,22 +7,3 @@ from txnkv.tables.read.scan import Plan, Request
 from txnkv.tables.read.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.read.sources import BATCH_ROWS
 from txnkv.tables.read.view import ReadView
-
-__all__ = [
-    "BATCH_ROWS",
-    "COMMIT_TIMESTAMP",
-    "DiffParts",
-    "DiffRequest",
-    "OP",
-    "Plan",
-    "ReadView",
-    "Request",
-    "TOKEN_ROWS",
-    "TokenParts",
-    "changed",
-    "diff",
-    "lookup",
-    "parse",
-    "scan",
-    "scan_tokens",
-]

@@ -4,5 +4,3 @@ from txnkv.tables.write import staging, write_buffer
 from txnkv.tables.write.mutations import Outcome
 from txnkv.tables.write.staging import WriteContext
 from txnkv.tables.write.write_buffer import SmallWrites
-
-__all__ = ["Outcome", "SmallWrites", "WriteContext", "staging", "write_buffer"]

@@ -19,25 +19,3 @@ from txnkv.topics.acks.subscription_rows import (
     SubscriptionType,
     dropped,
 )
-
-__all__ = [
-    "Acked",
-    "Cursor",
-    "EXCLUSIVE",
-    "Exclusive",
-    "FAILOVER",
-    "Held",
-    "Hold",
-    "Holder",
-    "LocalSubscriptions",
-    "OPTIONS",
-    "Place",
-    "SHARED",
-    "SubscriptionInfo",
-    "SubscriptionOptions",
-    "SubscriptionType",
-    "ack_rows",
-    "conflict",
-    "dropped",
-    "subscription_rows",
-]

@@ -10,13 +10,3 @@ from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.delivery.redelivery import Delivery, ExclusiveReader, Standby
 from txnkv.topics.delivery.subscriptions import Subscriptions
 from txnkv.topics.delivery.transaction_acks import TransactionAcks, refuse
-
-__all__ = [
-    "Delivery",
-    "ExclusiveReader",
-    "LeaseReader",
-    "TransactionAcks",
-    "Standby",
-    "Subscriptions",
-    "refuse",
-]

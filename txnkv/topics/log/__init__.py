@@ -31,33 +31,3 @@ from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Segment
 from txnkv.topics.log.log_writer import LogOptions
 from txnkv.topics.log.partition_log import Buffer, PartitionLog, first_not_older
 from txnkv.topics.log.partition_state import CommitEntry, OpenTxn
-
-__all__ = [
-    "Buffer",
-    "CHUNK_BYTES",
-    "CommitEntry",
-    "DATABASES",
-    "KEY",
-    "LOG",
-    "LogOptions",
-    "NEVER",
-    "OWN",
-    "OpenTxn",
-    "PartitionLog",
-    "SHARED",
-    "STATE",
-    "Segment",
-    "SideRun",
-    "behind",
-    "damaged",
-    "first_length",
-    "first_not_older",
-    "is_side_list",
-    "log_check",
-    "pack_runs",
-    "position_of",
-    "read_marker",
-    "seek_at_or_below",
-    "unlike",
-    "whole",
-]

@@ -23,27 +23,3 @@ from txnkv.topics.messages.message_input import (
     spread,
 )
 from txnkv.topics.messages.values import Encoded, ValueCodec, value_codec
-
-__all__ = [
-    "Encoded",
-    "Message",
-    "MessageId",
-    "Outgoing",
-    "Pending",
-    "Reassembly",
-    "Single",
-    "Sticky",
-    "TIME",
-    "ValueCodec",
-    "as_arrow",
-    "chunking",
-    "message_input",
-    "messages_of",
-    "now_micros",
-    "outgoing",
-    "partition_of_one",
-    "pending",
-    "spread",
-    "value_codec",
-    "values",
-]

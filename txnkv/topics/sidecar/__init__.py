@@ -14,14 +14,3 @@ from txnkv.topics.sidecar.side_backup import (
 )
 from txnkv.topics.sidecar.side_logs import SideLogs, side_problems
 from txnkv.topics.sidecar.side_store import SIDE, close_all
-
-__all__ = [
-    "OWN_DATABASE",
-    "SIDE",
-    "SideLogs",
-    "close_all",
-    "committed_rows",
-    "put_chunks",
-    "put_rows",
-    "side_problems",
-]

@@ -13,19 +13,3 @@ from txnkv.topics.write.append import AppendAttempt, is_appended
 from txnkv.topics.write.producer_sender import PATIENCE, Delivered, Sender
 from txnkv.topics.write.roll_forward import regain
 from txnkv.topics.write.staged_sends import StagedLots, StagedSends, StagedSendsFolder
-
-__all__ = [
-    "AppendAttempt",
-    "Delivered",
-    "PATIENCE",
-    "Sender",
-    "StagedLots",
-    "StagedSends",
-    "StagedSendsFolder",
-    "append",
-    "is_appended",
-    "producers",
-    "regain",
-    "roll_forward",
-    "staged_files",
-]
