@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txnkv
-from txnkv.cli.console import json_text, json_value
-from txnkv.cli.scan_rows import json_lines
+from txnkv.cli.console import json_lines, json_text, json_value
 
 
 def ids(run, store, *options):

@@ -11,10 +11,19 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import txnkv
 from txnkv.cli.console import duration
+from txnkv.cli.message_lines import lines_of
 from txnkv.topics import outbox
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with txnkv.connect(tmp_path_factory.mktemp("shared") / "store") as client:
+        yield client
 
 
 @pytest.fixture
@@ -49,6 +58,29 @@ def held(messages, monkeypatch):
 
 
 # -- produce and consume ---------------------------------------------------------------
+
+
+CONTENT = st.none() | st.binary(max_size=5) | st.text(max_size=5).map(str.encode)
+SENT = st.tuples(
+    CONTENT,
+    CONTENT,
+    st.none() | st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=2),
+    st.none() | st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
+)
+
+
+@given(messages=st.lists(SENT, max_size=8), form=st.sampled_from([(None, True), (b"=", False)]))
+@settings(max_examples=40, deadline=None)
+def test_lines_by_columns_say_what_messages_say(shared, messages, form):
+    shared.drop_topic("t", missing_ok=True)
+    topic = shared.create_topic("t")
+    with shared.transaction() as txn:
+        for value, key, headers, timestamp in messages:
+            txn.send(topic, value, key, headers=headers, timestamp=timestamp)
+    rows = topic.consumer().poll(timeout=0)
+    assert len(rows) == len(messages)
+    batch = topic.consumer().poll_batch(timeout=0)
+    assert bytes(lines_of(batch, *form)) == lines_of(rows, *form)
 
 
 @pytest.mark.parametrize("buffer", ["marker", "sidecar"])

@@ -28,7 +28,7 @@ def python(program: str, *args: object) -> str:
 
 def loaded_by(program: str, *args: object) -> set[str]:
     told = "\nimport sys, json; print(json.dumps(list(sys.modules)))"
-    return set(json.loads(python(program + told, *args)))
+    return set(json.loads(python(program + told, *args).splitlines()[-1]))
 
 
 def test_importing_loads_nothing_that_takes_long() -> None:
@@ -54,6 +54,22 @@ assert table.get(1) == {"id": 1}
 client.close()
 """
     assert not loaded_by(program, tmp_path / "store") & {"pandas", "pyarrow.compute"}
+
+
+def test_commands_load_what_they_show_with(tmp_path: Path) -> None:
+    def loaded(*words: object) -> set[str]:
+        command = ["txnkv", *map(str, words)]
+        program = f"import sys\nsys.argv = {command}\nfrom txnkv.cli import main\n"
+        return loaded_by(program + "try: main()\nexcept SystemExit: sys.stdout.flush()")
+
+    slow = SLOW - {"click", "numpy"}
+    assert not loaded("--version") & (slow | {"pyarrow", "apsw", "lmdb"})
+    store = tmp_path / "store"
+    with txnkv.connect(store) as client:
+        table = client.create_table("t", txnkv.Schema({"id": "int64", "s": "string"}, ["id"]))
+        table.insert((1, "text"))
+    shown = loaded("count", store, "t")
+    assert not shown & {"rich", "asyncio", "duckdb", "pyarrow.parquet"}
 
 
 @pytest.mark.parametrize(

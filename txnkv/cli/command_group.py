@@ -45,6 +45,9 @@ class Group(click.Group):
         return found
 
     def main(self, *args: Any, **options: Any) -> Any:
+        if not args and not options and sys.argv[1:2] != ["demo"]:
+            # The process is this command's alone.
+            sys.meta_path.insert(0, _WithoutPandas())
         try:
             return super().main(*args, **options)
         except SystemExit as end:
@@ -59,6 +62,18 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with told():
             return super().invoke(ctx)
+
+
+class _WithoutPandas:
+    """Hides pandas from imports.
+
+    Arrow loads it at the first list that is made an array, if only to ask whether the list is a
+    thing of pandas; that takes half a second, and no command needs it.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the command line does without pandas", name=name)
 
 
 class Stopped(click.ClickException):

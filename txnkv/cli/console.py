@@ -10,24 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Grid
-from rich.text import Text
+import pyarrow as pa
+
+from txnkv.core import compute as pc
+
+if TYPE_CHECKING:  # loaded when something is shown to people
+    from rich.console import Console
+    from rich.progress import Progress
 
 _PIPE_WIDTH: Final = 1 << 16
-
-
-class _Out(Console):
-    """A console that leaves the error of a pipe that nobody reads any more to the command."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # It is called while the error is handled.
-
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 store_argument = click.argument("store", metavar="STORE")
@@ -49,7 +43,15 @@ partitions_option = click.option(
 
 def out() -> Console:
     """Stdout; without line breaks of its own when it is a pipe or a file."""
-    console = _Out(file=sys.stdout, highlight=False, soft_wrap=False)
+    from rich.console import Console
+
+    class Out(Console):
+        """One that leaves the error of a pipe that nobody reads any more to the command."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # It is called while the error is handled.
+
+    console = Out(file=sys.stdout, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console
@@ -57,6 +59,8 @@ def out() -> Console:
 
 def err() -> Console:
     """Stderr."""
+    from rich.console import Console
+
     return Console(file=sys.stderr, highlight=False)
 
 
@@ -111,10 +115,98 @@ def json_value(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
+# -- JSON by columns -------------------------------------------------------------------
+
+
+def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
+    """The rows as lines of JSON, made column by column; the GIL is free most of the time."""
+    if not batch.num_columns:
+        return b"{}\n" * batch.num_rows
+    pieces: list[Any] = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        pieces += [f"{', ' if pieces else '{'}{json_text(name)}: ", json_column(column)]
+    return joined([*pieces, "}\n"])
+
+
+def joined(pieces: Sequence[Any], between: str | bytes = "") -> pa.Buffer:
+    """Columns of texts, and texts between them, side by side, and all rows one behind the other."""
+    lines = pc.binary_join_element_wise(*pieces, between)
+    ends, text = lines.buffers()[1:]
+    first, last = (memoryview(ends).cast("i")[lines.offset + i] for i in (0, len(lines)))
+    return text.slice(first, last - first)
+
+
+def json_column(column: pa.Array) -> pa.StringArray:
+    """The values as texts of JSON, as `json_text(json_value(value))` makes them."""
+    kind, is_a = column.type, pa.types
+    if is_a.is_boolean(kind) or is_a.is_integer(kind):
+        return pc.fill_null(column.cast(pa.string()), "null")
+    if is_a.is_floating(kind):
+        return _json_floats(column.cast(pa.float64()))
+    if is_a.is_string(kind):
+        return _json_strings(column)
+    if is_a.is_date32(kind) or is_a.is_decimal(kind):
+        return _quoted(column.cast(pa.string()))
+    if is_a.is_timestamp(kind) and kind.unit == "us" and kind.tz in (None, "UTC"):
+        return _json_times(column)
+    if is_a.is_binary(kind):
+        texts = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
+        return _quoted(pa.array(texts, pa.binary()).cast(pa.string()))
+    return pa.array([json_text(json_value(value)) for value in column.to_pylist()], pa.string())
+
+
+def _quoted(texts: pa.StringArray, end: str = "") -> pa.StringArray:
+    """Texts without what JSON escapes, in quotes, with `end` behind."""
+    return pc.fill_null(pc.binary_join_element_wise('"', texts, end + '"', ""), "null")
+
+
+def _json_floats(column: pa.DoubleArray) -> pa.StringArray:
+    text = column.cast(pa.string())
+    whole = pc.invert(pc.match_substring_regex(text, "[.e]"))
+    if whole.true_count:
+        text = pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
+    # JSON has neither NaN nor infinities.
+    return pc.if_else(pc.fill_null(pc.is_finite(column), False), text, "null")
+
+
+def _json_strings(column: pa.StringArray) -> pa.StringArray:
+    text = column
+    marked = pc.match_substring_regex(column, r'["\\\x00-\x1f]')
+    if marked.true_count:
+        text = pc.replace_substring(column, "\\", "\\\\")
+        text = pc.replace_substring(text, '"', '\\"')
+    quoted = pc.binary_join_element_wise('"', text, '"', "")
+    if marked.true_count:
+        rare = pc.fill_null(pc.match_substring_regex(column, r"[\x00-\x1f]"), False)
+        escaped = [json_text(value) for value in column.filter(rare).to_pylist()]
+        quoted = pc.replace_with_mask(quoted, rare, pa.array(escaped, pa.string()))
+    return pc.fill_null(quoted, "null")
+
+
+def _json_times(column: pa.TimestampArray) -> pa.StringArray:
+    """Texts as Python's isoformat makes them: 2026-01-31T12:00:00+00:00, micros where they are."""
+    # With the zone in its type Arrow looks it up for each value.
+    text = column.cast(pa.timestamp("us")).cast(pa.string())
+    text = pc.binary_replace_slice(text, 10, 11, "T")
+    micros = column.cast(pa.int64())
+    seconds = pc.multiply(pc.divide(micros, 1_000_000), 1_000_000)
+    whole = pc.equal(micros, seconds)
+    if whole.true_count:
+        text = pc.if_else(whole, pc.utf8_slice_codeunits(text, 0, 19), text)
+    return _quoted(text, "+00:00" if column.type.tz else "")
+
+
+# -- tables and bars for people --------------------------------------------------------
+
+
 def print_grid(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
 ) -> None:
     """A table; the columns named in `right` are aligned to the right."""
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     numbers = set(right)
     for name in head:
@@ -127,6 +219,9 @@ def print_grid(
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     """Name and value, one a line."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
@@ -137,6 +232,8 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 def bar(unit: str = "") -> Progress:
     """A progress bar on stderr, there only while it is a terminal that watches."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     console = err()
     return Progress(
         TextColumn("{task.description}"),

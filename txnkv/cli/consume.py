@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import click
+import pyarrow as pa
 
 import txnkv
 from txnkv.cli import message_lines, parsing
@@ -16,6 +17,7 @@ from txnkv.cli.console import partitions_option, plural, store_argument, topic_a
 from txnkv.topics import Start
 
 _ROUND: Final = 5000
+Messages: TypeAlias = "list[txnkv.Message] | pa.RecordBatch"
 _PLACES: Final = ("earliest", "latest")
 
 
@@ -102,13 +104,13 @@ def consume(
                 reader.written(messages)
 
 
-def _limited(reader: Rounds, limit: int | None) -> Iterator[list[txnkv.Message]]:
+def _limited(reader: Rounds, limit: int | None) -> Iterator[Messages]:
     left = limit
     while left is None or left > 0:
         messages = reader.next(_ROUND if left is None else min(left, _ROUND))
         if messages is None:
             return
-        if messages:
+        if len(messages):
             yield messages
         if left is not None:
             left -= len(messages)
@@ -117,10 +119,10 @@ def _limited(reader: Rounds, limit: int | None) -> Iterator[list[txnkv.Message]]
 class Rounds(Protocol):
     """Messages in rounds: None at the end."""
 
-    def next(self, most: int) -> list[txnkv.Message] | None:
+    def next(self, most: int) -> Messages | None:
         """At most so many, perhaps none; None when there is nothing more."""
 
-    def written(self, messages: list[txnkv.Message]) -> None:
+    def written(self, messages: Messages) -> None:
         """Note that messages are on their way to the reader of the output."""
 
     def durable(self) -> str:
@@ -146,16 +148,21 @@ class _Reader:
         if when is not None:
             self._consumer.seek_to_time(when)
         self._follow = follow
+        # Columns of a value schema do not tell a value of nulls from none.
+        typed = topic.value_schema is not None
+        self._poll: Callable[..., Messages] = (
+            self._consumer.poll if typed else self._consumer.poll_batch
+        )
 
-    def next(self, most: int) -> list[txnkv.Message] | None:
+    def next(self, most: int) -> Messages | None:
         if self._follow:
-            return self._consumer.poll(max_messages=most, timeout=1.0)
+            return self._poll(max_messages=most, timeout=1.0)
         before = self._positions()
-        messages = self._consumer.poll(max_messages=most, timeout=0)
+        messages = self._poll(max_messages=most, timeout=0)
         # A round may have passed over aborted messages alone; there may be more behind them.
-        return messages or (None if before == self._positions() else [])
+        return messages if len(messages) or before != self._positions() else None
 
-    def written(self, messages: list[txnkv.Message]) -> None:
+    def written(self, messages: Messages) -> None:
         """Nothing to be noted: the next run begins where it is told to."""
 
     def durable(self) -> str:
@@ -194,7 +201,8 @@ class _Member:
         messages = self._subscription.receive_many(max_messages=most, timeout=self._timeout)
         return messages or ([] if self._follow else None)
 
-    def written(self, messages: list[txnkv.Message]) -> None:
+    def written(self, messages: Messages) -> None:
+        assert isinstance(messages, list)
         self._subscription.ack(messages)
         self._acknowledged += len(messages)
 

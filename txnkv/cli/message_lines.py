@@ -22,8 +22,9 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import json_text, json_value
-from txnkv.core import encode_headers
+from txnkv.cli.console import joined, json_column, json_text, json_value
+from txnkv.core import compute as pc
+from txnkv.core import decode_headers, encode_headers
 from txnkv.errors import SchemaError
 from txnkv.topics import TIME, Encoded, Message
 from txnkv.transaction import encoder_of
@@ -174,8 +175,17 @@ def short(line: bytes) -> str:
 # -- out -------------------------------------------------------------------------------
 
 
-def lines_of(messages: Iterable[Message], separator: bytes | None, as_json: bool) -> bytes:
-    """Messages as lines; no value, or no key, is nothing."""
+def lines_of(
+    messages: Sequence[Message] | pa.RecordBatch, separator: bytes | None, as_json: bool
+) -> bytes | pa.Buffer:
+    """Messages as lines; no value, or no key, is nothing.
+
+    Args:
+        messages: or the batch of them, as `Consumer.poll_batch` gives it, of a topic without a
+            value schema.
+    """
+    if isinstance(messages, pa.RecordBatch):
+        return _batch_lines(messages, separator, as_json)
     if as_json:
         lines: Iterable[bytes] = (json_text(_document(each)).encode() for each in messages)
     elif separator is not None:
@@ -183,6 +193,43 @@ def lines_of(messages: Iterable[Message], separator: bytes | None, as_json: bool
     else:
         lines = (_value(each) for each in messages)
     return b"".join(line + b"\n" for line in lines)
+
+
+def _batch_lines(batch: pa.RecordBatch, separator: bytes | None, as_json: bool) -> pa.Buffer:
+    if not as_json:
+        pieces = [] if separator is None else [pc.fill_null(batch["key"], b""), separator]
+        return joined([*pieces, pc.fill_null(batch["value"], b""), b"\n"], b"")
+    ids = batch["txn_id"]
+    columns = {
+        "partition": json_column(batch["partition"]),
+        "offset": json_column(batch["offset"]),
+        "timestamp": json_column(batch["timestamp"]),
+        "key": _texts(batch["key"]),
+        "value": _texts(batch["value"]),
+        "headers": _headers(batch["headers"]),
+        "txn_id": json_column(pc.if_else(pc.equal(ids, 0), None, ids)),
+    }
+    pieces = []
+    for name, column in columns.items():
+        pieces += [f'{", " if pieces else "{"}"{name}": ', column]
+    return joined([*pieces, "}\n"])
+
+
+def _texts(column: pa.BinaryArray) -> pa.StringArray:
+    try:
+        return json_column(column.cast(pa.string()))
+    except pa.ArrowInvalid:  # not all of them are text
+        return pa.array([json_text(_text(value)) for value in column.to_pylist()], pa.string())
+
+
+def _headers(column: pa.BinaryArray) -> pa.StringArray:
+    if column.null_count == len(column):
+        return pa.repeat(pa.scalar("[]"), len(column))
+    texts = [
+        json_text([[name, _text(each)] for name, each in decode_headers(value)]) if value else "[]"
+        for value in column.to_pylist()
+    ]
+    return pa.array(texts, pa.string())
 
 
 def _value(message: Message) -> bytes:

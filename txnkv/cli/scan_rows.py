@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -18,8 +20,7 @@ from txnkv.cli.command_group import given
 from txnkv.cli.conditions import where, where_option
 from txnkv.cli.console import (
     bar,
-    json_text,
-    json_value,
+    json_lines,
     plural,
     print_grid,
     snapshot_option,
@@ -27,13 +28,13 @@ from txnkv.cli.console import (
     table_argument,
 )
 from txnkv.cli.row_sources import format_of
-from txnkv.core import compute as pc
 
 SHOWN: Final = 100
 FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
 BINARY: Final = ("parquet", "arrow")
-_JSON_BYTES: Final = 32 << 20
-"""About so much of a batch is made text at once."""
+_JSON_BYTES: Final = 8 << 20
+"""About so much of a batch is made text at once, in each of so many threads."""
+_THREADS: Final = 2
 Batches = Iterable[pa.RecordBatch]
 Writer = Callable[[pa.Schema, Batches, IO[bytes]], int]
 
@@ -195,53 +196,18 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
 
 def _write_json(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
     rows = 0
-    for batch in batches:
-        step = max(1, _JSON_BYTES * batch.num_rows // max(batch.nbytes, 1))
-        for start in range(0, batch.num_rows, step):
-            file.write(json_lines(batch.slice(start, step)))
-        rows += batch.num_rows
+    waiting: deque[Future[pa.Buffer | bytes]] = deque()
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-json") as pool:
+        for batch in batches:
+            step = max(1, _JSON_BYTES * batch.num_rows // max(batch.nbytes, 1))
+            for start in range(0, batch.num_rows, step):
+                waiting.append(pool.submit(json_lines, batch.slice(start, step)))
+                if len(waiting) > _THREADS:
+                    file.write(waiting.popleft().result())
+            rows += batch.num_rows
+        while waiting:
+            file.write(waiting.popleft().result())
     return rows
-
-
-def json_lines(batch: pa.RecordBatch) -> pa.Buffer | bytes:
-    """The rows as lines of JSON, made column by column."""
-    if not batch.num_columns:
-        return b"{}\n" * batch.num_rows
-    pieces: list[Any] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        pieces += [f"{', ' if pieces else '{'}{json_text(name)}: ", _json_column(column)]
-    lines = pc.binary_join_element_wise(*pieces, "}\n", "")
-    ends, text = lines.buffers()[1:]
-    first, last = (memoryview(ends).cast("i")[lines.offset + i] for i in (0, len(lines)))
-    return text.slice(first, last - first)
-
-
-def _json_column(column: pa.Array) -> pa.StringArray:
-    kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        return pc.fill_null(column.cast(pa.string()), "null")
-    if pa.types.is_floating(kind):
-        return _json_floats(column.cast(pa.float64()))
-    if pa.types.is_string(kind):
-        return _json_strings(column)
-    return pa.array([json_text(json_value(value)) for value in column.to_pylist()], pa.string())
-
-
-def _json_floats(column: pa.DoubleArray) -> pa.StringArray:
-    text = column.cast(pa.string())
-    whole = pc.invert(pc.match_substring_regex(text, "[.e]"))
-    text = pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text)
-    # JSON has neither NaN nor infinities.
-    return pc.if_else(pc.fill_null(pc.is_finite(column), False), text, "null")
-
-
-def _json_strings(column: pa.StringArray) -> pa.StringArray:
-    quoted = pc.binary_join_element_wise('"', column, '"', "")
-    special = pc.fill_null(pc.match_substring_regex(column, r'["\\\x00-\x1f]'), False)
-    if special.true_count:
-        escaped = [json_text(value) for value in column.filter(special).to_pylist()]
-        quoted = pc.replace_with_mask(quoted, special, pa.array(escaped, pa.string()))
-    return pc.fill_null(quoted, "null")
 
 
 def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
