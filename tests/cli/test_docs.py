@@ -118,6 +118,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "delete 21 True",
         "insert 1000000 True",
         "update 20 True",
+        "[(10,)]",
         "0",
         "True",
         "20",

@@ -36,6 +36,35 @@ def test_it_is_a_program(orders):
     assert (status, out) == (0, f"txnkv, version {txnkv.__version__}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["co"], ["plain,count", "plain,consume", "plain,compact"]),
+        (["scan", "STORE", ""], ["plain,orders"]),
+        (["scan", "STORE", "x"], []),
+        (["scan", "."], ["dir,."]),
+        (["consume", "STORE", "e"], ["plain,events"]),
+        (["topics", "STORE", ""], ["plain,events"]),
+        (["topics", "d"], ["plain,drop"]),
+        (["scan", "nowhere", ""], []),
+    ],
+)
+def test_a_shell_completes_commands_stores_tables_and_topics(words, wanted, orders):
+    with txnkv.connect(orders) as client:
+        client.create_topic("events")
+    line = ["txnkv", *(str(orders) if word == "STORE" else word for word in words)]
+    told = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
+    program = "import sys; sys.argv = ['txnkv']; from txnkv.cli import main; main()"
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **told, "_TXNKV_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.stdout.split(), process.stderr) == (wanted, "")
+
+
 def test_errors_are_one_line_without_a_traceback(tmp_path, orders, fail):
     status, out, err = finish(start("tables", tmp_path / "none"))
     assert (status, out) == (1, "")

@@ -1,8 +1,11 @@
-"""`txnkv create, drop, count, get, insert, delete`, and `topics create, drop`."""
+"""`txnkv create, drop, count, get, insert, delete, query`, and `topics create, drop`."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from pyarrow import parquet
 
 import txnkv
 
@@ -124,3 +127,38 @@ def test_rows_are_deleted_by_key_or_by_condition(sales, run, fail, misuse):
     assert "give KEYs, or conditions" in misuse("delete", sales, "sales", "uk,3", "-w", "id = 1")
     with txnkv.connect(sales) as client:
         assert client.table("sales").count([("region", "=", "uk"), ("id", "<", 10)]) == 0
+
+
+# -- query -----------------------------------------------------------------------------
+
+
+def test_tables_are_asked_in_sql(sales, run, fail, misuse, tmp_path):
+    pytest.importorskip("duckdb")
+    before = run("stats", sales, "--json").json["snapshot"]
+    run("create", sales, "regions", "--schema", "code:string,name:string", "--key", "code")
+    run("insert", sales, "regions", '{"code": "eu", "name": "Europe"}')
+    sql = "SELECT name, sum(id) AS ids FROM sales JOIN regions ON code = region GROUP BY name"
+    assert run("query", sales, sql, "--json").lines == [{"name": "Europe", "ids": 1}]
+    ran = run("query", sales, "-", input=sql)
+    assert [line.split() for line in ran.out.splitlines()[::2]] == [
+        ["name", "ids"],
+        ["Europe", "1"],
+    ]
+    assert ran.err == "1 row\n"
+    run("delete", sales, "sales", "eu,1")
+    count = "SELECT count(*) AS n FROM sales"
+    assert run("query", sales, count, "--json").json == {"n": 1}
+    assert run("query", sales, count, "--json", "--snapshot", before).json == {"n": 2}
+    run("query", sales, "FROM sales", "-o", tmp_path / "sales.parquet")
+    assert parquet.read_table(tmp_path / "sales.parquet")["id"].to_pylist() == [2]
+    ran = run("query", sales, "SELECT unnest(range(1000)) AS i")
+    assert len(ran.out.splitlines()) == 102
+    assert "nope" in fail("query", sales, "SELECT * FROM nope")
+    assert "exclude each other" in misuse("query", sales, count, "--json", "--format", "csv")
+
+
+def test_without_duckdb_it_says_what_to_install(store, fail, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert fail("query", store, "SELECT 1") == (
+        "txnkv query needs DuckDB: pip install 'txnkv[duckdb]'"
+    )

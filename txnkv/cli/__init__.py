@@ -22,6 +22,7 @@ _HOMES = {
     "init": "txnkv.cli.store_commands",
     "load": "txnkv.cli.load",
     "scan": "txnkv.cli.scan_rows",
+    "query": "txnkv.cli.scan_rows",
     "tables": "txnkv.cli.store_commands",
     "create": "txnkv.cli.table_commands",
     "alter": "txnkv.cli.table_commands",

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import IO, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from txnkv.errors import RowErrors, SchemaError, StoreNotFoundError, TxnkvError
 
@@ -43,6 +44,12 @@ class Group(click.Group):
             return None
         found: click.Command = getattr(import_module(self._homes[cmd_name]), cmd_name)
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands by name, without the help that would load the modules of them all."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name) for name in self._homes if name.startswith(incomplete)]
 
     def main(self, *args: Any, **options: Any) -> Any:
         if not args and not options and sys.argv[1:2] != ["demo"]:

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import pyarrow as pa
+from click.shell_completion import CompletionItem
 
+import txnkv
 from txnkv.core import compute as pc
+from txnkv.errors import TxnkvError
 
 if TYPE_CHECKING:  # loaded when something is shown to people
     from rich.console import Console
@@ -24,9 +27,28 @@ if TYPE_CHECKING:  # loaded when something is shown to people
 _PIPE_WIDTH: Final = 1 << 16
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
-store_argument = click.argument("store", metavar="STORE")
-table_argument = click.argument("table", metavar="TABLE")
-topic_argument = click.argument("topic", metavar="TOPIC")
+
+
+def _folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tables or topics of the store that stands before, for a shell's completion."""
+    try:
+        with txnkv.connect(ctx.params["store"], create=False, read_only=True) as client:
+            names = client.topics() if param.name == "topic" else client.tables()
+    except (TxnkvError, OSError, KeyError, TypeError):
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+store_argument = click.argument("store", metavar="STORE", shell_complete=_folders)
+table_argument = click.argument("table", metavar="TABLE", shell_complete=_names)
+topic_argument = click.argument("topic", metavar="TOPIC", shell_complete=_names)
+topic_or_none_argument = click.argument(
+    "topic", metavar="[TOPIC]", required=False, shell_complete=_names
+)
 snapshot_option = click.option(
     "--snapshot", "at", metavar="WHEN", help="A timestamp, or a time with its zone."
 )

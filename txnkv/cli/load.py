@@ -20,7 +20,15 @@ from rich.progress import Progress, TaskID
 import txnkv
 from txnkv.cli import parsing
 from txnkv.cli.command_group import stopping, words
-from txnkv.cli.console import bar, json_option, plural, print_json, rate, store_argument
+from txnkv.cli.console import (
+    bar,
+    json_option,
+    plural,
+    print_json,
+    rate,
+    store_argument,
+    table_argument,
+)
 from txnkv.cli.row_sources import FORMATS, RowSource, named, open_source
 from txnkv.cli.text_sources import Options
 from txnkv.errors import (
@@ -34,7 +42,7 @@ from txnkv.tables import DELETES, INSERTS, OPERATIONS, UPDATES, HashPartition, O
 
 @click.command()
 @store_argument
-@click.argument("table", metavar="TABLE")
+@table_argument
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--key", metavar="NAMES", help="Key columns of a table to be made, as id or id,region."

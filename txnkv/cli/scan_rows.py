@@ -1,4 +1,4 @@
-"""`txnkv scan`: rows out, in a table for people, or as CSV, JSON lines, Parquet or Arrow IPC."""
+"""`txnkv scan, query`: rows out, as a table for people, CSV, JSON lines, Parquet or Arrow IPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 
 import txnkv
 from txnkv.cli import parsing
-from txnkv.cli.command_group import given
+from txnkv.cli.command_group import given, words
 from txnkv.cli.conditions import where, where_option
 from txnkv.cli.console import (
     bar,
@@ -85,12 +85,76 @@ def scan(
                 ordered=ordered,
                 limit=asked,
             )
-        if kind == "table":
-            _print(rows, limit)
-        elif output is None:
-            write_stdout(kind, rows.schema, rows.to_batches())
-        else:
-            _export(kind, rows, output)
+        _write(kind, rows.schema, rows.to_batches(), output, limit)
+
+
+@click.command()
+@store_argument
+@click.argument("sql", metavar="SQL")
+@snapshot_option
+@click.option(
+    "--format",
+    type=click.Choice(FORMATS),
+    help="Default: by the name of the output file, else table.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, as --format json.")
+@click.option("-o", "--output", metavar="FILE", help="Write to a file. Default: stdout.")
+def query(
+    store: str, sql: str, at: str | None, format: str | None, as_json: bool, output: str | None
+) -> None:
+    """Ask the tables in SQL, all at one snapshot. Needs DuckDB; "-" reads SQL from stdin.
+
+    Tables have their names. DuckDB asks of each the columns and the rows that the query needs; it
+    does not change them.
+    """
+    kind = _kind(format, as_json, output)
+    try:
+        import duckdb
+    except ImportError:
+        raise click.ClickException(
+            "txnkv query needs DuckDB: pip install 'txnkv[duckdb]'"
+        ) from None
+    text = sys.stdin.read() if sql == "-" else sql
+    with txnkv.connect(store, create=False, read_only=True) as client, duckdb.connect() as duck:
+        with given():
+            when = None if at is None else client.timestamp_of(parsing.snapshot(at))
+        with client.snapshot(when) as snap:
+            duck.execute("SET TimeZone = 'UTC'")
+            for name in client.tables():
+                duck.register(name, client.table(name).dataset(snap))
+            try:
+                answer = duck.sql(text)
+                if answer is None:
+                    raise click.UsageError("SQL is a question, as SELECT ... FROM a table")
+                found = pa.RecordBatchReader.from_stream(answer)
+                batches = map(_whole_numbers, found) if kind == "json" else found
+                _write(kind, found.schema, iter(batches), output, None)
+            except duckdb.Error as error:
+                raise click.ClickException(words(error)) from error
+
+
+def _whole_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Have sums of whole numbers, which are decimals in DuckDB, be numbers in JSON."""
+    for i, column in enumerate(batch.columns):
+        if pa.types.is_decimal(column.type) and column.type.scale == 0:
+            with suppress(pa.ArrowInvalid):  # more than 64 bits: text, as decimals are
+                batch = batch.set_column(i, batch.schema.names[i], column.cast(pa.int64()))
+    return batch
+
+
+def _write(
+    kind: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    output: str | None,
+    limit: int | None,
+) -> None:
+    if kind == "table":
+        _print(schema, batches, limit)
+    elif output is None:
+        write_stdout(kind, schema, batches)
+    else:
+        _export(kind, schema, batches, output)
 
 
 def _kind(format: str | None, as_json: bool, output: str | None) -> str:
@@ -111,12 +175,11 @@ def _kind(format: str | None, as_json: bool, output: str | None) -> str:
     return kind or "table"
 
 
-def _print(rows: Any, limit: int | None) -> None:
-    batches: Iterator[pa.RecordBatch] = rows.to_batches()
-    table = pa.Table.from_batches(batches, rows.schema)
+def _print(schema: pa.Schema, batches: Iterator[pa.RecordBatch], limit: int | None) -> None:
+    table = pa.Table.from_batches(_first(batches, limit), schema)
     more = limit is None and table.num_rows > SHOWN
     shown = table.slice(0, SHOWN) if more else table
-    print_table(rows.schema, shown.to_batches())
+    print_table(schema, shown.to_batches())
     if more:
         click.echo(
             f"the first {SHOWN} rows; --limit N shows more, --format csv or json all", err=True
@@ -125,18 +188,28 @@ def _print(rows: Any, limit: int | None) -> None:
         click.echo(plural(shown.num_rows, "row"), err=True)
 
 
-def _export(kind: str, rows: Any, output: str) -> None:
+def _first(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """All of them where there is a limit already, else as many as are shown, and one row more."""
+    rows = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        if limit is None and rows > SHOWN:
+            return
+
+
+def _export(kind: str, schema: pa.Schema, batches: Batches, output: str) -> None:
     with bar() as progress:
         task = progress.add_task(output, total=None, note="")
 
         def counted() -> Iterator[pa.RecordBatch]:
             done = 0
-            for batch in rows.to_batches():
+            for batch in batches:
                 done += batch.num_rows
                 progress.update(task, note=plural(done, "row"))
                 yield batch
 
-        written = write_file(kind, rows.schema, counted(), Path(output))
+        written = write_file(kind, schema, counted(), Path(output))
     click.echo(f"wrote {plural(written, 'row')} to {output}", err=True)
 
 

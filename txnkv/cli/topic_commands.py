@@ -27,6 +27,7 @@ from txnkv.cli.console import (
     size,
     store_argument,
     topic_argument,
+    topic_or_none_argument,
     yes_option,
 )
 from txnkv.errors import TopicNotFoundError
@@ -111,7 +112,8 @@ class TopicsGroup(click.Group):
     """A group whose `list` goes without its name: `topics STORE` is `topics list STORE`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+        named = [*self.commands, *ctx.help_option_names]
+        if (args[0] not in named) if args else not ctx.resilient_parsing:  # as for completion
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -174,7 +176,7 @@ def drop_topic(store: str, topic: str, missing_ok: bool, yes: bool, as_json: boo
 
 @topics.command("list")
 @store_argument
-@click.argument("topic", metavar="[TOPIC]", required=False)
+@topic_or_none_argument
 @json_option
 def list_topics(store: str, topic: str | None, as_json: bool) -> None:
     """List the topics; or the partitions and subscriptions of TOPIC.

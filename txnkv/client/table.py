@@ -238,6 +238,23 @@ class Table(Closing):
             connection, info, lambda: self._view(snapshot), columns, where, ordered, limit
         )
 
+    def dataset(self, snapshot: At = None) -> pa.dataset.Dataset:
+        """The table as a dataset of Arrow, for DuckDB, polars and others.
+
+        They ask it for the columns and the rows that they need, and its scans skip what is not
+        asked for: `duckdb.sql("SELECT ... FROM orders WHERE ...")` with `orders` a variable that
+        holds it, or `polars.scan_pyarrow_dataset(orders)`.
+
+        Args:
+            snapshot: where all is read; by default each reading is of the latest.
+        """
+        from txnkv.client.dataset import TableDataset  # what it imports takes a while
+
+        return TableDataset(
+            self._at(snapshot).schema,
+            lambda columns, where: self.scan(columns, where, snapshot),
+        )
+
     @shielded
     def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None
