@@ -23,7 +23,7 @@ from txnkv.coordinator.status_table import TxnRow
 from txnkv.topics import topic_catalog
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 from txnkv.topics.topics import Partition
-from txnkv.topics.write.append import append
+from txnkv.topics.write.append import AppendAttempt, append
 
 
 def create(
@@ -86,8 +86,10 @@ def begin(client: txnkv.Client, timeout: float | None = 60, keepalive: float = 3
 def send(
     client: txnkv.Client, row: TxnRow, partition: Partition, values: Sequence[bytes]
 ) -> list[int]:
-    """Send one batch of a large transaction."""
-    return append(client.instance.topics, row, partition, [batch(values, row.txn_id)])
+    """Send one batch of a large transaction; its offset, if it has one yet."""
+    attempt = AppendAttempt()
+    append(client.instance.topics, row, partition, [batch(values, row.txn_id)], attempt)
+    return [attempt.at] if partition.side is None and attempt.at is not None else []
 
 
 def commit(client: txnkv.Client, row: TxnRow) -> TxnRow:

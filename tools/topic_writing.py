@@ -19,7 +19,7 @@ from txnkv.topics import topic_catalog
 from txnkv.topics.messages.message_input import now_micros
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
-from txnkv.topics.write.append import append
+from txnkv.topics.write.append import AppendAttempt, append
 
 _TIMEOUT: Final = 600.0
 
@@ -76,9 +76,11 @@ class Writer:
         return coordinator.write_open(row)
 
     def append(self, row: TxnRow, *texts: str, number: int = 0) -> list[int]:
-        """Messages of an open transaction."""
+        """Messages of an open transaction; the offset of the first, if they have any yet."""
         batch = _batch(texts, row.txn_id, decided=False, timestamp=None)
-        return append(self.engine, row, self.partitions[number], [batch])
+        partition, attempt = self.partitions[number], AppendAttempt()
+        append(self.engine, row, partition, [batch], attempt)
+        return [attempt.at] if partition.side is None and attempt.at is not None else []
 
     def commit(self, row: TxnRow) -> None:
         """Commit it, with its end markers."""

@@ -278,10 +278,10 @@ def test_an_append_under_way_is_not_waited_for(client: txnkv.Client) -> None:
 def test_plain_batches_are_appended_without_a_transaction(client: txnkv.Client) -> None:
     (partition,) = create(client)
     small(client, [partition], [b"a"])
-    found = append.append_alone(
-        internals.topics(client), partition, [batch([b"b", b"c"]), batch([b"d"])]
-    )
-    assert found == [1, 3]
+    attempt = append.AppendAttempt()
+    batches = [batch([b"b", b"c"]), batch([b"d"])]
+    append.append_alone(internals.topics(client), partition, batches, attempt)
+    assert attempt.at == 1
     assert values(client, "events") == [b"a", b"b", b"c", b"d"]
     assert client.transactions() == []
 

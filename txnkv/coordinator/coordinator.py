@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import Store, boot_id, clock, shielded
+from txnkv.storage import Store, back_off, boot_id, clock, shielded
 
 KEEPALIVE_TIME: Final = 30.0
 
@@ -303,9 +304,8 @@ class Coordinator:
             InvalidTxnStateError: the transaction is not OPEN.
         """
         wanted = list(ids)
-        pause = 0.002
         give_up = time.monotonic() + lock_timeout
-        while True:
+        for tries in itertools.count(1):
             answer = self._ask(row, kind, wanted, transactional)
             if answer.verdict is Verdict.GRANTED:
                 return
@@ -328,8 +328,7 @@ class Coordinator:
                     f"{holder}, which is younger, and did not end within {lock_timeout:g} s. "
                     f"Transaction {row.txn_id} is still open: try the write again"
                 )
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
+            time.sleep(back_off(tries, 0.002, 0.05))
 
     @shielded
     def fix_snapshot(self, txn_id: int) -> Timestamp:

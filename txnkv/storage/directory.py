@@ -32,7 +32,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -229,14 +229,11 @@ def _creation_lock(path: Path) -> Iterator[None]:
     # The winner unlinks the file once FORMAT is there. Whoever waited on the unlinked file gets
     # its lock then and finds FORMAT; whoever comes later finds FORMAT before it looks for a lock.
     # A loser that opens the name again in between makes a file which it must take away itself.
-    descriptor = os.open(path / _CREATING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with opened(path / _CREATING, os.O_RDWR | os.O_CREAT) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
         if (path / "FORMAT").exists():
             (path / _CREATING).unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def _write_format(path: Path, store_id: str) -> None:
@@ -319,29 +316,32 @@ def make_private_directory(path: Path) -> None:
     path.chmod(0o700)
 
 
+@contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of a file, closed at the end; what is made has mode 0600, whatever the umask."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        if flags & os.O_CREAT:
+            os.fchmod(descriptor, 0o600)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def make_private_file(path: Path) -> None:
     """Makes an empty file of mode 0600, whatever the umask; one that is there stays as it is.
 
     Never called for a file on which this process may hold locks: closing any descriptor of a
     file drops every fcntl lock that the process has on it.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    try:
-        os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
+    with suppress(FileExistsError), opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL):
+        pass
 
 
 def sync_directory(path: Path) -> None:
     """Makes the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def allocate(descriptor: int, length: int) -> None:

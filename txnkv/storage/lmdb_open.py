@@ -22,7 +22,7 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from txnkv.storage.directory import (
     allocate,
     make_private_directory,
     make_private_file,
+    opened,
     sync_directory,
 )
 from txnkv.storage.extents import Extent, Tracked
@@ -266,16 +267,13 @@ class OpenLmdb:
         file = self.path / "data.mdb"
         if file.stat().st_size >= end or not hasattr(os, "posix_fallocate"):
             return
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with opened(file, os.O_RDWR) as descriptor:
             size = os.fstat(descriptor).st_size
             # Unlike ftruncate it never shortens what another process has written meanwhile. LMDB
             # may leave free pages at the end unwritten, so without room all may still be well.
             with suppress(OSError):
                 if size < end:
                     os.posix_fallocate(descriptor, size, end - size)
-        finally:
-            os.close(descriptor)
 
     def _open_handles(self) -> None:
         with self.env.begin() as txn:
@@ -390,14 +388,11 @@ def make_environment_files(path: Path, databases: Sequence[bytes] = ()) -> None:
         lmdb.Error, OSError: LMDB or the system refused; there is no environment then.
     """
     make_private_directory(path)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         fcntl.flock(folder, fcntl.LOCK_EX)
         _make_lock_file(path / "lock.mdb")
         if not (path / "data.mdb").exists():
             _make_data_file(path, databases)
-    finally:
-        os.close(folder)
 
 
 def _make_data_file(path: Path, databases: Sequence[bytes]) -> None:
@@ -406,23 +401,13 @@ def _make_data_file(path: Path, databases: Sequence[bytes]) -> None:
     new = path / "data.mdb.new"
     new.unlink(missing_ok=True)
     make_private_file(new)
-    env = lmdb.open(
-        str(new),
-        subdir=False,
-        lock=False,
-        sync=False,
-        map_size=_NEW_MAP,
-        meminit=False,
-        max_dbs=MAX_DATABASES,
-    )
-    try:
+    how = {"subdir": False, "lock": False, "sync": False, "meminit": False}
+    with closing(lmdb.open(str(new), map_size=_NEW_MAP, max_dbs=MAX_DATABASES, **how)) as env:
         with env.begin(write=True) as txn:
             for name in databases:
                 env.open_db(name, txn=txn)
             extents.put_mark(txn, Extent(extents.new_identity(), 1))
         env.sync(True)
-    finally:
-        env.close()
     new.rename(path / "data.mdb")
 
 
@@ -431,11 +416,8 @@ def _make_lock_file(path: Path) -> None:
     # LMDB maps this file and leaves it sparse: a reader that takes a slot on a full disk would
     # die of SIGBUS. This process has no lock on it yet, so that closing it here drops none.
     if path.stat().st_size == 0:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with opened(path, os.O_RDWR) as descriptor:
             allocate(descriptor, _LOCK_FILE_BYTES)
-        finally:
-            os.close(descriptor)
 
 
 _PATIENCE_SECONDS = 10.0

@@ -35,16 +35,16 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import lmdb
 
 from txnkv.errors import UnavailableError
 from txnkv.storage import extents
-from txnkv.storage.directory import make_private_directory, sync_directory
+from txnkv.storage.directory import make_private_directory, opened, sync_directory
 from txnkv.storage.environment import Environment
 from txnkv.storage.extents import Extent
 from txnkv.storage.faults import declare_fault_point, fault_point, lmdb_error
@@ -88,12 +88,8 @@ def shrink(environment: Environment) -> tuple[int, int] | None:
 def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
     file, smaller = folder / "data.mdb", aside / "data.mdb"
     aside.mkdir(mode=0o700)
-    # Without LMDB's locks, for closing its lock file would drop ours.
-    env = lmdb.open(str(folder), readonly=True, lock=False, map_size=map_size, create=False)
-    try:
+    with _opened(folder, map_size, readonly=True) as env:
         extents.copy(env, aside, map_size)
-    finally:
-        env.close()
     os.chmod(smaller, 0o600)
     sync_file(smaller)
     fault_point("shrink.copied")
@@ -107,8 +103,7 @@ def _replace(folder: Path, aside: Path, map_size: int) -> tuple[int, int]:
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
     """The exclusive lock on the first byte of lock.mdb; False when somebody has it open."""
-    descriptor = os.open(folder / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with opened(folder / "lock.mdb", os.O_RDWR | os.O_CREAT) as descriptor:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
@@ -119,17 +114,19 @@ def alone(folder: Path) -> Iterator[bool]:
             if os.fstat(descriptor).st_size:
                 os.pwrite(descriptor, _VOID, 0)
             yield True
-    finally:
-        os.close(descriptor)
 
 
 def sync_file(file: Path) -> None:
     """Make what was written to a file durable."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(file, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+
+
+def _opened(folder: Path, map_size: int, *, readonly: bool) -> closing[Any]:
+    """An environment without LMDB's locks, of which closing the lock file would drop ours."""
+    return closing(
+        lmdb.open(str(folder), readonly=readonly, lock=False, map_size=map_size, create=False)
+    )
 
 
 declare_fault_point("mending.written", "a file that takes a damaged one's place is durable, aside")
@@ -170,13 +167,10 @@ class Mending:
         """
         self.environment.close_now()
         file = self._aside / "data.mdb"
-        env = lmdb.open(str(self._aside), lock=False, map_size=self._map_size, create=False)
-        try:
+        with _opened(self._aside, self._map_size, readonly=False) as env:
             number = extents.read_extent(env).written
             extent = Extent(extents.new_identity(), number + 1)
             extents.write_mark(env, extent)
-        finally:
-            env.close()
         sync_file(file)
         fault_point("mending.written")
         with status.write() as cur:
@@ -202,11 +196,8 @@ class Mending:
         make_private_directory(self._aside)
         with suppress(lmdb.Error, OSError):
             if _is_whole(self._path, self._map_size):
-                env = lmdb.open(str(self._path), readonly=True, lock=False, map_size=self._map_size)
-                try:
+                with _opened(self._path, self._map_size, readonly=True) as env:
                     extents.copy(env, self._aside, self._map_size)
-                finally:
-                    env.close()
                 return True
         shutil.rmtree(self._aside, ignore_errors=True)
         make_environment_files(self._aside)
@@ -239,8 +230,5 @@ def _is_whole(path: Path, map_size: int) -> bool:
     size = (path / "data.mdb").stat().st_size
     if size == 0:
         return False
-    env = lmdb.open(str(path), readonly=True, lock=False, map_size=map_size)
-    try:
+    with _opened(path, map_size, readonly=True) as env:
         return bool((env.info()["last_pgno"] + 1) * env.stat()["psize"] <= size)
-    finally:
-        env.close()

@@ -36,13 +36,13 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from txnkv.core import SharedWords
 from txnkv.errors import UnavailableError
 from txnkv.storage.clocks import boot_id
-from txnkv.storage.directory import allocate, make_private_directory, removed
+from txnkv.storage.directory import allocate, make_private_directory, opened, removed
 from txnkv.storage.faults import FULL_ERRNOS, storage_full
 
 SLOTS = 1024
@@ -193,16 +193,13 @@ class RuntimeFile:
 @contextmanager
 def opening_lock(folder: Path) -> Iterator[None]:
     """Alone among the processes that attach to the runtime file or take a slot in it."""
-    try:
-        descriptor = os.open(folder / "opening.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        raise removed(folder) from None
-    try:
-        os.fchmod(descriptor, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(opened(folder / "opening.lock", os.O_RDWR | os.O_CREAT))
+        except FileNotFoundError:
+            raise removed(folder) from None
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_valid(shared: Path) -> bool:
@@ -230,33 +227,27 @@ def _replace(shared: Path, slots: SlotLocks) -> None:
 
 
 def _write_new(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    head = b"".join(
+        word.to_bytes(8, sys.byteorder)
+        for word in (MAGIC, VERSION, _new_generation(), _boot_word())
+    )
+    # A change number that begins anywhere is not taken for one of the file before.
+    change = _new_generation() & ~1
     try:
-        os.fchmod(descriptor, 0o600)
-        allocate(descriptor, FILE_BYTES)
-        head = b"".join(
-            word.to_bytes(8, sys.byteorder)
-            for word in (MAGIC, VERSION, _new_generation(), _boot_word())
-        )
-        # A change number that begins anywhere is not taken for one of the file before.
-        change = _new_generation() & ~1
-        os.pwrite(descriptor, change.to_bytes(8, sys.byteorder), CHANGE * 8)
-        os.pwrite(descriptor, head, 0)
+        with opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
+            allocate(descriptor, FILE_BYTES)
+            os.pwrite(descriptor, change.to_bytes(8, sys.byteorder), CHANGE * 8)
+            os.pwrite(descriptor, head, 0)
     except OSError as error:
         if error.errno in FULL_ERRNOS:
             raise storage_full(path, error.errno) from error
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _map(shared: Path, slots: SlotLocks) -> RuntimeFile:
-    descriptor = os.open(shared, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with opened(shared, os.O_RDWR) as descriptor:
         memory = mmap.mmap(descriptor, FILE_BYTES)
         return RuntimeFile(memory, slots, os.fstat(descriptor).st_ino)
-    finally:
-        os.close(descriptor)
 
 
 def _new_generation() -> int:

@@ -30,10 +30,9 @@ and the next try looks first whether the batches are where the last one put them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import apsw
 import lmdb
@@ -75,13 +74,17 @@ class _Admitted(NamedTuple):
     first: bool
 
 
+Run: TypeAlias = tuple[Buffer, int]
+"""Batches one behind the other, and how many messages they hold."""
+
+
 def append(
     topics: Topics,
     row: TxnRow,
     partition: Partition,
     batches: Sequence[bytes],
     attempt: AppendAttempt | None = None,
-) -> list[int]:
+) -> None:
     """Append batches of a large transaction, whose OPEN row is stored.
 
     Args:
@@ -90,10 +93,6 @@ def append(
         partition: where to.
         batches: with the transaction's id, without offsets.
         attempt: of these batches, kept over all tries; None: there is one only.
-
-    Returns:
-        The offset of each batch; nothing for a side log, where messages have none before the
-        commit.
 
     Raises:
         InvalidTxnStateError: the transaction is not OPEN; nothing was appended.
@@ -104,31 +103,19 @@ def append(
     attempt = attempt or AppendAttempt()
     if partition.side is not None:
         _append_aside(topics, row, partition, batches, attempt)
-        return []
-    counts = _counts(batches)
-    base = _append(
-        topics,
-        partition,
-        sum(counts),
-        partial(_placed, batches, counts),
-        _taking_part(topics, row, partition),
-        attempt,
-        row.txn_id,
-    )
-    return _offsets(base, counts)
+        return
+    admit = _taking_part(topics, row, partition)
+    _append(topics, partition, _runs(batches), place, admit, attempt, row.txn_id)
 
 
-def append_runs(
-    topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[tuple[Buffer, int]]
-) -> None:
+def append_runs(topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[Run]) -> None:
     """Append batches of a large transaction that lie in memory which may be written.
 
     Args:
         topics: the topics.
         row: of the transaction.
         partition: where to.
-        runs: batches, one behind the other, and how many messages they hold. They get their
-            offsets where they are.
+        runs: the batches. They get their offsets where they are.
 
     Raises:
         InvalidTxnStateError, TopicNotFoundError, StorageFullError: as for `append`.
@@ -139,16 +126,8 @@ def append_runs(
         ]
         _append_aside(topics, row, partition, single, AppendAttempt())
         return
-
-    def placed(base: int, commit_ts: int) -> Iterator[Buffer]:
-        for run, count in runs:
-            place_here(run, base, commit_ts)
-            yield run
-            base += count
-
-    total = sum(count for _, count in runs)
     admit = _taking_part(topics, row, partition)
-    _append(topics, partition, total, placed, admit, AppendAttempt(), row.txn_id)
+    _append(topics, partition, runs, _place_here, admit, AppendAttempt(), row.txn_id)
 
 
 def _taking_part(
@@ -171,7 +150,7 @@ def append_alone(
     partition: Partition,
     batches: Sequence[bytes],
     attempt: AppendAttempt | None = None,
-) -> list[int]:
+) -> None:
     """Append plain batches, outside of any transaction: visible at one instant, that of a commit.
 
     Args:
@@ -179,9 +158,6 @@ def append_alone(
         partition: where to.
         batches: without offsets.
         attempt: as for `append`.
-
-    Returns:
-        The offset of each batch.
 
     Raises:
         TopicNotFoundError: the topic was dropped; nothing was appended.
@@ -194,12 +170,9 @@ def append_alone(
         cur.execute("UPDATE clock SET last_commit = ?", (stamps[-1],))
         return _Admitted(stamps[-1], first=False)
 
-    counts = _counts(batches)
-    placed = partial(_placed, batches, counts)
-    base = _append(topics, partition, sum(counts), placed, commit, attempt or AppendAttempt(), 0)
+    _append(topics, partition, _runs(batches), place, commit, attempt or AppendAttempt(), 0)
     if stamps:
         topics.store.runtime.raise_durable(stamps[-1])
-    return _offsets(base, counts)
 
 
 def is_appended(topics: Topics, partition: Partition, attempt: AppendAttempt) -> bool:
@@ -217,27 +190,27 @@ def is_appended(topics: Topics, partition: Partition, attempt: AppendAttempt) ->
 def _append(
     topics: Topics,
     partition: Partition,
-    total: int,
-    placed: Callable[[int, int], Iterable[Buffer]],
+    runs: Sequence[Run],
+    put: Callable[[Buffer, int, int], Buffer],
     admit: Callable[[apsw.Cursor], _Admitted],
     attempt: AppendAttempt,
     txn_id: int,
-) -> int:
+) -> None:
     topic_catalog.require_writable(partition.topic)
     status = topics.store.status
     syncing: list[Callable[[], None]] = []
 
-    def write(txn: lmdb.Transaction) -> int:
+    def write(txn: lmdb.Transaction) -> None:
         if attempt.at is not None and _is_there(txn, partition, attempt, txn_id):
             syncing.append(status.begin_sync())
-            return attempt.at
+            return
         end = partition.log.end(txn)
         with status.write(sync=False) as cur:
             topic_catalog.require_live(cur, partition.topic)
             commit_ts, first = admit(cur)
             # What came before is looked at first: these offsets are ours, and no hole.
             waiting = roll_forward.look(topics, cur, partition, end)
-            base = topic_catalog.take_offsets(cur, partition.id, total)
+            base = topic_catalog.take_offsets(cur, partition.id, sum(count for _, count in runs))
         if first or waiting.upto > end:
             status.sync()
         else:
@@ -245,17 +218,15 @@ def _append(
         fault_point("append.reserved")
         attempt.at = base
         roll_forward.write(txn, partition, waiting)
-        partition.log.put(txn, placed(base, commit_ts))
-        return base
+        partition.log.put(txn, _placed(runs, put, base, commit_ts))
 
     with GATE.use():
         try:
-            base = partition.environment.write(write)
+            partition.environment.write(write)
         finally:
             for wait in syncing:
                 wait()
     fault_point("append.written")
-    return base
 
 
 def _is_there(
@@ -273,24 +244,21 @@ def _is_there(
     return True
 
 
-def _counts(batches: Sequence[bytes]) -> list[int]:
-    return [read_header(batch).count for batch in batches]
+def _runs(batches: Sequence[bytes]) -> list[Run]:
+    return [(batch, read_header(batch).count) for batch in batches]
 
 
-def _offsets(base: int, counts: Sequence[int]) -> list[int]:
-    found = []
-    for count in counts:
-        found.append(base)
-        base += count
-    return found
+def _place_here(run: Buffer, base: int, commit_ts: int) -> Buffer:
+    place_here(run, base, commit_ts)
+    return run
 
 
 def _placed(
-    batches: Sequence[bytes], counts: Sequence[int], base: int, commit_ts: int
-) -> Iterator[bytes]:
+    runs: Sequence[Run], put: Callable[[Buffer, int, int], Buffer], base: int, commit_ts: int
+) -> Iterator[Buffer]:
     # One by one: each is a copy, and memory that was just given back is there to be used again.
-    for batch, count in zip(batches, counts, strict=True):
-        yield place(batch, base, commit_ts)
+    for run, count in runs:
+        yield put(run, base, commit_ts)
         base += count
 
 

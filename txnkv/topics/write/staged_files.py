@@ -31,7 +31,7 @@ import apsw
 from txnkv.coordinator import jobs, status_table
 from txnkv.core import CoreError, check_batch, crc32c, walk
 from txnkv.errors import CorruptionError, TxnkvError, UnavailableError
-from txnkv.storage import FULL_ERRNOS, boot_id, make_private_directory, storage_full
+from txnkv.storage import FULL_ERRNOS, boot_id, make_private_directory, opened, storage_full
 
 KIND: Final = "staged"
 """The kind of the participant that has a transaction's files removed at an abort; its id is 0."""
@@ -188,12 +188,8 @@ def create(path: Path, file: StagedFile) -> int:
     header = MAGIC + _sealed(VERSION, file.id, file.txn_id)
     try:
         make_private_directory(path.parent)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
             _write(descriptor, 0, [header])
-        finally:
-            os.close(descriptor)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise _translated(error, path) from error
@@ -218,14 +214,12 @@ def extend(path: Path, at: int, lots: Sequence[tuple[int, Sequence[bytes]]]) -> 
         buffers.append(_sealed(0, partition_id, sum(map(len, batches))))
         buffers += batches
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            return _write(descriptor, at, buffers)
-        except OSError:
-            os.ftruncate(descriptor, at)
-            raise
-        finally:
-            os.close(descriptor)
+        with opened(path, os.O_WRONLY) as descriptor:
+            try:
+                return _write(descriptor, at, buffers)
+            except OSError:
+                os.ftruncate(descriptor, at)
+                raise
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -266,19 +260,16 @@ def frames(path: Path, file: StagedFile) -> list[Frame]:
         CorruptionError: the file is missing, is shorter than what counts, or is damaged.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with opened(path, os.O_RDONLY) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size < file.bytes:
+                raise _damaged(path, file, f"it has {size:,} bytes, of {file.bytes:,} that count")
+            header = os.pread(descriptor, HEADER_BYTES, 0)
+            if header != MAGIC + _sealed(VERSION, file.id, file.txn_id):
+                raise _damaged(path, file, "its header is that of another file, or damaged")
+            return _frames(descriptor, path, file)
     except FileNotFoundError:
         raise missing(path, file) from None
-    try:
-        size = os.fstat(descriptor).st_size
-        if size < file.bytes:
-            raise _damaged(path, file, f"it has {size:,} bytes, of {file.bytes:,} that count")
-        header = os.pread(descriptor, HEADER_BYTES, 0)
-        if header != MAGIC + _sealed(VERSION, file.id, file.txn_id):
-            raise _damaged(path, file, "its header is that of another file, or damaged")
-        return _frames(descriptor, path, file)
-    finally:
-        os.close(descriptor)
 
 
 def _frames(descriptor: int, path: Path, file: StagedFile) -> list[Frame]:
@@ -314,21 +305,18 @@ def read(
         CorruptionError: the file is missing, cut off or damaged.
         UnavailableError: the disk failed.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise missing(path, file) from None
     found = []
     try:
-        for frame in wanted:
-            part, memory = memory[: frame.bytes], memory[frame.bytes :]
-            if os.preadv(descriptor, [part], frame.at) != frame.bytes:
-                raise _damaged(path, file, f"it ends in the frame at byte {frame.begin}")
-            found.append((part, _count(path, file, frame, part)))
+        with opened(path, os.O_RDONLY) as descriptor:
+            for frame in wanted:
+                part, memory = memory[: frame.bytes], memory[frame.bytes :]
+                if os.preadv(descriptor, [part], frame.at) != frame.bytes:
+                    raise _damaged(path, file, f"it ends in the frame at byte {frame.begin}")
+                found.append((part, _count(path, file, frame, part)))
+    except FileNotFoundError:
+        raise missing(path, file) from None
     except OSError as error:
         raise UnavailableError(f"{path} failed: {error}. Try again") from error
-    finally:
-        os.close(descriptor)
     return found
 
 
