@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceWriter
 from pyspark.sql.types import StructType
 
 from txnkv.spark.source import TxnkvDataSource
-from txnkv.spark.writing.job_writer import TxnkvWriter
+from txnkv.spark.writing.job_writer import JobWriter
 from txnkv.spark.writing.targets import Written
 
 NAME = "txnkv_demo"
@@ -45,7 +45,7 @@ class NotedSource(TxnkvDataSource):
         return NotedWriter.around(writer, notes, int(kill))
 
 
-class NotedWriter(TxnkvWriter):
+class NotedWriter(JobWriter):
     """Writes as any other; see the module."""
 
     notes: str

@@ -119,9 +119,9 @@ def writer(place: dict[str, str], like: pa.RecordBatch) -> Any:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from txnkv.spark.settings import TopicWrite
-    from txnkv.spark.writing.job_writer import TopicWriter
+    from txnkv.spark.writing.job_writer import JobWriter
 
-    return TopicWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))
+    return JobWriter.start(TopicWrite.of_batch(place), from_arrow_schema(like.schema))
 
 
 @pytest.mark.usefixtures("as_a_worker")

@@ -103,13 +103,10 @@ class TxnkvDataSource(DataSource):
             ValueError: an option is missing, unknown, or makes no sense.
             SchemaError: the data does not fit.
         """
-        if names_topic(self.options):
-            from txnkv.spark.writing import TopicWriter
+        from txnkv.spark.writing import JobWriter
 
-            return TopicWriter.start(TopicWrite.of_batch(self.options, overwrite=overwrite), schema)
-        from txnkv.spark.writing import TxnkvWriter
-
-        return TxnkvWriter.start(Settings.of_write(self.options, overwrite=overwrite), schema)
+        of = TopicWrite.of_batch if names_topic(self.options) else Settings.of_write
+        return JobWriter.start(of(self.options, overwrite=overwrite), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of a topic, or of a table's changes.

@@ -1,6 +1,6 @@
 """Writing by Spark: jobs whose accepted attempts count (`job_writer`), into `targets`."""
 
-from txnkv.spark.writing.job_writer import TopicWriter, TxnkvWriter, begin_own
+from txnkv.spark.writing.job_writer import JobWriter, begin_own
 from txnkv.spark.writing.targets import (
     ChangesTarget,
     TableTarget,

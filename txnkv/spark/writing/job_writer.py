@@ -61,15 +61,7 @@ class JobWriter(DataSourceArrowWriter):
         self._own = own
 
     @classmethod
-    def begin(
-        cls,
-        place: StorePlace,
-        target: Target,
-        schema: StructType,
-        *,
-        token: str | None,
-        timeout: float | None,
-    ) -> Self:
+    def start(cls, settings: Settings | TopicWrite, schema: StructType) -> Self:
         """Check that the data fits, then begin the job, and its transaction without a token.
 
         Raises:
@@ -77,7 +69,12 @@ class JobWriter(DataSourceArrowWriter):
                 or the data does not fit.
             InvalidTokenError, InvalidTxnStateError: the token's transaction cannot be joined.
         """
-        client = client_of(place)
+        target: Target
+        if isinstance(settings, TopicWrite):
+            target = TopicTarget(settings.topic)
+        else:
+            target = TableTarget(settings.table, settings.operation, settings.overwrite)
+        client, token = client_of(settings), settings.token
         txn = None if token is None else join_open(client, token, "write")
         target.require(client, arrow_schema(schema), txn)
         if token is not None and txn is not None:
@@ -87,9 +84,9 @@ class JobWriter(DataSourceArrowWriter):
             except BaseException:
                 job.abort()
                 raise
-            return cls(place, target, token, job.id, own=False)
-        token, job_id = begin_own(client, target, place.path, timeout)
-        return cls(place, target, token, job_id, own=True)
+            return cls(settings, target, token, job.id, own=False)
+        token, job_id = begin_own(client, target, settings.path, settings.timeout)
+        return cls(settings, target, token, job_id, own=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage one task's data under this attempt's own name.
@@ -153,28 +150,3 @@ def begin_own(
         txn.rollback()
         raise
     return token, job.id
-
-
-class TxnkvWriter(JobWriter):
-    """Writes a table."""
-
-    @classmethod
-    def start(cls, settings: Settings, schema: StructType) -> TxnkvWriter:
-        """Check that the data fits, then begin the job; see `JobWriter.begin`."""
-        target = TableTarget(settings.table, settings.operation, settings.overwrite)
-        return cls.begin(settings, target, schema, token=settings.token, timeout=settings.timeout)
-
-
-class TopicWriter(JobWriter):
-    """Writes a topic.
-
-    Columns are those of messages: value, and where wanted key, headers, timestamp, partition. A
-    message goes to the partition that it names, else to that of its key; the messages of a task
-    keep their order in it.
-    """
-
-    @classmethod
-    def start(cls, settings: TopicWrite, schema: StructType) -> TopicWriter:
-        """Check that the data fits, then begin the job; see `JobWriter.begin`."""
-        target = TopicTarget(settings.topic)
-        return cls.begin(settings, target, schema, token=settings.token, timeout=settings.timeout)

@@ -236,6 +236,22 @@ def delete_range(txn: lmdb.Transaction, db: Any, low: bytes, high: bytes | None)
     return count
 
 
+class LogPart:
+    """One database of a log, whose keys begin with an offset, inside of a transaction."""
+
+    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
+        self._txn = txn
+        self._db = db
+
+    def drop_from(self, offset: int) -> None:
+        """Delete what begins at an offset or behind it."""
+        delete_range(self._txn, self._db, KEY.pack(offset), None)
+
+    def drop_below(self, offset: int) -> None:
+        """Delete what begins below an offset."""
+        delete_range(self._txn, self._db, b"", KEY.pack(offset))
+
+
 SHARED: Final = 0
 OWN: Final = 1
 

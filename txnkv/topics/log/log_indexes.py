@@ -30,7 +30,14 @@ import lmdb
 
 from txnkv.core import ControlType, read_control, read_header, walk
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
+from txnkv.topics.log.log_chunks import (
+    KEY,
+    ChunkReader,
+    LogPart,
+    delete_range,
+    seek_at_or_below,
+    unlike,
+)
 from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, unpack_entries
 
 _COMMIT: Final = struct.Struct("<QIQQQ")
@@ -39,12 +46,8 @@ _BIN: Final = struct.Struct(">BQQQ")
 _BITS: Final = 3
 
 
-class Commits:
+class Commits(LogPart):
     """The index of commits inside an LMDB transaction."""
-
-    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
-        self._txn = txn
-        self._db = db
 
     def put(self, entries: Sequence[CommitEntry]) -> None:
         """Adds entries behind all others."""
@@ -98,7 +101,7 @@ class Commits:
 
     def truncate(self, offset: int) -> None:
         """Removes entries at or behind an offset, where a batch begins."""
-        delete_range(self._txn, self._db, KEY.pack(offset), None)
+        self.drop_from(offset)
         with self._txn.cursor(db=self._db) as cursor:
             if not cursor.last():
                 return
@@ -107,10 +110,6 @@ class Commits:
         if len(kept) < len(group):
             value = b"".join([_COMMIT.pack(*entry) for entry in kept])
             self._txn.put(KEY.pack(kept[0].marker_offset), value, db=self._db)
-
-    def drop_below(self, offset: int) -> None:
-        """Removes those below an offset at which a chunk begins."""
-        delete_range(self._txn, self._db, b"", KEY.pack(offset))
 
 
 def compare(chunks: ChunkReader, entry: CommitEntry, *, has_side: bool) -> None:
@@ -167,7 +166,7 @@ def _unpacked(key: Any, value: Any) -> list[CommitEntry]:
     return entries
 
 
-class Aborted:
+class Aborted(LogPart):
     """The aborted index inside an LMDB transaction.
 
     Args:
@@ -177,8 +176,7 @@ class Aborted:
     """
 
     def __init__(self, txn: lmdb.Transaction, db: Any, spans: Any) -> None:
-        self._txn = txn
-        self._db = db
+        super().__init__(txn, db)
         self._spans = spans
 
     def put(self, entry: AbortedEntry) -> None:

@@ -39,7 +39,14 @@ import lmdb
 from txnkv.core import crc32c
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment
-from txnkv.topics.log.log_chunks import KEY, ChunkReader, delete_range, seek_at_or_below, unlike
+from txnkv.topics.log.log_chunks import (
+    KEY,
+    ChunkReader,
+    LogPart,
+    delete_range,
+    seek_at_or_below,
+    unlike,
+)
 from txnkv.topics.log.log_indexes import Aborted, Commits
 from txnkv.topics.log.partition_state import MemoryOpenTxns, OpenTxn, PartitionState
 
@@ -197,12 +204,8 @@ class Segment(NamedTuple):
         return cls(base, NEVER, 0, NEVER)
 
 
-class Segments:
+class Segments(LogPart):
     """The segments of a log inside an LMDB transaction."""
-
-    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
-        self._txn = txn
-        self._db = db
 
     def all(self) -> list[Segment]:
         """All, oldest first."""
@@ -241,14 +244,6 @@ class Segments:
         """Writes what is known of a segment."""
         value = _SEGMENT.pack(segment.created, segment.max_timestamp, segment.bytes)
         self._txn.put(KEY.pack(segment.base), value, db=self._db)
-
-    def drop_from(self, base: int) -> None:
-        """Removes those that begin at or behind an offset."""
-        delete_range(self._txn, self._db, KEY.pack(base), None)
-
-    def drop_below(self, base: int) -> None:
-        """Removes those that begin below an offset."""
-        delete_range(self._txn, self._db, b"", KEY.pack(base))
 
 
 def _segment(key: Any, value: Any) -> Segment:
@@ -300,12 +295,8 @@ class StateSnapshot(NamedTuple):
         return cls(offset, mark, tuple(OpenTxn(*txn) for txn in txns))
 
 
-class Snapshots:
+class Snapshots(LogPart):
     """The snapshots of a log inside an LMDB transaction."""
-
-    def __init__(self, txn: lmdb.Transaction, db: Any) -> None:
-        self._txn = txn
-        self._db = db
 
     def offsets(self) -> list[int]:
         """List the offsets of the snapshots, ascending; of damaged ones too."""
@@ -326,14 +317,6 @@ class Snapshots:
                     return snapshot
                 found = cursor.prev()
         return None
-
-    def drop_behind(self, offset: int) -> None:
-        """Removes those behind an offset."""
-        delete_range(self._txn, self._db, KEY.pack(offset + 1), None)
-
-    def drop_below(self, offset: int) -> None:
-        """Removes those below an offset."""
-        delete_range(self._txn, self._db, b"", KEY.pack(offset))
 
     def drop_between(self, low: int, high: int) -> None:
         """Removes those behind `low` and below `high`."""

@@ -276,7 +276,7 @@ class LogCutter:
         state = replayed(parts, end)
         parts.aborted.truncate(end)
         commits.truncate(end)
-        parts.snapshots.drop_behind(end)
+        parts.snapshots.drop_from(end + 1)
         self._cut_segments(end)
         assert isinstance(state.open, MemoryOpenTxns)
         parts.open.replace(state.open.all())
