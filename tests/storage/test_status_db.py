@@ -21,6 +21,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.storage import GATE, StatusDatabase, Store, arm, disarm, wal
+from txnkv.storage.extents import Extent
 from txnkv.storage.runtime import Runtime
 from txnkv.storage.sqlite_connection import check_sqlite_version
 
@@ -575,3 +576,16 @@ def test_a_sync_beside_other_work_that_fails_is_made_up_for(
     assert store.runtime.to_sync() is not None
     assert store.runtime.all_synced()
     assert ids(db) == [1, 2]
+
+
+def test_an_extent_that_is_noted_while_a_commit_runs_is_left_for_the_next(
+    db: StatusDatabase,
+) -> None:
+    """The list of them was looked at again after COMMIT, and its names taken for extents."""
+    extents, extent = db.extents, Extent(b"x" * 16, 1)
+    extents.keep()
+    arm("status.before_commit", lambda: extents.note("logs/1", extent))
+    with db.write():
+        pass
+    disarm()
+    assert extents.noted == {"logs/1": extent}

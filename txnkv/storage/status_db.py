@@ -362,7 +362,7 @@ class StatusDatabase:
         self._runtime.mark_busy()
         try:
             try:
-                noted = self.extents.noted and self.extents.record(self._writer)
+                noted = self.extents.record(self._writer) if self.extents.noted else ()
                 if armed:
                     fault_point("status.before_commit")
                 self._writer.execute("COMMIT")
