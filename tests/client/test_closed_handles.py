@@ -165,12 +165,12 @@ def test_handles_say_what_they_are(client: txnkv.Client) -> None:
     found = {name: repr(handle) for name, handle in handles(client).items()}
     assert found == {
         "client": f"<Client of {client.path!r}>",
-        "table": "<Table 't'>",
+        "table": "<Table 't', id int64, v string?; key id>",
         "scan": found["scan"],
         "snapshot": found["snapshot"],
         "txn": found["txn"],
         "session": "<Session, manual, 1 waiting>",
-        "topic": "<Topic 'e'>",
+        "topic": "<Topic 'e', 1 partitions, marker buffer>",
         "consumer": "<Consumer of 'e', read_committed: 0@0>",
         "subscription": "<Subscription 's' of 'e', exclusive>",
         "producer": "<Producer 'p' of 'e', 0 waiting>",

@@ -69,10 +69,7 @@ def _table_document(table: txnkv.Table, numbers: dict[str, Any]) -> dict[str, An
         "bytes": numbers["bytes"],
         "tablets": numbers["tablets"],
         "primary_key": list(table.schema.primary_key),
-        "columns": {
-            name: f"{column.type}{'?' if column.nullable else ''}"
-            for name, column in table.schema.columns.items()
-        },
+        "columns": table.schema.type_names(),
     }
 
 

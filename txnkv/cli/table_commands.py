@@ -131,10 +131,7 @@ def alter(
     rename = dict(parsing.renaming(text) for text in renamed)
     with txnkv.connect(store, create=False) as client:
         schema = client.table(table).alter(add, rename, dropped)
-    columns = {
-        name: f"{column.type}{'?' if column.nullable else ''}"
-        for name, column in schema.columns.items()
-    }
+    columns = schema.type_names()
     if as_json:
         print_json({"name": table, "columns": columns})
     else:

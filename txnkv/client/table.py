@@ -35,6 +35,7 @@ from txnkv.transaction import (
     At,
     Closing,
     Connection,
+    Grid,
     Scan,
     TxnContext,
     unpin,
@@ -95,7 +96,12 @@ class Snapshot(Closing):
 
     def __repr__(self) -> str:
         closed = "" if self._unpin.alive else ", closed"
-        return f"<Snapshot {int(self._timestamp)} of {self._connection.path!r}{closed}>"
+        at = f"{int(self._timestamp)}, {self._timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC,"
+        return f"<Snapshot {at} of {self._connection.path!r}{closed}>"
+
+    def _grid(self) -> Grid:
+        tables = self._connection.instance.engine.names()
+        return ["table", "rows"], [(name, self._table(name).count(None, self)) for name in tables]
 
     def require_open(self) -> None:
         """Refuse a closed snapshot.
@@ -172,7 +178,21 @@ class Table(Closing):
         return self.info.schema
 
     def __repr__(self) -> str:
-        return f"<Table {self.name!r}>"
+        schema = self.info.schema
+        columns = ", ".join(f"{name} {kind}" for name, kind in schema.type_names().items())
+        return f"<Table {self.name!r}, {columns}; key {', '.join(schema.primary_key)}>"
+
+    def _grid(self) -> Grid:
+        schema = self.schema
+        return ["column", "type", "default", "key"], [
+            (
+                name,
+                kind,
+                schema.columns[name].default,
+                schema.primary_key.index(name) + 1 if name in schema.primary_key else None,
+            )
+            for name, kind in schema.type_names().items()
+        ]
 
     def close(self) -> None:
         """Nothing to give up: the table stays, and other handles of it."""

@@ -28,7 +28,7 @@ from txnkv.topics import (
     bounds,
     fetch,
 )
-from txnkv.transaction import Closing, Connection
+from txnkv.transaction import Closing, Connection, Grid
 
 
 class Topic(Closing):
@@ -61,7 +61,14 @@ class Topic(Closing):
         return self.info.options.value_schema
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name!r}>"
+        return f"<Topic {self.name!r}, {self.partitions} partitions, {self.buffer} buffer>"
+
+    def _grid(self) -> Grid:
+        head = ["partition", "end", "last stable offset"]
+        return head, [
+            (number, found.high_watermark, found.last_stable_offset)
+            for number, found in self._bounds().items()
+        ]
 
     def close(self) -> None:
         """Nothing to give up: the topic stays, and other handles of it."""

@@ -183,11 +183,15 @@ class Schema:
     def __hash__(self) -> int:
         return hash((tuple(self.columns), self.primary_key))
 
-    def __repr__(self) -> str:
-        columns = ", ".join(
-            f"{name!r}: '{column.type}{'?' if column.nullable else ''}'"
+    def type_names(self) -> dict[str, str]:
+        """The types by column as they are written, with a ? behind those that may be null."""
+        return {
+            name: f"{column.type}{'?' if column.nullable else ''}"
             for name, column in self.columns.items()
-        )
+        }
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name!r}: '{kind}'" for name, kind in self.type_names().items())
         return f"Schema({{{columns}}}, primary_key={list(self.primary_key)})"
 
     # -- stored form -------------------------------------------------------------------

@@ -20,6 +20,7 @@ from txnkv.transaction.connection import (
     At,
     Closing,
     Connection,
+    Grid,
     Handle,
 )
 from txnkv.transaction.context import TxnContext

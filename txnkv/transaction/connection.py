@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
 
 from txnkv.coordinator import Timestamp
-from txnkv.errors import ClosedError, NotSupportedError
+from txnkv.errors import ClosedError, NotSupportedError, TxnkvError
 from txnkv.tables import RowWriter, TableInfo
 from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
 from txnkv.transaction.instance import Instance
+
+Grid: TypeAlias = tuple[Sequence[str], Iterable[Sequence[Any]]]
+"""A head and rows, as a notebook shows them."""
 
 
 class Handle:
@@ -45,6 +49,32 @@ class Closing(Handle, ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str | None:
+        """The HTML that a notebook shows; None where the store cannot be read: then the repr."""
+        try:
+            shown = self._grid()
+        except TxnkvError:
+            return None
+        return None if shown is None else _html(repr(self), *shown)
+
+    def _grid(self) -> Grid | None:
+        """Return what a notebook shows of it."""
+        return None
+
+
+def _html(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in HTML, with a line above; null is an empty cell."""
+
+    def cells(kind: str, values: Sequence[Any]) -> str:
+        texts = ("" if value is None else html.escape(str(value)) for value in values)
+        return "<tr>" + "".join(f"<{kind}>{text}</{kind}>" for text in texts) + "</tr>"
+
+    body = "".join(cells("td", row) for row in rows)
+    return (
+        f"<div><code>{html.escape(title)}</code><table><thead>{cells('th', head)}</thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 # -- names -----------------------------------------------------------------------------
@@ -130,6 +160,11 @@ class Connection:
     def path(self) -> str:
         """The store's directory."""
         return str(self.instance.store.directory.path)
+
+    def _grid(self) -> Grid:
+        self.require_open()
+        names = {"table": self.instance.engine.names(), "topic": self.instance.topics.names()}
+        return ["kind", "name"], [(kind, name) for kind, of in names.items() for name in of]
 
     def require_open(self) -> None:
         """Refuse a closed client.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,9 +23,11 @@ from txnkv.tables import (
     scan,
     scan_tokens,
 )
-from txnkv.transaction.connection import Closing, Connection
+from txnkv.transaction.connection import Closing, Connection, Grid
 
 _THREADS: Final = 2
+_SHOWN: Final = 10
+"""Rows that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,10 @@ class Scan(Closing):
         asked, bound = self._asked, self._bound
         at = "not read yet" if bound is None else f"at {int(bound[0].snapshot)}"
         return f"<Scan of {asked.table.name!r}, columns {', '.join(asked.columns)}, {at}>"
+
+    def _grid(self) -> Grid:
+        rows = islice(self, _SHOWN)
+        return self._asked.columns, [list(row.values()) for row in rows]
 
     @property
     def snapshot(self) -> Timestamp:

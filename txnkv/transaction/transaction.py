@@ -35,6 +35,7 @@ from txnkv.transaction.connection import (
     AnyTopic,
     Closing,
     Connection,
+    Grid,
 )
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Local
@@ -136,7 +137,22 @@ class Transaction(Closing):
         return one_phase_commit.current(self.context).state
 
     def __repr__(self) -> str:
-        return f"<Transaction {self.id!r}>"
+        row = self.context.row
+        at = f"snapshot {int(self.snapshot)}"
+        return f"<Transaction {self.id.local}, {row.isolation}, {row.locking}, {at}>"
+
+    def _grid(self) -> Grid:
+        row = self.context.row
+        return ["id", "state", "begun", "isolation", "locking", "snapshot"], [
+            (
+                self.id.local,
+                self.state.name,
+                f"{row.begin_ts.datetime:%Y-%m-%d %H:%M:%S} UTC",
+                row.isolation,
+                row.locking,
+                int(self.snapshot),
+            )
+        ]
 
     # -- commit ------------------------------------------------------------------------
 
