@@ -85,11 +85,12 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "topics": 10_360, "tables": 8_400, "storage": 3_930, "cli": 3_470, "coordinator": 3_100,
-    "transaction": 3_100, "core": 3_100, "spark": 2_580, "client": 2_515, "aio": 551,
+    "transaction": 3_100, "core": 3_100, "spark": 2_580, "client": 2_515, "aio": 552,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
-cli: commands for rows, and a small language of conditions. client: tables as datasets of Arrow,
+aio: a twin of Table.dataset. cli: commands for rows, a small language of conditions. client: tables
+as datasets of Arrow,
 handles in notebooks.
 storage: the usual way of a writer through its queue is written out in one function.
 """

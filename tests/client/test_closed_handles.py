@@ -40,7 +40,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "table": {
         "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),
-        "diff_tokens": (0,), "next_id": (), "alter": ({"n": "int8?"},),
+        "diff_tokens": (0,), "dataset": (), "next_id": (), "alter": ({"n": "int8?"},),
         **dict.fromkeys(("insert", "upsert", "update"), (ROW,)), "delete": (1,),
     },
     "scan": {

@@ -165,6 +165,7 @@ class AsyncTable(Wrapper[Table]):
     get_many = twin(Table.get_many)
     count = twin(Table.count)
     diff_tokens = twin(Table.diff_tokens)
+    dataset = twin(Table.dataset)
     insert = twin(Table.insert)
     upsert = twin(Table.upsert)
     update = twin(Table.update)

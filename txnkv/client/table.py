@@ -270,6 +270,7 @@ class Table(Closing):
         """
         from txnkv.client.dataset import TableDataset  # what it imports takes a while
 
+        self._connection.require_open()
         return TableDataset(
             self._at(snapshot).schema,
             lambda columns, where: self.scan(columns, where, snapshot),
