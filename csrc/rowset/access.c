@@ -2,6 +2,84 @@
 
 #include "common/bits.h"
 #include "rowset/search_inline.h"
+#include "rowset/unpack_inline.h"
+
+static status_t string_at(const block_t *block, uint64_t i, access_value_t *out) {
+    const uint8_t *ends = block->offsets + 4 * (size_t)i;
+    const uint32_t from = load_le32(ends), to = load_le32(ends + 4);
+    if (from > to || to > block->data_len) return STATUS_CORRUPT;
+    out->data = block->data + from;
+    out->len = to - from;
+    return STATUS_OK;
+}
+
+/* The i-th value of a plain block, a dictionary or runs. */
+static status_t plain_at(const block_t *block, uint64_t i, access_value_t *out) {
+    if (i >= block->values) return STATUS_CORRUPT;
+    if (block->kind == BLOCK_VARLEN) return string_at(block, i, out);
+    out->data = block->data + (size_t)i * block->width;
+    out->len = block->width;
+    return STATUS_OK;
+}
+
+static status_t ends_at(const block_t *block, uint32_t row, access_value_t *out) {
+    uint64_t from, to;
+    if (packed_get(block->numbers, row, &from) != STATUS_OK) return STATUS_CORRUPT;
+    if (packed_get(block->numbers, row + 1, &to) != STATUS_OK) return STATUS_CORRUPT;
+    if (from > to || to > block->data_len) return STATUS_CORRUPT;
+    out->data = block->data + from;
+    out->len = (size_t)(to - from);
+    return STATUS_OK;
+}
+
+static status_t packed_at(const block_t *block, uint32_t row, access_value_t *out) {
+    const uint32_t words = block->width > 8 ? 2 : 1;
+    for (uint32_t word = 0; word < words; word++) {
+        uint64_t number;
+        if (packed_get(block->numbers + word, row, &number) != STATUS_OK) return STATUS_CORRUPT;
+        unpack_store(number, unpack_word_bytes(block->width, word), block->keys,
+                     out->own + 8 * word);
+    }
+    out->data = out->own;
+    out->len = block->width;
+    return STATUS_OK;
+}
+
+static status_t decimal_at(const block_t *block, uint32_t row, access_value_t *out) {
+    uint64_t number;
+    if (packed_get(block->numbers, row, &number) != STATUS_OK) return STATUS_CORRUPT;
+    const double value = unpack_decimal(number, unpack_power(block->digits));
+    const float narrow = (float)value;
+    if (block->width == 8) {
+        memcpy(out->own, &value, 8);
+    } else {
+        memcpy(out->own, &narrow, 4);
+    }
+    out->data = out->own;
+    out->len = block->width;
+    return STATUS_OK;
+}
+
+static status_t light_at(const block_t *block, uint32_t row, access_value_t *out) {
+    uint64_t code;
+    uint32_t run;
+    switch (block->encoding) {
+        case BLOCK_PACKED: return packed_at(block, row, out);
+        case BLOCK_DECIMAL: return decimal_at(block, row, out);
+        case BLOCK_ENDS: return ends_at(block, row, out);
+        case BLOCK_DICTIONARY:
+            if (packed_get(block->numbers, row, &code) != STATUS_OK) return STATUS_CORRUPT;
+            return plain_at(block, code, out);
+        case BLOCK_RUNS:
+            if (packed_lower_bound(block->numbers, (uint64_t)row + 1, 0, block->values, &run) !=
+                STATUS_OK) {
+                return STATUS_CORRUPT;
+            }
+            return plain_at(block, run, out);
+        case BLOCK_PLAIN: break;
+    }
+    return STATUS_CORRUPT;
+}
 
 status_t access_value(const block_t *block, uint32_t row, access_value_t *out) {
     if (block->kind == BLOCK_OPAQUE) return STATUS_CORRUPT;
@@ -11,17 +89,10 @@ status_t access_value(const block_t *block, uint32_t row, access_value_t *out) {
     out->len = out->bit = 0;
     if (block->kind == BLOCK_BIT) {
         out->bit = bits_get(block->data, row);
-    } else if (block->kind == BLOCK_FIXED) {
-        out->data = block->data + (size_t)row * block->width;
-        out->len = block->width;
-    } else {
-        const uint8_t *ends = block->offsets + 4 * (size_t)row;
-        const uint32_t from = load_le32(ends), to = load_le32(ends + 4);
-        if (from > to || to > block->data_len) return STATUS_CORRUPT;
-        out->data = block->data + from;
-        out->len = to - from;
+        return STATUS_OK;
     }
-    return STATUS_OK;
+    if (out->is_null) return STATUS_OK;
+    return block->encoding == BLOCK_PLAIN ? plain_at(block, row, out) : light_at(block, row, out);
 }
 
 status_t access_bytes(const uint8_t *bytes, size_t len, block_kind_t kind, uint32_t width,
@@ -58,6 +129,11 @@ status_t access_lower_bound(const block_t *keys, const uint8_t *key, size_t key_
     uint32_t lo = 0, n = keys->rows;
     if (!holds_keys(keys)) return STATUS_CORRUPT;
     if (keys->kind == BLOCK_FIXED && keys->width == key_len && (key_len == 8 || key_len == 4)) {
+        if (keys->encoding == BLOCK_PACKED && keys->keys) {
+            const uint64_t number = key_len == 8 ? load_be64(key) : load_be32(key);
+            return packed_lower_bound(keys->numbers, number, 0, keys->rows, out_row);
+        }
+        if (keys->encoding != BLOCK_PLAIN) return STATUS_CORRUPT;
         *out_row = key_len == 8 ? find_number(keys, load_be64(key), 8)
                                 : find_number(keys, load_be32(key), 4);
         return STATUS_OK;

@@ -22,7 +22,7 @@ typedef struct {
     uint8_t own[16]; /* where a value lies that the block has in other form */
 } access_value_t;
 
-/* The value at `row`. It points into the block, or into `out` itself: so do not copy `out`.
+/* The value at `row`; a null has no bytes. It points into the block, or into `out` itself: so do not copy `out`.
  * RANGE: the row is not in the block. CORRUPT: the block is opaque, or damaged. */
 status_t access_value(const block_t *block, uint32_t row, access_value_t *out);
 

@@ -1,8 +1,11 @@
 #include "rowset/block.h"
 
+#include "common/alloc.h"
 #include "common/bits.h"
 #include "common/check.h"
 #include "common/rows.h"
+#include "rowset/access.h"
+#include "rowset/unpack.h"
 
 #include <stdbool.h>
 
@@ -38,6 +41,18 @@ static status_t varlen_list_size(const block_t *block, block_rows_t rows, uint64
     return STATUS_OK;
 }
 
+static status_t light_list_size(const block_t *block, block_rows_t rows, uint64_t *out_size) {
+    access_value_t value;
+    *out_size = 0;
+    for (uint32_t i = 0; i < rows.n; i++) {
+        if (rows.rows[i] == ROWS_NULL) continue;
+        const status_t status = access_value(block, rows.rows[i], &value);
+        if (status != STATUS_OK) return status;
+        *out_size += value.len;
+    }
+    return STATUS_OK;
+}
+
 status_t block_decode_size(const block_t *block, block_rows_t rows, uint64_t *out_size) {
     if (!rows_inside(block, rows)) return STATUS_RANGE;
     switch (block->kind) {
@@ -46,8 +61,14 @@ status_t block_decode_size(const block_t *block, block_rows_t rows, uint64_t *ou
         case BLOCK_OPAQUE: return STATUS_CORRUPT;
         case BLOCK_VARLEN: break;
     }
-    const status_t status = rows.rows == NULL ? varlen_range_size(block, rows, out_size)
-                                              : varlen_list_size(block, rows, out_size);
+    status_t status;
+    if (block->encoding == BLOCK_PLAIN) {
+        status = rows.rows == NULL ? varlen_range_size(block, rows, out_size)
+                                   : varlen_list_size(block, rows, out_size);
+    } else {
+        status = rows.rows == NULL ? unpack_size(block, rows.lo, rows.n, out_size)
+                                   : light_list_size(block, rows, out_size);
+    }
     if (status != STATUS_OK) return status;
     return *out_size <= INT32_MAX ? STATUS_OK : STATUS_LIMIT;
 }
@@ -126,6 +147,71 @@ static void decode_varlen(const block_t *block, block_rows_t rows, uint32_t *off
     }
 }
 
+/* Called for plain blocks alone. */
+static void decode_plain(const block_t *block, block_rows_t rows, uint32_t *out_offsets,
+                         uint8_t *out) {
+    switch (block->kind) {
+        case BLOCK_FIXED: decode_fixed(block, rows, out); break;
+        case BLOCK_VARLEN: decode_varlen(block, rows, out_offsets, out); break;
+        case BLOCK_BIT:
+            if (rows.rows != NULL) {
+                gather_bits(block->data, rows, out);
+            } else {
+                bits_copy(block->data, rows.lo, out, rows.n);
+            }
+            break;
+        case BLOCK_OPAQUE: break;
+    }
+}
+
+/* Some rows, each by itself. */
+static status_t pick_few(const block_t *block, block_rows_t rows, uint32_t *out_offsets,
+                         uint8_t *out, size_t out_len) {
+    const size_t width = block->width;
+    access_value_t value;
+    size_t end = 0;
+    if (out_offsets != NULL) out_offsets[0] = 0;
+    for (size_t i = 0; i < rows.n; i++) {
+        value.len = 0;
+        if (rows.rows[i] != ROWS_NULL) {
+            const status_t status = access_value(block, rows.rows[i], &value);
+            if (status != STATUS_OK) return status;
+        }
+        if (block->kind == BLOCK_FIXED) {
+            if (value.len == 0) memset(out + i * width, 0, width);
+            copy_bytes(out + i * width, value.data, value.len);
+            continue;
+        }
+        if (value.len > out_len - end) return STATUS_CORRUPT;
+        copy_bytes(out + end, value.data, value.len);
+        end += value.len;
+        out_offsets[i + 1] = (uint32_t)end;
+    }
+    return STATUS_OK;
+}
+
+/* A value by itself costs as much as FEW of a whole block. */
+enum { FEW = 8 };
+
+static status_t decode_light(const block_t *block, block_rows_t rows, uint32_t *out_offsets,
+                             uint8_t *out, size_t out_len) {
+    if (rows.rows == NULL) {
+        return block->kind == BLOCK_FIXED
+                   ? unpack_fixed(block, rows.lo, rows.n, out)
+                   : unpack_varlen(block, rows.lo, rows.n, out_offsets, out, out_len);
+    }
+    if (rows.n < block->rows / FEW) {
+        return pick_few(block, rows, block->kind == BLOCK_FIXED ? NULL : out_offsets, out, out_len);
+    }
+    block_t plain;
+    void *memory;
+    const status_t status = unpack_block(block, &plain, &memory);
+    if (status != STATUS_OK) return status;
+    decode_plain(&plain, rows, out_offsets, out);
+    alloc_free(memory);
+    return STATUS_OK;
+}
+
 status_t block_decode(const block_t *block, block_rows_t rows, uint8_t *out_validity,
                       uint32_t *out_offsets, uint8_t *out_values, size_t out_len,
                       uint32_t *out_null_count) {
@@ -134,17 +220,9 @@ status_t block_decode(const block_t *block, block_rows_t rows, uint8_t *out_vali
     if (status != STATUS_OK) return status;
     CHECK(size <= out_len);
     *out_null_count = decode_validity(block, rows, out_validity);
-    switch (block->kind) {
-        case BLOCK_FIXED: decode_fixed(block, rows, out_values); break;
-        case BLOCK_VARLEN: decode_varlen(block, rows, out_offsets, out_values); break;
-        case BLOCK_BIT:
-            if (rows.rows != NULL) {
-                gather_bits(block->data, rows, out_values);
-            } else {
-                bits_copy(block->data, rows.lo, out_values, rows.n);
-            }
-            break;
-        case BLOCK_OPAQUE: return STATUS_CORRUPT;
+    if (block->encoding != BLOCK_PLAIN) {
+        return decode_light(block, rows, out_offsets, out_values, size);
     }
+    decode_plain(block, rows, out_offsets, out_values);
     return STATUS_OK;
 }

@@ -1,7 +1,9 @@
+#include "common/alloc.h"
 #include "common/bits.h"
 #include "common/check.h"
 #include "common/rows.h"
-#include "rowset/block.h"
+#include "rowset/access.h"
+#include "rowset/unpack.h"
 
 static uint32_t value_start(const block_t *block, uint32_t row) {
     return load_le32(block->offsets + 4 * (size_t)row);
@@ -22,13 +24,27 @@ static status_t varlen_size(const block_t *block, rows_but_t rows, uint64_t *out
     return size <= INT32_MAX ? STATUS_OK : STATUS_LIMIT;
 }
 
+static status_t light_size(const block_t *block, rows_but_t rows, uint64_t *out_size) {
+    access_value_t value;
+    status_t status = unpack_size(block, rows.lo, rows.n, out_size);
+    for (uint32_t i = 0; status == STATUS_OK && i < rows.gone_n; i++) {
+        status = access_value(block, rows.gone[i], &value);
+        if (status == STATUS_OK && value.len > *out_size) status = STATUS_CORRUPT;
+        if (status == STATUS_OK) *out_size -= value.len;
+    }
+    if (status != STATUS_OK) return status;
+    return *out_size <= INT32_MAX ? STATUS_OK : STATUS_LIMIT;
+}
+
 static status_t measure(const block_t *block, rows_but_t rows, uint64_t *out_size) {
     if (!rows_but_sane(rows, block->rows)) return STATUS_RANGE;
     const uint32_t left = rows.n - rows.gone_n;
     switch (block->kind) {
         case BLOCK_FIXED: *out_size = (uint64_t)left * block->width; return STATUS_OK;
         case BLOCK_BIT: *out_size = bits_bytes(left); return STATUS_OK;
-        case BLOCK_VARLEN: return varlen_size(block, rows, out_size);
+        case BLOCK_VARLEN:
+            return block->encoding == BLOCK_PLAIN ? varlen_size(block, rows, out_size)
+                                                  : light_size(block, rows, out_size);
         case BLOCK_OPAQUE: break;
     }
     return STATUS_CORRUPT;
@@ -86,9 +102,14 @@ status_t block_decode_but(const block_t *block, uint32_t lo, uint32_t n, const u
                           uint8_t *out_values, size_t out_len, uint32_t *out_null_count) {
     const rows_but_t rows = {gone, gone_n, lo, n};
     uint64_t size;
-    const status_t status = measure(block, rows, &size);
+    status_t status = measure(block, rows, &size);
     if (status != STATUS_OK) return status;
     CHECK(size <= out_len);
+    block_t plain;
+    void *memory;
+    status = unpack_block(block, &plain, &memory);
+    if (status != STATUS_OK) return status;
+    block = &plain;
     *out_null_count = 0;
     if (block->validity != NULL) {
         *out_null_count = n - gone_n - copy_bits(block->validity, rows, out_validity);
@@ -97,7 +118,8 @@ status_t block_decode_but(const block_t *block, uint32_t lo, uint32_t n, const u
         case BLOCK_FIXED: copy_fixed(block, rows, out_values); break;
         case BLOCK_BIT: copy_bits(block->data, rows, out_values); break;
         case BLOCK_VARLEN: copy_varlen(block, rows, out_offsets, out_values); break;
-        case BLOCK_OPAQUE: return STATUS_CORRUPT;
+        case BLOCK_OPAQUE: break;
     }
+    alloc_free(memory);
     return STATUS_OK;
 }

@@ -1,6 +1,5 @@
 #include "rowset/block.h"
 
-#include "codec/crc32c.h"
 #include "common/bits.h"
 #include "common/check.h"
 #include "common/rows.h"
@@ -206,10 +205,7 @@ static void write_varlen(const block_column_t *column, block_rows_t rows, uint64
 static void finish(block_header_t header, const layout_t *layout, uint32_t seed, uint8_t *out) {
     header.version = BLOCK_VERSION;
     header.body_len = layout->body_len;
-    const uint64_t end = BLOCK_HEADER_BYTES + layout->body_len;
-    memset(out + end, 0, layout->size - end);
-    memcpy(out, &header, sizeof header);
-    store_le32(out, crc32c(seed, out + 4, layout->size - 4));
+    block_seal(&header, seed, out, layout->size);
 }
 
 status_t block_encode(const block_column_t *column, block_rows_t rows, uint32_t seed,

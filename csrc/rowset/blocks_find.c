@@ -1,12 +1,16 @@
 #include "common/rows.h"
+#include "rowset/access.h"
 #include "rowset/blocks.h"
 #include "rowset/search_inline.h"
 
 enum { LANES = 16 };
 
-/* One of the searches that go on together: in [lo, lo + n) of its keys. */
+/* One of the searches that go on together: in [lo, lo + n) of its keys. In a block that is not
+ * plain the search is over at once: `lo` is the place, as of keys without any to step through. */
 typedef struct {
+    block_t parsed;
     keys_t keys;
+    bool found;
     slice_t probe;
     uint64_t number;
     uint32_t lo;
@@ -64,24 +68,43 @@ static uint32_t block_of(const keys_t *firsts, slice_t key) {
     return lo == 0 ? ROWS_NULL : lo - 1;
 }
 
+static status_t find_in_light(lane_t *lane) {
+    int64_t row;
+    const status_t status = access_find(&lane->parsed, lane->probe.data, lane->probe.len, &row);
+    lane->found = status == STATUS_OK && row >= 0;
+    lane->lo = lane->found ? (uint32_t)row : 0;
+    return status;
+}
+
 static status_t open_lane(const block_bytes_t *blocks, const keys_t *firsts, slice_t probe,
                           const lane_t *before, lane_t *lane) {
-    *lane = (lane_t){.probe = probe, .block = block_of(firsts, probe)};
+    lane->probe = probe;
+    lane->block = block_of(firsts, probe);
+    lane->number = 0;
+    lane->lo = lane->n = lane->keys.n = 0;
+    lane->found = false;
     if (lane->block == ROWS_NULL || blocks[lane->block].bytes == NULL) return STATUS_OK;
     if (before != NULL && before->block == lane->block) {
+        lane->parsed = before->parsed;
         lane->keys = before->keys;
     } else {
         const block_bytes_t block = blocks[lane->block];
-        const status_t status = block_keys(block.bytes, block.len, &lane->keys);
+        const status_t status = block_parse(block.bytes, block.len, &lane->parsed);
         if (status != STATUS_OK) return status;
+        if (lane->parsed.encoding == BLOCK_PLAIN &&
+            block_keys(block.bytes, block.len, &lane->keys) != STATUS_OK) {
+            return STATUS_CORRUPT;
+        }
     }
+    if (lane->parsed.encoding != BLOCK_PLAIN) return find_in_light(lane);
     lane->n = lane->keys.n;
     return STATUS_OK;
 }
 
 static void close_lane(const lane_t *lane, uint32_t *out_block, uint32_t *out_row) {
-    const bool found = lane->lo < lane->keys.n &&
-                       slice_compare(keys_at(&lane->keys, lane->lo), lane->probe) == 0;
+    const bool found =
+        lane->found || (lane->lo < lane->keys.n &&
+                        slice_compare(keys_at(&lane->keys, lane->lo), lane->probe) == 0);
     *out_block = found ? lane->block : ROWS_NULL;
     *out_row = found ? lane->lo : ROWS_NULL;
 }

@@ -1,6 +1,7 @@
 #include "common/bits.h"
 #include "common/check.h"
 #include "common/rows.h"
+#include "rowset/access.h"
 #include "rowset/blocks.h"
 
 #include <stdbool.h>
@@ -33,13 +34,27 @@ static reader_t reader_make(const block_bytes_t *blocks, uint32_t n, block_kind_
     return reader;
 }
 
-/* One value: `at` is the value, its byte of the bitmap, or its two offsets; NULL for a null. */
+/* One value: `at` is the value, its byte of the bitmap, or its two offsets; NULL for a null. Of a
+ * block that is not plain, it is the value of each kind: then `is_light`, with its length. */
 typedef struct {
     const uint8_t *at;
     const uint8_t *data;
     size_t data_len;
     unsigned bit;
+    bool is_light;
+    access_value_t light;
 } value_t;
+
+static status_t find_light(const block_t *block, uint32_t row, value_t *out) {
+    const status_t status = access_value(block, row, &out->light);
+    if (status != STATUS_OK) return status;
+    static const uint8_t nothing[1] = {0};
+    out->is_light = true;
+    out->at = out->light.len == 0 ? nothing : out->light.data;
+    out->data = out->at;
+    out->data_len = out->light.len;
+    return STATUS_OK;
+}
 
 static status_t open_block(reader_t *reader, uint32_t number) {
     const block_bytes_t bytes = reader->blocks[number];
@@ -51,7 +66,8 @@ static status_t open_block(reader_t *reader, uint32_t number) {
 }
 
 static status_t find_value(reader_t *reader, uint32_t number, uint32_t row, value_t *out) {
-    *out = (value_t){0};
+    out->at = NULL;
+    out->is_light = false;
     if (number == ROWS_NULL) return STATUS_OK;
     if (number >= reader->n) return STATUS_RANGE;
     if (reader->blocks[number].bytes == NULL) return STATUS_OK;
@@ -62,6 +78,7 @@ static status_t find_value(reader_t *reader, uint32_t number, uint32_t row, valu
     const block_t *block = &reader->block;
     if (row >= block->rows) return STATUS_RANGE;
     if (block->validity != NULL && !bits_get(block->validity, row)) return STATUS_OK;
+    if (block->encoding != BLOCK_PLAIN) return find_light(block, row, out);
     out->data = block->data;
     out->data_len = block->data_len;
     switch (block->kind) {
@@ -97,7 +114,9 @@ status_t blocks_gather_ends(const block_bytes_t *blocks, uint32_t n, const uint3
         some = find_some(&reader, block_of + lo, row_of + lo, rows - lo, values, &status);
         if (status != STATUS_OK) return status;
         for (uint32_t i = 0; i < some; i++) {
-            if (values[i].at != NULL) {
+            if (values[i].at != NULL && values[i].is_light) {
+                end += values[i].data_len;
+            } else if (values[i].at != NULL) {
                 const uint32_t from = load_le32(values[i].at), to = load_le32(values[i].at + 4);
                 if (from > to || to > values[i].data_len) return STATUS_CORRUPT;
                 end += to - from;
@@ -122,7 +141,7 @@ static inline void write_fixed(const value_t *values, uint32_t n, uint8_t *out, 
 
 static void write_strings(value_t *values, uint32_t n, const uint32_t *offsets, uint8_t *out) {
     for (uint32_t i = 0; i < n; i++) {
-        if (values[i].at == NULL) continue;
+        if (values[i].at == NULL || values[i].is_light) continue;
         values[i].data += load_le32(values[i].at);
         __builtin_prefetch(values[i].data);
     }

@@ -45,6 +45,11 @@ static int64_t open_column(row_slot_t slot, block_bytes_t bytes, uint32_t row, b
     if (out->kind != kind_of(slot.kind) || out->width != width) return POINT_CORRUPT;
     if (row >= out->rows) return POINT_RANGE;
     if (out->validity != NULL) __builtin_prefetch(out->validity + row / 8);
+    if (out->encoding != BLOCK_PLAIN) {
+        const size_t frame = row / PACKED_FRAME;
+        __builtin_prefetch(out->numbers[0].frames + frame * PACKED_FRAME_BYTES);
+        return 0;
+    }
     switch (slot.kind) {
         case ROW_BIT: __builtin_prefetch(out->data + row / 8); break;
         case ROW_FIXED: __builtin_prefetch(out->data + (size_t)row * width); break;

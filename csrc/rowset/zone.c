@@ -2,7 +2,9 @@
 
 #include "codec/key_value.h"
 #include "codec/keys_inline.h"
+#include "common/alloc.h"
 #include "common/bits.h"
+#include "rowset/unpack.h"
 
 #include <stdbool.h>
 
@@ -155,11 +157,17 @@ status_t zone_compute(const block_t *block, key_type_t type, zone_t *out) {
                     .has_values = block->rows > block->null_count,
                     .exact = 1};
     if (!out->has_values) return STATUS_OK;
-    if (type == KEY_BYTES) return bytes_zone(block, out);
-    if (type == KEY_DECIMAL128) {
-        decimal_zone(block, out);
+    block_t plain;
+    void *memory;
+    status_t status = unpack_block(block, &plain, &memory);
+    if (status != STATUS_OK) return status;
+    if (type == KEY_BYTES) {
+        status = bytes_zone(&plain, out);
+    } else if (type == KEY_DECIMAL128) {
+        decimal_zone(&plain, out);
     } else {
-        put_numbers(out, type == KEY_BOOL ? bool_range(block) : number_range(block, type), width);
+        put_numbers(out, type == KEY_BOOL ? bool_range(&plain) : number_range(&plain, type), width);
     }
-    return STATUS_OK;
+    alloc_free(memory);
+    return status;
 }

@@ -1,4 +1,4 @@
-/* Zone maps: the least and greatest value of a block. Pure; safe from any thread. */
+/* Zone maps: the least and greatest value of a block. Safe from any thread. */
 #ifndef TXNKV_ROWSET_ZONE_H
 #define TXNKV_ROWSET_ZONE_H
 
@@ -19,7 +19,8 @@ typedef struct {
     uint32_t exact;      /* 0: min or max was cut */
 } zone_t;
 
-/* CORRUPT when the block is not one of values of `type`. */
+/* CORRUPT when the block is not one of values of `type`. NO_MEMORY: one that is not plain is
+ * looked at by way of a plain one. */
 status_t zone_compute(const block_t *block, key_type_t type, zone_t *out);
 
 #endif

@@ -13,6 +13,7 @@
 #include "rowset/blocks.h"
 #include "rowset/bloom.h"
 #include "rowset/point.h"
+#include "rowset/unpack.h"
 #include "rowset/zone.h"
 
 static void decode(const block_t *block, block_rows_t rows) {
@@ -107,6 +108,22 @@ static void read_rows(const uint8_t *data, size_t len, const block_t *block) {
     free(values);
 }
 
+/* Keys of a light block, as they lie and unpacked. */
+static void read_keys(const block_t *block) {
+    uint32_t row;
+    int order;
+    uint64_t size;
+    const uint8_t probe[8] = {0x80};
+    access_lower_bound(block, probe, sizeof probe, &row);
+    access_compare(block, block->rows / 2, probe, sizeof probe, &order);
+    if (unpack_keys_size(block, &size) != STATUS_OK || size > (1u << 24)) return;
+    uint8_t *out = malloc(size + 1);
+    uint32_t *offsets = malloc(4 * ((size_t)block->rows + 1));
+    if (out != NULL && offsets != NULL) unpack_keys(block, out, size, offsets);
+    free(out);
+    free(offsets);
+}
+
 int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     block_t block;
     zone_t zone;
@@ -137,6 +154,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     }
     if (block_verify(data, len, seed) != STATUS_OK) return 0;
     if (block_keys(data, len, &keys) == STATUS_OK) fuzz_keys(&keys);
+    read_keys(&block);
     point_find(data, len, NULL, 0, data, len < 8 ? len : 8);
     point_find(data, len, data, len, data, len < 8 ? len : 8);
     return 1;

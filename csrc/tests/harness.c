@@ -125,6 +125,9 @@ int main(void) {
     RUN(test_visible);
     RUN(test_delta);
     RUN(test_block);
+    RUN(test_packed);
+    RUN(test_encode);
+    RUN(test_encode_damage);
     RUN(test_zone);
     RUN(test_but);
     RUN(test_point);

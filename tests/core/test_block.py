@@ -52,7 +52,8 @@ def arrays(draw, values=VALUES):
     """An Arrow array, with nulls or without, that begins behind an offset."""
     type_ = draw(st.sampled_from(list(values)))
     item = values[type_] | st.none() if draw(st.booleans()) else values[type_]
-    array = pa.array(draw(st.lists(item, max_size=70)), type_)
+    some = draw(st.lists(item, max_size=70))
+    array = pa.array(some * draw(st.sampled_from([1, 1, 3])), type_)  # repeated: light blocks
     return array.slice(draw(st.integers(0, len(array))))
 
 
@@ -126,6 +127,50 @@ def test_golden_block():
     )
 
 
+def test_golden_light_blocks():
+    """The blocks of docs/format-blocks.md."""
+    block = encode_block(pa.array([1000 + 3 * i + i % 2 for i in range(64)]), 77).to_pybytes()
+    assert block == bytes.fromhex(
+        "8CD81B1602010000 4000000000000000 0800000001000000 9800000000000000"
+        "E803000000000000 1004030000000000 0000000001100000"
+    ) + 8 * bytes.fromhex("0000000000000000 0F00000000000000")
+    runs = encode_block(pa.array([i // 40 for i in range(120)]), 0).to_pybytes()
+    assert runs == bytes.fromhex(
+        "61AF7EC102010000 7800000000000000 0800000004000000 3800000000000000 0300000000000000"
+        "2800000000000000 0000280000000000 0000000000100000"
+        "0000000000000000 0100000000000000 0200000000000000"
+    )
+
+
+LIGHT = [
+    pa.array([7] * 90),
+    pa.array([None, *range(80)]),
+    pa.array([i // 30 for i in range(200)], pa.int16()),
+    pa.array([i / 4 - 9 for i in range(100)]),
+    pa.array([i / 10 for i in range(100)], pa.float32()),
+    pa.array(["red", "green", None, "blue"] * 40),
+    pa.array([f"name {i}" for i in range(70)]),
+    pa.array([Decimal(i) / 4 for i in range(70)], pa.decimal128(12, 2)),
+]
+
+
+@pytest.mark.parametrize("array", LIGHT, ids=lambda array: f"{array.type} {array[2]}")
+def test_light_blocks_are_read_as_plain_ones(array):
+    light, plain = encode_block(array, 5), encode_block(array, 5, plain=True)
+    n = len(array)
+    picked = Rows.of([n - 1, NULL_ROW, 0, n // 2])
+    assert light.size < plain.size
+    assert verify_block(light, 5)
+    assert verify_block(plain, 5)
+    assert exact(decode_block(light, array.type)) == array.to_pylist()
+    for lo, some in ((0, n), (3, n // 2), (n, 0)):
+        assert decode_block(light, array.type, lo, some).equals(array.slice(lo, some))
+    assert gather_block(light, array.type, picked).equals(gather_block(plain, array.type, picked))
+    assert zone(light, array.type) == zone(plain, array.type)
+    reader = ValueReader(array.type)
+    assert [reader(light, i) for i in range(n)] == array.to_pylist()
+
+
 # -- damage ------------------------------------------------------------------------------
 
 SMALL = [
@@ -136,7 +181,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("array", SMALL, ids=str)
+@pytest.mark.parametrize("array", [*SMALL, *LIGHT[:3], LIGHT[5]], ids=str)
 def test_every_cut_and_every_flip_is_seen(array):
     block = encode_block(array, 5).to_pybytes()
     assert verify_block(block, 5)

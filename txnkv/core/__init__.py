@@ -31,6 +31,7 @@ from txnkv.core.blocks import (
     address,
     find_in_blocks,
     gather_blocks,
+    lower_bound_in,
     point_find,
 )
 from txnkv.core.codec import KeyCodec, key_codec, successor

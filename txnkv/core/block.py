@@ -1,4 +1,4 @@
-"""Blocks: one column of a row set in Arrow's memory layout, with a checksum.
+"""Blocks: one column of a row set in the lightest encoding for what is in it, with a checksum.
 
 Types that have no layout of their own in a block (lists and other nested ones) go as an
 opaque block that holds one Arrow IPC record batch message.
@@ -24,7 +24,13 @@ from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
 
 
 def encode_block(
-    array: pa.Array, seed: int, rows: Rows | None = None, lo: int = 0, n: int | None = None
+    array: pa.Array,
+    seed: int,
+    rows: Rows | None = None,
+    lo: int = 0,
+    n: int | None = None,
+    *,
+    plain: bool = False,
 ) -> pa.Buffer:
     """A column, or some rows of it, as a block.
 
@@ -34,6 +40,7 @@ def encode_block(
         rows: the rows to take, in this order.
         lo: without `rows`, the first row.
         n: without `rows`, how many; None for all from `lo` on.
+        plain: in Arrow's memory layout, whatever is in it.
 
     Raises:
         CoreError: more than 2 GiB of strings.
@@ -49,8 +56,14 @@ def encode_block(
     size = ffi.new("uint64_t *")
     if status := lib.block_encode_size(column, picked, size):
         check(status, f"encoding a block of {n} rows of {array.type}")
-    block = allocate(size[0])
-    check(lib.block_encode(column, picked, seed, pointer(block), block.size), "encoding a block")
+    block = pa.allocate_buffer(size[0], resizable=True)
+    out = (seed, pointer(block), block.size)
+    if plain:
+        check(lib.block_encode(column, picked, *out), "encoding a block")
+    else:
+        used = ffi.new("size_t *")
+        check(lib.encode_column(column, picked, *out, used), "encoding a block")
+        block.resize(used[0], shrink_to_fit=True)
     del held
     return block
 

@@ -19,6 +19,7 @@ _LIST = ffi.typeof("block_bytes_t[]")
 _LISTS = ffi.typeof("block_bytes_t *[]")
 _U32 = ffi.typeof("uint32_t *")
 _NULLS = ffi.typeof("uint32_t *")
+_BLOCK = ffi.typeof("block_t *")
 _ABSENT = (ffi.NULL, 0)
 
 
@@ -234,6 +235,23 @@ def point_find(keys_block: Any, bloom_block: Any | None, key: bytes) -> int:
     if found < -1:
         raise _damaged_keys()
     return int(found)
+
+
+def lower_bound_in(keys_block: Any, key: bytes) -> int:
+    """Return how many keys of a block of ascending ones are below `key`.
+
+    Args:
+        keys_block: verified, any buffer object.
+        key: an encoded key.
+
+    Raises:
+        CoreError: it is no block of keys.
+    """
+    keys = _view(_BYTES, keys_block)
+    view, row = ffi.new(_BLOCK), ffi.new(_NULLS)
+    if lib.block_parse(keys, len(keys), view) or lib.access_lower_bound(view, key, len(key), row):
+        raise _damaged_keys()
+    return int(row[0])
 
 
 def _damaged_keys() -> CoreError:

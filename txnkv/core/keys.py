@@ -19,7 +19,7 @@ class Keys:
 
     Keys are either all `width` bytes wide, or of variable length with n + 1 offsets. They
     may borrow their memory: a slice from the keys that it was taken of, `from_block` from
-    the block. The memory lives as long as any of them.
+    a plain block. The memory lives as long as any of them.
 
     Attributes:
         n: how many keys.
@@ -82,15 +82,26 @@ class Keys:
 
     @classmethod
     def from_block(cls, block: Any) -> Keys:
-        """The keys in a block that `verify_block` has accepted, borrowed from its buffer.
+        """The keys in a block that `verify_block` has accepted: borrowed from its buffer when it is
+        plain, else copied.
 
         Raises:
             CoreError: it is no block of keys.
         """
         memory = readable(block)
-        c = ffi.new("keys_t *")
-        check(lib.block_keys(memory, len(memory), c), "taking keys from a block")
-        return cls(c, block)
+        view = ffi.new("block_t *")
+        check(lib.block_parse(memory, len(memory), view), "taking keys from a block")
+        if view.encoding == lib.BLOCK_PLAIN:
+            c = ffi.new("keys_t *")
+            check(lib.block_keys(memory, len(memory), c), "taking keys from a block")
+            return cls(c, block)
+        size = ffi.new("uint64_t *")
+        check(lib.unpack_keys_size(view, size), "taking keys from a block")
+        data = allocate(size[0])
+        offsets = None if view.width else allocate(4 * (view.rows + 1))
+        to = (pointer(data), data.size, pointer(offsets, "uint32_t *"))
+        check(lib.unpack_keys(view, *to), "taking keys from a block")
+        return cls.adopt(data, offsets, view.width, view.rows)
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
@@ -230,8 +241,11 @@ class Keys:
             IndexError: they are not all there.
         """
         part = self.slice(lo, self.n - lo if n is None else n)
-        block = allocate(lib.block_size_of_keys(part.c))
-        lib.block_encode_keys(part.c, seed, pointer(block), block.size)
+        block = pa.allocate_buffer(lib.block_size_of_keys(part.c), resizable=True)
+        used = ffi.new("size_t *")
+        status = lib.encode_keys(part.c, seed, pointer(block), block.size, used)
+        check(status, "encoding keys")
+        block.resize(used[0], shrink_to_fit=True)
         return block
 
     def __len__(self) -> int:

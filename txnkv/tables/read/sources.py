@@ -24,6 +24,7 @@ from txnkv.core import compute as pc
 from txnkv.tables.read.predicate import Filter, KeyRange
 from txnkv.tables.tablets import (
     EVERY_STAMP,
+    KEYS,
     Pages,
     RowSet,
     RowSetInfo,
@@ -313,9 +314,9 @@ class _Block:
         cut_high = high is not None and block.last >= high
         if not cut_low and not cut_high:
             return 0, block.rows
-        keys = self.row_set.keys(pages, self.number)
-        lo = core.lower_bound(keys, low) if cut_low and low is not None else 0
-        hi = core.lower_bound(keys, high) if cut_high and high is not None else block.rows
+        keys = self.row_set.block(pages, KEYS, self.number)
+        lo = core.lower_bound_in(keys, low) if cut_low and low is not None else 0
+        hi = core.lower_bound_in(keys, high) if cut_high and high is not None else block.rows
         return lo, max(hi - lo, 0)
 
     def _gone(self, pages: Pages, lo: int, n: int) -> core.Rows | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.tablets.row_set_blocks import RowSetBlocks, RowSetRetired
-from txnkv.tables.tablets.row_set_format import BLOOM
+from txnkv.tables.tablets.row_set_format import BLOOM, KEYS
 from txnkv.tables.tablets.tablet_files import Pages
 
 __all__ = ["RowSet", "RowSetRetired"]
@@ -41,7 +41,7 @@ class RowSet(RowSetBlocks):
             return self._find_version(pages, key, snapshot, first)
         if not core.bloom_may_contain(self.block(pages, BLOOM, first), key):
             return None
-        row = core.find_one(self.keys(pages, first), key)
+        row = core.point_find(self.block(pages, KEYS, first), None, key)
         if row < 0 or not self.sees(pages, first, row, snapshot):
             return None
         return first, row
@@ -77,8 +77,8 @@ class RowSet(RowSetBlocks):
         for number in range(first, bisect_right(self.firsts, key)):
             if not core.bloom_may_contain(self.block(pages, BLOOM, number), key):
                 continue
-            keys = self.keys(pages, number)
-            lo, hi = core.lower_bound(keys, key), core.lower_bound(keys, key + b"\0")
+            keys = self.block(pages, KEYS, number)
+            lo, hi = core.lower_bound_in(keys, key), core.lower_bound_in(keys, key + b"\0")
             if lo < hi:
                 yield number, lo, hi
 
@@ -215,15 +215,15 @@ class RowSet(RowSetBlocks):
         if not self._changed_after(after):
             return None
         for number in self.blocks_between(pages, low, high):
-            keys = self.keys(pages, number)
-            lo = 0 if low is None else core.lower_bound(keys, low)
-            hi = keys.n if high is None else core.lower_bound(keys, high)
+            keys = self.block(pages, KEYS, number)
+            lo = 0 if low is None else core.lower_bound_in(keys, low)
+            hi = core.block_rows(keys) if high is None else core.lower_bound_in(keys, high)
             if lo >= hi:
                 continue
             changed = self.changed(pages, number, after)
             at = 0 if changed is None else pc.index(changed.slice(lo, hi - lo), True).as_py()
             if at >= 0:
-                return keys.key(lo + at)
+                return self.keys(pages, number).key(lo + at)
         return None
 
     def _changed_after(self, after: int) -> bool:

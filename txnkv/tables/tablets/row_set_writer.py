@@ -286,7 +286,7 @@ class _Encoder:
             yield key, block
         if part.inserts is not None:
             key = self._key(INSERTS)
-            yield key, core.encode_block(part.inserts, core.crc32c(key))
+            yield key, core.encode_block(part.inserts, core.crc32c(key), plain=True)
         dead = self._note(part, zones)
         if dead.n:
             key = block_key(self.info.id, DELETES, number)

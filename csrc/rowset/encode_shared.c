@@ -1,0 +1,156 @@
+#include "codec/hash.h"
+#include "codec/keys_inline.h"
+#include "common/alloc.h"
+#include "rowset/encode_body.h"
+#include "rowset/unpack_inline.h"
+
+/* Rows after which a dictionary that grows with them is given up. */
+enum { LOOKED_AT = 1024 };
+
+/* -- runs --------------------------------------------------------------------------- */
+
+static inline uint32_t changes_of(const uint8_t *data, uint32_t n, size_t width) {
+    uint32_t changes = 0;
+    for (size_t i = 1; i < n; i++) {
+        changes += memcmp(data + i * width, data + (i - 1) * width, width) != 0;
+    }
+    return changes;
+}
+
+static uint32_t count_changes(const values_t *values) {
+    switch (values->width) {
+        case 1: return changes_of(values->data, values->n, 1);
+        case 2: return changes_of(values->data, values->n, 2);
+        case 4: return changes_of(values->data, values->n, 4);
+        case 8: return changes_of(values->data, values->n, 8);
+        case 16: return changes_of(values->data, values->n, 16);
+        default: return changes_of(values->data, values->n, values->width);
+    }
+}
+
+/* The number of values, and 4 zeros, before codes or ends. */
+static bool put_count(uint32_t count, body_t *body) {
+    const uint32_t head[2] = {count, 0};
+    return body_put(body, head, sizeof head);
+}
+
+status_t body_runs(const values_t *values, body_t *body, bool *done) {
+    const size_t width = values->width;
+    *done = false;
+    const uint32_t runs = count_changes(values) + 1;
+    if ((uint64_t)runs * (width + 1) > body->cap) return STATUS_OK;
+    uint32_t *ends = alloc_array(runs, sizeof *ends);
+    if (ends == NULL) return STATUS_NO_MEMORY;
+    uint32_t found = 0;
+    for (size_t i = 1; i < values->n; i++) {
+        const uint8_t *at = values->data + i * width;
+        if (memcmp(at, at - width, width) != 0) ends[found++] = (uint32_t)i;
+    }
+    ends[found] = values->n;
+    body->header.encoding = BLOCK_RUNS;
+    if (put_count(runs, body) && body_list(ends, runs, body)) {
+        body_align(body);
+        *done = body_room(body, round_up_8(runs * width));
+        for (size_t i = 0; *done && i < runs; i++) {
+            memcpy(body->out + body->used, values->data + (ends[i] - 1) * width, width);
+            body->used += width;
+        }
+    }
+    alloc_free(ends);
+    return STATUS_OK;
+}
+
+/* -- dictionaries ------------------------------------------------------------------- */
+
+/* Values in the order in which they come first, found again by their hash. */
+typedef struct {
+    uint32_t *codes; /* of each row */
+    uint32_t *rows;  /* of each value, the first that has it */
+    uint32_t *slots; /* 1 + value, 0: free; open addressing */
+    uint32_t mask;
+    uint32_t count;
+    uint64_t bytes;
+} dictionary_t;
+
+static slice_t value_at(const values_t *values, uint32_t row) {
+    if (values->kind == BLOCK_FIXED) {
+        return (slice_t){values->data + (size_t)row * values->width, values->width};
+    }
+    const uint8_t *ends = values->offsets + 4 * (size_t)row;
+    const uint32_t from = load_le32(ends);
+    return (slice_t){values->data + from, load_le32(ends + 4) - from};
+}
+
+static inline bool slice_equal(slice_t a, slice_t b) {
+    return a.len == b.len && compare_bytes(a.data, b.data, a.len) == 0;
+}
+
+/* The code of a value, made when it is new. `hash` is that of its bytes. */
+static inline uint32_t code_of(dictionary_t *dictionary, const values_t *values, uint32_t row,
+                               slice_t value, uint64_t hash) {
+    for (uint64_t at = hash >> 32;; at++) {
+        uint32_t *slot = dictionary->slots + (at & dictionary->mask);
+        if (*slot == 0) {
+            dictionary->rows[dictionary->count] = row;
+            dictionary->bytes += value.len;
+            *slot = ++dictionary->count;
+            return dictionary->count - 1;
+        }
+        if (slice_equal(value_at(values, dictionary->rows[*slot - 1]), value)) return *slot - 1;
+    }
+}
+
+/* False: too many are different. */
+static bool fill_dictionary(dictionary_t *dictionary, const values_t *values) {
+    const bool words = values->kind == BLOCK_FIXED && values->width <= 8;
+    const uint32_t limit = values->n / 2;
+    for (uint32_t i = 0; i < values->n; i++) {
+        const slice_t value = value_at(values, i);
+        uint64_t hash;
+        if (words) {
+            hash = unpack_load(value.data, values->width, 0) * UINT64_C(0x9E3779B97F4A7C15);
+        } else {
+            hash = hash64(value.data, value.len);
+        }
+        dictionary->codes[i] = code_of(dictionary, values, i, value, hash);
+        if (dictionary->count > limit) return false;
+        if (i == LOOKED_AT && dictionary->count > LOOKED_AT / 2) return false;
+    }
+    return true;
+}
+
+static bool put_entries(const dictionary_t *dictionary, const values_t *values, body_t *body) {
+    const uint32_t n = dictionary->count;
+    body_align(body);
+    const uint64_t ends = values->kind == BLOCK_VARLEN ? round_up_8(4 * ((uint64_t)n + 1)) : 0;
+    if (!body_room(body, ends + round_up_8(dictionary->bytes))) return false;
+    uint8_t *offsets = body->out + body->used, *data = offsets + ends;
+    uint32_t end = 0;
+    if (ends != 0) memset(offsets, 0, ends);
+    for (uint32_t i = 0; i < n; i++) {
+        const slice_t value = value_at(values, dictionary->rows[i]);
+        copy_bytes(data + end, value.data, value.len);
+        end += (uint32_t)value.len;
+        if (ends != 0) store_le32(offsets + 4 * ((size_t)i + 1), end);
+    }
+    body->used += ends + end;
+    return true;
+}
+
+status_t body_dictionary(const values_t *values, body_t *body, bool *done) {
+    uint32_t size = 64;
+    *done = false;
+    while (size < values->n) size *= 2; /* so never more than half full */
+    const size_t n = values->n;
+    uint32_t *memory = alloc_array(n + n / 2 + 2 + size, sizeof *memory);
+    if (memory == NULL) return STATUS_NO_MEMORY;
+    dictionary_t dictionary = {memory, memory + n, memory + n + n / 2 + 2, size - 1, 0, 0};
+    memset(dictionary.slots, 0, size * sizeof *memory);
+    body->header.encoding = BLOCK_DICTIONARY;
+    if (fill_dictionary(&dictionary, values)) {
+        *done = put_count(dictionary.count, body) && body_list(dictionary.codes, values->n, body) &&
+                put_entries(&dictionary, values, body);
+    }
+    alloc_free(memory);
+    return STATUS_OK;
+}
