@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_360, "tables": 8_400, "storage": 3_930, "cli": 3_470, "coordinator": 3_100,
-    "transaction": 3_100, "core": 3_100, "spark": 2_580, "client": 2_515, "aio": 552,
+    "topics": 9_964, "tables": 8_300, "storage": 3_824, "cli": 3_470, "coordinator": 2_950,
+    "transaction": 3_060, "core": 2_950, "spark": 2_538, "client": 2_515, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 

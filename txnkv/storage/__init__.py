@@ -32,7 +32,6 @@ from txnkv.storage.environments import Environments
 from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,
-    InjectedFault,
     arm,
     armed,
     declare_fault_point,

@@ -8,13 +8,13 @@ Cutting the end takes the state back to an earlier offset: it is replayed from a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import lmdb
 
-from txnkv.core import BatchHeader, CoreError, read_control, walk
+from txnkv.core import BatchHeader, read_control
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, clock, declare_fault_point, fault_point
 from txnkv.topics.log.log_chunks import (
@@ -26,6 +26,7 @@ from txnkv.topics.log.log_chunks import (
     next_offset,
     position_of,
     side_bytes,
+    walked,
 )
 from txnkv.topics.log.log_state import (
     LogParts,
@@ -106,7 +107,7 @@ class LogWriter:
         begin = 0
         state, segment = self._state, self._segment
         size, newest = segment.bytes, segment.max_timestamp
-        for at, header in _walked(view):
+        for at, header in walked(view, "put into a log, of which nothing was put"):
             if header.base_offset != state.end:
                 raise self._misplaced(header)
             length, timestamp = header.length, header.max_timestamp
@@ -224,13 +225,6 @@ class LogWriter:
         state.changes = 0
         self._snapshot_micros = clock.now_micros()
         fault_point("partition.snapshot")
-
-
-def _walked(view: memoryview) -> Iterable[tuple[int, BatchHeader]]:
-    try:
-        return walk(view)
-    except CoreError as error:
-        raise CorruptionError(f"put into a log: {error}. Nothing was put") from None
 
 
 declare_fault_point("partition.truncated", "the end of a log is cut off, not committed")
@@ -362,27 +356,26 @@ class LogCutter:
         """Leaves at least one: the first stays when the log is empty now."""
         holding = self._parts.segments.before(end) or Segment.empty(end)
         self._parts.segments.drop_from(holding.base)
-        segment = Segment.empty(holding.base)
-        for header, size in sizes(self._parts, holding.base, end):
-            segment = Segment(
-                segment.base,
-                segment.created if segment.bytes else header.max_timestamp,
-                segment.bytes + size,
-                max(segment.max_timestamp, header.max_timestamp),
-            )
-        self._parts.segments.put(segment)
+        self._parts.segments.put(counted_segment(self._parts, holding.base, end))
 
 
-def sizes(parts: LogParts, low: int, high: int) -> Iterator[tuple[BatchHeader, int]]:
-    """The headers of the batches in [low, high), both at a batch's edge, and their bytes.
+def counted_segment(parts: LogParts, base: int, end: int) -> Segment:
+    """The segment of the batches in [base, end), both at a batch's edge.
 
     Raises:
-        CorruptionError: there is something else in the log.
+        CorruptionError: a batch is damaged.
     """
-    for _, chunk in parts.chunks().between(low, high):
+    segment = Segment.empty(base)
+    for _, chunk in parts.chunks().between(base, end):
         for at, header in walked(chunk):
-            if low <= header.base_offset < high:
-                yield header, bytes_of(chunk, at, header)
+            if base <= header.base_offset < end:
+                segment = Segment(
+                    base,
+                    segment.created if segment.bytes else header.max_timestamp,
+                    segment.bytes + bytes_of(chunk, at, header),
+                    max(segment.max_timestamp, header.max_timestamp),
+                )
+    return segment
 
 
 def counted(chunk: memoryview) -> int:
@@ -426,15 +419,3 @@ def replay(parts: LogParts, snapshot: StateSnapshot, end: int) -> PartitionState
                 control = read_control(chunk, at) if header.attributes & CONTROL else None
                 state.apply(header, control)
     return state
-
-
-def walked(chunk: memoryview) -> list[tuple[int, BatchHeader]]:
-    """The batches of a chunk.
-
-    Raises:
-        CorruptionError: there is something else in it.
-    """
-    try:
-        return walk(chunk)
-    except CoreError as error:
-        raise CorruptionError(f"log: {error}") from None
