@@ -25,6 +25,7 @@ HEADERS = [
     "codec/key.h",
     "codec/row.h",
     "codec/value.h",
+    "codec/json.h",
     "rowset/packed.h",
     "rowset/block.h",
     "rowset/encode.h",

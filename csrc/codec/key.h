@@ -7,6 +7,7 @@
  *   floatN            big-endian bits; negative: all inverted, else sign flipped;
  *                     -0.0 is stored as 0.0, every NaN as the one quiet NaN, above +inf
  *   decimal128        16 bytes big-endian, sign bit flipped
+ *   uuid              its 16 bytes
  *   string, binary    last column: as it is; else 00 becomes 00 FF and 00 01 ends it
  *
  * All functions are pure and safe from any thread. */
@@ -29,7 +30,8 @@ typedef enum {
     KEY_F32 = 9,
     KEY_F64 = 10,
     KEY_DECIMAL128 = 11,
-    KEY_BYTES = 12
+    KEY_BYTES = 12,
+    KEY_UUID = 13
 } key_type_t;
 
 /* One Arrow column without nulls. `offset` is Arrow's: the row at which it begins. Offsets

@@ -88,6 +88,7 @@ static inline void read_value(key_type_t type, const uint8_t *from, uint8_t *to)
             store_le64(to, load_be64(from + 8));
             store_le64(to + 8, load_be64(from) ^ KEY_SIGN_64);
             break;
+        case KEY_UUID: memcpy(to, from, 16); break;
         case KEY_BOOL:
         case KEY_BYTES: CHECK(0);
     }
@@ -121,6 +122,7 @@ static void decode_strided(key_type_t type, const uint8_t *from, size_t stride, 
         CASE(KEY_F32, 4)
         CASE(KEY_F64, 8)
         CASE(KEY_DECIMAL128, 16)
+        CASE(KEY_UUID, 16)
         case KEY_BOOL:
         case KEY_BYTES: CHECK(0);
     }

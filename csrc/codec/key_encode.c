@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 uint32_t key_type_width(key_type_t type) {
-    static const uint8_t widths[] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 4, 8, 16, 0};
+    static const uint8_t widths[] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 4, 8, 16, 0, 16};
     CHECK((unsigned)type < sizeof widths);
     return widths[type];
 }
@@ -48,6 +48,7 @@ WRITER(write_i32, 4, store_be32(to, load_le32(from) ^ KEY_SIGN_32))
 WRITER(write_i64, 8, store_be64(to, load_le64(from) ^ KEY_SIGN_64))
 WRITER(write_f32, 4, store_be32(to, key_order_f32(load_le32(from))))
 WRITER(write_f64, 8, store_be64(to, key_order_f64(load_le64(from))))
+WRITER(write_uuid, 16, memcpy(to, from, 16))
 WRITER(write_decimal, 16,
        (store_be64(to, load_le64(from + 8) ^ KEY_SIGN_64), store_be64(to + 8, load_le64(from))))
 #undef WRITER
@@ -96,6 +97,7 @@ static void write_fixed(const key_column_t *column, uint32_t n, uint8_t *out, si
         CASE(KEY_F32, write_f32, 4)
         CASE(KEY_F64, write_f64, 8)
         CASE(KEY_DECIMAL128, write_decimal, 16)
+        CASE(KEY_UUID, write_uuid, 16)
         case KEY_BYTES: CHECK(column->type != KEY_BYTES);
     }
 #undef CASE

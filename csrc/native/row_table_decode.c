@@ -69,6 +69,7 @@ static void from_ordered(uint32_t code, const uint8_t *key, uint8_t slot[SLOT]) 
             store_le64(slot, load_be64(key + 8));
             store_le64(slot + 8, load_be64(key) ^ KEY_SIGN_64);
             break;
+        case KEY_UUID: memcpy(slot, key, 16); break;
         default: slot[0] = *key; /* bool and u8 */
     }
 }

@@ -76,6 +76,7 @@ static row_table_status_t put_slot(const row_column_spec_t *column, PyObject *va
         case KEY_F32:
         case KEY_F64: return put_float(value, column->code, strict, out);
         case KEY_DECIMAL128:
+        case KEY_UUID:
         case ROW_TABLE_RAW: return put_raw(value, column->width, out);
         case KEY_U8:
         case KEY_U16:
@@ -101,6 +102,7 @@ static void put_ordered(uint32_t code, const uint8_t slot[SLOT], uint8_t *to) {
             store_be64(to, load_le64(slot + 8) ^ KEY_SIGN_64);
             store_be64(to + 8, load_le64(slot));
             break;
+        case KEY_UUID: memcpy(to, slot, 16); break;
         default: *to = slot[0]; /* bool and u8 */
     }
 }

@@ -62,6 +62,7 @@ static range_t number_range(const block_t *block, key_type_t type) {
         case KEY_F64: return range_of(block, ordered_f64, 8);
         case KEY_BOOL:
         case KEY_DECIMAL128:
+        case KEY_UUID:
         case KEY_BYTES: break;
     }
     const range_t none = {UINT64_MAX, 0};
@@ -91,18 +92,22 @@ static void put_numbers(zone_t *out, range_t range, uint32_t width) {
     out->min_len = out->max_len = width;
 }
 
+static void uuid_encode(const uint8_t *value, uint8_t *out) { memcpy(out, value, 16); }
+
 static void decimal_encode(const uint8_t *value, uint8_t *out) {
     store_be64(out, load_le64(value + 8) ^ KEY_SIGN_64);
     store_be64(out + 8, load_le64(value));
 }
 
-static void decimal_zone(const block_t *block, zone_t *out) {
+/* Of values of 16 bytes, which `encode` brings into the form that memcmp orders. */
+static void wide_zone(const block_t *block, void (*encode)(const uint8_t *, uint8_t *),
+                      zone_t *out) {
     memset(out->min, 0xff, sizeof out->min);
     out->min_len = out->max_len = ZONE_BYTES;
     for (size_t i = 0; i < block->rows; i++) {
         if (!row_valid(block, (uint32_t)i)) continue;
         uint8_t value[16];
-        decimal_encode(block->data + 16 * i, value);
+        encode(block->data + 16 * i, value);
         if (memcmp(value, out->min, sizeof value) < 0) memcpy(out->min, value, sizeof value);
         if (memcmp(value, out->max, sizeof value) > 0) memcpy(out->max, value, sizeof value);
     }
@@ -163,8 +168,8 @@ status_t zone_compute(const block_t *block, key_type_t type, zone_t *out) {
     if (status != STATUS_OK) return status;
     if (type == KEY_BYTES) {
         status = bytes_zone(&plain, out);
-    } else if (type == KEY_DECIMAL128) {
-        decimal_zone(&plain, out);
+    } else if (type == KEY_DECIMAL128 || type == KEY_UUID) {
+        wide_zone(&plain, type == KEY_UUID ? uuid_encode : decimal_encode, out);
     } else {
         put_numbers(out, type == KEY_BOOL ? bool_range(&plain) : number_range(&plain, type), width);
     }

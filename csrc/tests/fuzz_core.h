@@ -10,5 +10,7 @@ void fuzz_keys(const keys_t *keys);
 int fuzz_log(const uint8_t *data, size_t len);
 /* Reads a typed value by some layouts; 1 when it is one of them. */
 int fuzz_value(const uint8_t *data, size_t len);
+/* Checks the bytes as a JSON text; 1 when they are one. */
+int fuzz_json(const uint8_t *data, size_t len);
 
 #endif

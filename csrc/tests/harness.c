@@ -133,6 +133,7 @@ int main(void) {
     RUN(test_point);
     RUN(test_row);
     RUN(test_value);
+    RUN(test_json);
     RUN(test_memory);
     RUN(test_memory_threads);
     RUN(test_log_batch);

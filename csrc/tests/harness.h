@@ -60,6 +60,7 @@ void test_but(void);
 void test_point(void);
 void test_row(void);
 void test_value(void);
+void test_json(void);
 void test_memory(void);
 void test_memory_threads(void);
 void test_log_batch(void);

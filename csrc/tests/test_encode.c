@@ -312,7 +312,7 @@ static void same_value(made_t plain, made_t light, uint32_t row) {
 }
 
 static void same_zone(made_t plain, made_t light) {
-    for (int type = KEY_BOOL; type <= KEY_BYTES; type++) {
+    for (int type = KEY_BOOL; type <= KEY_UUID; type++) {
         zone_t a, b;
         memset(&a, 0, sizeof a);
         memset(&b, 0, sizeof b);

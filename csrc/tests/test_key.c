@@ -42,6 +42,8 @@ static void golden(void) {
     GOLDEN(KEY_F64, double, NAN, "fff8000000000000");
     const uint64_t minus_two[2] = {UINT64_MAX - 1, UINT64_MAX};
     expect_bytes(KEY_DECIMAL128, minus_two, 16, "7ffffffffffffffffffffffffffffffe");
+    expect_bytes(KEY_UUID, "\x80\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\xff", 16,
+                 "800102030405060708090a0b0c0d0eff");
 }
 
 /* Rows of (i32, bytes, bool, bytes, f64), the types that fuzz_keys decodes. */

@@ -99,6 +99,8 @@ def test_the_programs_in_the_howto(tmp_path):
     blocks = PYTHON.findall((ROOT / "docs" / "howto.md").read_text())
     assert run_program("\n".join(blocks), tmp_path).splitlines() == [
         "1000",
+        "{'id': UUID('00000000-0000-0000-0000-000000000007'), "
+        "'event': '{\"page\": \"/\", \"ms\": 1.50}', 'took': None, 'tags': [('a', 1)]}",
         "[(999, 'AlreadyPresentError')]",
         "1 1",
         "{'id': 5, 'region': 'us', 'total': 9.0} None",

@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import gzip
 import json
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -187,7 +188,87 @@ def test_csv_with_newlines_in_values_and_without_a_header(store, file, run, fail
 def test_types_of_text_that_no_column_has_become_text(store, file, run):
     csv = "id,at,none\n1,10:00:00,\n2,11:00:00,\n"
     run("load", store, "t", file("a.csv", csv), "--key", "id")
-    assert rows_of(store, "t")[0] == {"id": 1, "at": "10:00:00", "none": None}
+    assert rows_of(store, "t")[0] == {"id": 1, "at": dt.time(10), "none": None}
+
+
+TYPED = (
+    "id:uuid,j:json?,s:struct<at: timestamp[us], n: int8>?,m:map<string, decimal128(5, 2)>?,"
+    "l:list<struct<b: binary>>?,t:time?,d:duration?,n:int64?"
+)
+TYPED_LINE = (
+    '{"id": "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b", "j": {"a": [1.10, null]}, '
+    '"s": {"at": "2026-01-31T12:00:00", "n": 7}, "m": {"x": "1.50"}, '
+    '"l": [{"b": "/w=="}, null], "t": "10:00:00.500000", "d": "P1DT2H", "n": 5}'
+)
+
+
+def test_every_type_of_json_comes_back_as_it_was(store, file, run):
+    lines = TYPED_LINE + "\n\n" + '{"id": "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5c"}\n'
+    run("load", store, "t", file("a.jsonl", lines), "--key", "id", "--schema", TYPED)
+    first, second = rows_of(store, "t")
+    assert first == {
+        "id": UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"),
+        "j": '{"a": [1.10, null]}',
+        "s": {"at": dt.datetime(2026, 1, 31, 12), "n": 7},
+        "m": [("x", decimal.Decimal("1.50"))],
+        "l": [{"b": b"\xff"}, None],
+        "t": dt.time(10, 0, 0, 500000),
+        "d": dt.timedelta(days=1, hours=2),
+        "n": 5,
+    }
+    assert set(second.values()) == {second["id"], None}
+    out = run("scan", store, "t", "--json", "--limit", "1").out
+    assert out == TYPED_LINE + "\n"
+    run("load", store, "u", file("b.jsonl", out), "--key", "id", "--schema", TYPED)
+    assert rows_of(store, "u") == [first]
+    assert run("get", store, "t", str(first["id"]), "--json").json == json.loads(TYPED_LINE)
+    assert run("scan", store, "t", "-w", "d >= PT26H and t < 11:00", "--json").out == out
+
+
+def test_every_type_of_csv_comes_back_as_it_was(store, file, run, tmp_path):
+    csv = 'id,j,t,d\n0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b,"{""a"": [1]}",10:00:00,-PT0.5S\n'
+    schema = "id:uuid,j:json?,t:time32[s]?,d:duration?"
+    run("load", store, "t", file("a.csv", csv), "--key", "id", "--schema", schema)
+    run("scan", store, "t", "-o", tmp_path / "b.csv")
+    run("load", store, "u", tmp_path / "b.csv", "--key", "id", "--schema", schema)
+    assert (
+        rows_of(store, "u")
+        == rows_of(store, "t")
+        == [
+            {
+                "id": UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"),
+                "j": '{"a": [1]}',
+                "t": dt.time(10),
+                "d": -dt.timedelta(seconds=0.5),
+            }
+        ]
+    )
+
+
+def test_objects_are_columns_of_json_and_stay_as_they_are_written(store, file, run):
+    lines = '{"id": 1, "a": {"b": 1.000}, "l": [{"c": 2}]}\n{"id": 2, "l": [ ]}\n'
+    run("load", store, "t", file("a.jsonl", lines), "--key", "id")
+    assert rows_of(store, "t") == [
+        {"id": 1, "a": '{"b": 1.000}', "l": '[{"c": 2}]'},
+        {"id": 2, "a": None, "l": "[ ]"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"id": 3, "x": 1}', "line 3: there is no column 'x'; the columns are id, j, n"),
+        ('{"id": 3, "\\u006a": 1}', "(its name is written with an escape)"),
+        ('{"id": 3, "j": {"a" 1}}', "line 3: "),
+        ('{"id": 3, "n": "x"}', "line 3: column 'n'"),
+        ("[3]", "line 3: '[3]' is no JSON: at character 0"),
+    ],
+)
+def test_lines_with_json_that_are_wrong_are_named(store, file, fail, line, words):
+    lines = '{"id": 1, "j": {}}\n{"id": 2}\n' + line + "\n"
+    schema = ("--key", "id", "--schema", "id:int64,j:json?,n:int64?")
+    assert words in fail("load", store, "t", file("a.jsonl", lines), *schema)
+    assert tables_of(store) == []
 
 
 def test_dates_and_bytes_of_json(store, file, run):

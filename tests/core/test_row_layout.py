@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import struct
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pyarrow as pa
@@ -49,6 +50,16 @@ VALUES = {
     pa.list_(pa.int32()): st.lists(integers(32, True) | st.none(), max_size=3),
     pa.list_(pa.string()): st.lists(st.text(max_size=3), max_size=3),
     pa.time64("us"): st.times(),
+    pa.time32("s"): st.times().map(lambda at: at.replace(microsecond=0)),
+    pa.duration("us"): st.timedeltas(timedelta(-100_000_000), timedelta(100_000_000)),
+    pa.uuid(): st.uuids(),
+    pa.json_(): st.integers().map(str) | st.text(max_size=8).map(json.dumps),
+    pa.struct([("a", pa.int32()), ("b", pa.string())]): st.fixed_dictionaries(
+        {"a": integers(32, True) | st.none(), "b": st.text(max_size=3) | st.none()}
+    ),
+    pa.map_(pa.string(), pa.int32()): st.lists(
+        st.tuples(st.text(max_size=3), integers(32, True) | st.none()), max_size=3
+    ),
 }
 
 

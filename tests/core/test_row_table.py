@@ -20,7 +20,9 @@ OTHERS = (
     pa.decimal128(38, 0),
     pa.list_(pa.int32()),
     pa.list_(pa.string()),
-    pa.time64("us"),
+    pa.json_(),
+    pa.struct([("a", pa.int32()), ("b", pa.string())]),
+    pa.map_(pa.string(), pa.int32()),
 )
 """Types of which no value is known at sight."""
 

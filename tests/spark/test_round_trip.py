@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -46,6 +47,13 @@ VALUES: dict[str, list[Any]] = {
     "list<string>": [["a", None], [""]],
     "list<uint64>": [[2**64 - 1, None], []],
     "list<list<float64>>": [[[1.5], None, []], []],
+    "time64[us]": [dt.time(0), dt.time(23, 59, 59, 999999)],
+    "time32[s]": [dt.time(0), dt.time(23, 59, 59)],
+    "duration[us]": [dt.timedelta(days=-3, microseconds=1), dt.timedelta(0)],
+    "map<string, int64>": [[("a", 1), ("b", None)], []],
+    "struct<a: int32, b: list<string>>": [{"a": 1, "b": ["x", None]}, {"a": None, "b": None}],
+    "json": ['{"a": [1.10]}', "null"],
+    "uuid": [UUID(int=7), UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")],
 }
 
 
@@ -84,7 +92,11 @@ def test_spark_sees_the_values(client: txnkv.Client, load: Callable[..., Any]) -
     frame = load(table="there").orderBy("id")
     first, second, third = (row.asDict() for row in frame.collect())
 
-    plain = [kind for kind in VALUES if "tz=" not in kind]
+    other = ("tz=", "map<", "struct<", "uuid")
+    plain = [kind for kind in VALUES if not any(part in kind for part in other)]
+    assert first["map<string, int64>"] == {"a": 1, "b": None}
+    assert first["struct<a: int32, b: list<string>>"].asDict() == {"a": 1, "b": ["x", None]}
+    assert first["uuid"] == str(VALUES["uuid"][0])
     assert {kind: first[kind] for kind in plain} == {kind: VALUES[kind][0] for kind in plain}
     assert {kind: second[kind] for kind in plain} == {kind: VALUES[kind][1] for kind in plain}
     assert {third[kind] for kind in VALUES} == {None}

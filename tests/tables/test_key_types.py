@@ -6,9 +6,10 @@ import math
 import random
 import struct
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -54,6 +55,24 @@ VALUES: dict[str, list[Any]] = {
         Decimal("0E-10"),
         Decimal("0.0000000001"),
         Decimal("9" * 28 + "." + "9" * 10),
+    ],
+    "time32[s]": [time(0), time(0, 0, 1), time(12, 30, 15), time(23, 59, 59)],
+    "time32[ms]": [time(0), time(0, 0, 0, 1000), time(12), time(23, 59, 59, 999000)],
+    "time64[us]": [time(0), time(0, 0, 0, 1), time(12), time(23, 59, 59, 999999)],
+    "duration[us]": [
+        timedelta(days=-100_000),
+        timedelta(microseconds=-1),
+        timedelta(0),
+        timedelta(microseconds=1),
+        timedelta(days=100_000, hours=3),
+    ],
+    "uuid": [
+        UUID(int=0),
+        UUID(int=1),
+        UUID("00000000-0000-0000-0000-000100000000"),
+        UUID("7fffffff-ffff-ffff-ffff-ffffffffffff"),
+        UUID("80000000-0000-0000-0000-000000000000"),
+        UUID(int=(1 << 128) - 1),
     ],
 }
 

@@ -38,7 +38,9 @@ import click
 import pyarrow as pa
 
 from txnkv.cli.command_group import given
+from txnkv.cli.message_lines import value_of
 from txnkv.core import compute as pc
+from txnkv.core import type_name
 from txnkv.tables import Schema
 
 where_option = click.option(
@@ -259,13 +261,13 @@ def constant(name: str, text: str, kind: pa.DataType, option: str = "--where") -
         ValueError: it stands for none.
     """
     try:
-        return pa.array([text]).cast(kind)[0].as_py()
-    except pa.ArrowException as error:
+        return value_of(text, kind)
+    except (pa.ArrowException, ValueError) as error:
         hint = ""
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             hint = " (give a time zone, as 2026-01-31T12:00Z)"
         raise ValueError(
-            f"{option}: column {name!r} is {kind}, and {text!r} is none{hint}"
+            f"{option}: column {name!r} is {type_name(kind)}, and {text!r} is none{hint}"
         ) from error
 
 

@@ -6,9 +6,10 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 from click.shell_completion import CompletionItem
 
 import txnkv
+from txnkv.core import JSON, UUID, duration_text, uuid_texts
 from txnkv.core import compute as pc
 from txnkv.errors import TxnkvError
 
@@ -124,15 +126,29 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def json_row(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """A row for JSON: columns of JSON are part of it, as they are in the store."""
+    return {
+        name: json.loads(value)
+        if value is not None and schema.field(name).type == JSON
+        else json_value(value)
+        for name, value in row.items()
+    }
+
+
 def json_value(value: Any) -> Any:
     """A value for JSON: what it has not as text, binary as base64."""
     if isinstance(value, dict):
         return {name: json_value(item) for name, item in value.items()}
     if isinstance(value, list):
+        if value and all(isinstance(item, tuple) for item in value):  # a map has pairs
+            return {str(json_value(name)): json_value(item) for name, item in value}
         return [json_value(item) for item in value]
-    if isinstance(value, (date, datetime)):
+    if isinstance(value, (date, datetime, time)):
         return value.isoformat()
-    if isinstance(value, Decimal):
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    if isinstance(value, (Decimal, uuid.UUID)):
         return str(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
@@ -174,6 +190,13 @@ def json_column(column: pa.Array) -> pa.StringArray:
     if is_a.is_binary(kind):
         texts = [None if value is None else base64.b64encode(value) for value in column.to_pylist()]
         return _quoted(pa.array(texts, pa.binary()).cast(pa.string()))
+    if kind == JSON:  # as it is, in one line: a line's end stands outside of its strings alone
+        return pc.fill_null(pc.replace_substring_regex(column.storage, "[\r\n]+", " "), "null")
+    if kind == UUID:
+        return _quoted(uuid_texts(column))
+    if is_a.is_map(kind):
+        maps = [None if value is None else dict(value) for value in column.to_pylist()]
+        return pa.array([json_text(json_value(value)) for value in maps], pa.string())
     return pa.array([json_text(json_value(value)) for value in column.to_pylist()], pa.string())
 
 

@@ -6,7 +6,7 @@
 
 In JSON, bytes that are no UTF-8 are {"base64": "..."}, and null is none. Where the topic has a
 value schema, a value is an object of its columns in all three: {"id": 7, "note": null}; and what
-JSON has not is text: dates, times and decimals as they are printed, binary as base64.
+JSON has not is text: dates, times, UUIDs and decimals as they are printed, binary as base64.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, BinaryIO, Final, NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
 
 import txnkv
-from txnkv.cli.console import joined, json_column, json_text, json_value
+from txnkv.cli.console import joined, json_column, json_row, json_text
+from txnkv.core import JSON, decode_headers, duration_of, encode_headers, type_name
+from txnkv.core import UUID as UUID_TYPE
 from txnkv.core import compute as pc
-from txnkv.core import decode_headers, encode_headers
 from txnkv.errors import SchemaError
 from txnkv.topics import TIME, Encoded, Message
 from txnkv.transaction import encoder_of
@@ -234,18 +236,22 @@ def _headers(column: pa.BinaryArray) -> pa.StringArray:
 
 def _value(message: Message) -> bytes:
     if message.codec is not None:
-        return json_text(json_value(message.value)).encode()
+        return json_text(_typed_value(message)).encode()
     return message.value or b""
 
 
+def _typed_value(message: Message) -> dict[str, Any] | None:
+    assert message.codec is not None
+    return None if message.value is None else json_row(message.value, message.codec.schema)
+
+
 def _document(message: Message) -> dict[str, Any]:
-    typed = message.codec is not None
     return {
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": message.timestamp.isoformat(),
         "key": _text(message.key),
-        "value": json_value(message.value) if typed else _text(message.value),
+        "value": _typed_value(message) if message.codec is not None else _text(message.value),
         "headers": [[name, _text(value)] for name, value in message.headers],
         "txn_id": None if message.txn_id is None else message.txn_id.local,
     }
@@ -354,8 +360,14 @@ class TypedLines:
 def taker(kind: pa.DataType) -> Take:
     """From what JSON has to what the column takes."""
     is_a = pa.types
+    if kind == JSON:
+        return json_text
     if is_a.is_date(kind):
         return date.fromisoformat
+    if is_a.is_time(kind):
+        return time.fromisoformat
+    if is_a.is_duration(kind):
+        return duration_of
     if is_a.is_timestamp(kind):
         return as_time if kind.tz is not None else datetime.fromisoformat
     if is_a.is_decimal(kind):
@@ -363,6 +375,37 @@ def taker(kind: pa.DataType) -> Take:
     if is_a.is_binary(kind):
         return lambda value: base64.b64decode(value, validate=True)
     if is_a.is_list(kind):
-        take = taker(kind.value_type)
-        return lambda value: [None if each is None else take(each) for each in value]
-    return lambda value: value
+        take = _or_none(taker(kind.value_type))
+        return lambda value: [take(each) for each in value]
+    if is_a.is_map(kind):
+        key, item = taker(kind.key_type), _or_none(taker(kind.item_type))
+        return lambda value: [(key(each), item(value[each])) for each in value]
+    if is_a.is_struct(kind):
+        takes = {field.name: _or_none(taker(field.type)) for field in kind}
+        return lambda value: {name: takes.get(name, _as_it_is)(value[name]) for name in value}
+    return UUID if kind == UUID_TYPE else _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _or_none(take: Take) -> Take:
+    return lambda value: None if value is None else take(value)
+
+
+def value_of(text: str, kind: pa.DataType) -> Any:
+    """The value of a column's type that a text of the command line stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    is_a = pa.types
+    if is_a.is_nested(kind) or kind == JSON:
+        try:
+            return taker(kind)(json.loads(text))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"{text!r} is no {type_name(kind)}: {error}") from None
+    if is_a.is_time(kind) or is_a.is_duration(kind) or kind == UUID_TYPE:
+        return taker(kind)(text)
+    return pa.array([text]).cast(kind)[0].as_py()

@@ -17,10 +17,9 @@ import pyarrow as pa
 from txnkv.cli.command_group import given
 from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
+from txnkv.core import split_outside
 from txnkv.tables import Column, HashPartition, Schema, hash_partition
 
-_OPENING: Final = "(<["
-_CLOSING: Final = ")>]"
 _NEW: Final = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s:="]+))\s*(?:\s|:)\s*(?P<kind>[^\s:=].*)""",
     re.VERBOSE | re.DOTALL,
@@ -59,7 +58,7 @@ def columns(text: str, option: str) -> dict[str, str]:
         click.UsageError: it is not written like that, or names a column twice.
     """
     columns: dict[str, str] = {}
-    for part in _split_outside(text):
+    for part in split_outside(text):
         name, colon, kind = part.partition(":")
         if not colon or not name.strip() or not kind.strip():
             raise ValueError(
@@ -87,7 +86,7 @@ def new_column(text: str) -> tuple[str, Column]:
             "behind them, as 'total float64 = 0'"
         )
     name = found["quoted"] or found["name"]
-    kind, *default = _split_outside(found["kind"], "=")
+    kind, *default = split_outside(found["kind"], "=")
     column = Column(kind.strip()).resolved()
     if default:
         assert isinstance(column.type, pa.DataType)
@@ -119,17 +118,6 @@ def renaming(text: str) -> tuple[str, str]:
     if not equals or not old.strip() or not new.strip():
         raise ValueError(f"--rename: {text!r} is not old=new, as total=amount")
     return old.strip(), new.strip()
-
-
-def _split_outside(text: str, at: str = ",") -> list[str]:
-    """Split at the commas, or another letter, outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(text):
-        depth += (letter in _OPENING) - (letter in _CLOSING)
-        if letter == at and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
 
 
 @given()

@@ -21,6 +21,7 @@ from txnkv.cli.conditions import where, where_option
 from txnkv.cli.console import (
     bar,
     json_lines,
+    json_value,
     plural,
     print_grid,
     snapshot_option,
@@ -28,6 +29,7 @@ from txnkv.cli.console import (
     table_argument,
 )
 from txnkv.cli.row_sources import format_of
+from txnkv.core import JSON, UUID, uuid_texts
 
 SHOWN: Final = 100
 FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
@@ -285,13 +287,32 @@ def _write_json(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
 
 def _write_csv(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:
     for field in schema:
-        if pa.types.is_binary(field.type) or pa.types.is_list(field.type):
+        if pa.types.is_binary(field.type) or pa.types.is_nested(field.type):
             raise ValueError(
                 f"column {field.name!r} is {field.type}: CSV cannot hold it; leave it out with "
                 "--columns, or write json, parquet or arrow"
             )
-    with csv.CSVWriter(file, schema) as writer:
-        return _write_all(writer, batches)
+    texts = pa.schema([pa.field(field.name, _text_type(field.type)) for field in schema])
+    with csv.CSVWriter(file, texts) as writer:
+        return _write_all(writer, (_as_texts(batch, texts) for batch in batches))
+
+
+def _text_type(kind: pa.DataType) -> pa.DataType:
+    has_text = not pa.types.is_duration(kind) and kind not in (JSON, UUID)
+    return kind if has_text else pa.string()
+
+
+def _as_texts(batch: pa.RecordBatch, texts: pa.Schema) -> pa.RecordBatch:
+    """A batch with text for what Arrow writes none of."""
+    columns = list(batch.columns)
+    for i, column in enumerate(columns):
+        if column.type == UUID:
+            columns[i] = uuid_texts(column)
+        elif column.type == JSON:
+            columns[i] = column.storage
+        elif pa.types.is_duration(column.type):
+            columns[i] = pa.array(map(json_value, column.to_pylist()), pa.string())
+    return pa.record_batch(columns, schema=texts)
 
 
 def _write_parquet(schema: pa.Schema, batches: Batches, file: IO[bytes]) -> int:

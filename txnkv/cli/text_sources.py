@@ -14,16 +14,26 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from csv import reader as read_lines
 from dataclasses import dataclass
-from json import dumps
+from json import dumps, loads
 from typing import IO, Any, Final
 
 import pyarrow as pa
 from pyarrow import csv, json
 
-from txnkv.core import column_type, element_type
+from txnkv.cli.message_lines import taker
+from txnkv.core import (
+    JSON,
+    UUID,
+    JsonLineError,
+    column_type,
+    duration_of,
+    element_type,
+    json_members,
+    type_name,
+)
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 
@@ -141,17 +151,19 @@ def _length(raw: IO[bytes]) -> int | None:
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """The schema with types that columns can have: nothing but nulls, and times, become text.
+    """The schema with types that columns can have: nothing but nulls becomes text.
 
     Raises:
-        SchemaError: a column has a type that no column can have, as a struct.
+        SchemaError: a column has a type that no column can have.
     """
     return pa.schema([_storable_field(field) for field in schema])
 
 
 def _storable_field(field: Any) -> Any:
-    if pa.types.is_null(field.type) or pa.types.is_time(field.type):
+    if pa.types.is_null(field.type):
         return pa.field(field.name, pa.string())
+    if pa.types.is_time(field.type):
+        return pa.field(field.name, pa.time64("us"), field.nullable)
     try:
         return pa.field(field.name, column_type(field.type), field.nullable)
     except SchemaError as error:
@@ -181,7 +193,7 @@ class CsvSource:
         self._names = types.names if types is not None and not options.header else None
         if types is not None:
             for field in types:
-                if pa.types.is_list(field.type):
+                if pa.types.is_nested(field.type):
                     raise ValueError(f"column {field.name!r} is {field.type}: CSV cannot hold it")
         self.schema = self._infer() if types is None else types
 
@@ -254,7 +266,9 @@ class CsvSource:
                 block_size=BLOCK, use_threads=threads, column_names=self._names
             ),
             parse_options=self._parse_options(),
-            convert_options=self._convert_options(self.schema),
+            convert_options=self._convert_options(
+                pa.schema([pa.field(field.name, _csv_type(field.type)) for field in self.schema])
+            ),
         )
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -267,6 +281,8 @@ class CsvSource:
     def _filled_column(self, column: pa.Array, name: str) -> pa.Array:
         position = self.schema.get_field_index(name)
         required = position >= 0 and not self.schema.field(position).nullable
+        if position >= 0 and pa.types.is_duration(self.schema.field(position).type):
+            return _parsed(column, self.schema.field(position), duration_of)
         if column.null_count and required and pa.types.is_string(column.type):
             return pc.fill_null(column, "")
         return column
@@ -290,6 +306,22 @@ class CsvSource:
     def close(self) -> None:
         """Give the file back."""
         self._file.close()
+
+
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    """The type to read a column as: JSON, UUIDs and durations are text there."""
+    return pa.string() if pa.types.is_duration(kind) or kind in (JSON, UUID) else kind
+
+
+def _parsed(column: pa.Array, field: Any, parse: Callable[[str], Any]) -> pa.Array:
+    """Values of their texts, one by one."""
+    try:
+        values = [None if text is None else parse(text) for text in column.to_pylist()]
+        return pa.array(values, field.type)
+    except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise ValueError(
+            f"column {field.name!r} is {type_name(field.type)}: {error} (--schema sets the types)"
+        ) from None
 
 
 def _last_line_end(head: bytes) -> int:
@@ -340,7 +372,8 @@ class JsonSource:
                 "`jq -c '.[]'` makes them"
             )
         self.schema = self._infer() if types is None else types
-        self._read_as = pa.schema([_wire(field) for field in self.schema])
+        self._raw = [field.name for field in self.schema if _is_raw(field.type)]
+        self._read_as = pa.schema([_wire(f) for f in self.schema if f.name not in self._raw])
 
     def _infer(self) -> pa.Schema:
         head = self._file.head
@@ -358,6 +391,9 @@ class JsonSource:
                 at = found.get_field_index(name)
                 kind = _kind_of_times(texts.column(name), found.field(at).type)
                 found = found.set(at, pa.field(name, kind))
+        for at, field in enumerate(found):
+            if _has_objects(field.type):
+                found = found.set(at, pa.field(field.name, JSON))
         return storable(found)
 
     @property
@@ -370,9 +406,29 @@ class JsonSource:
         line = 0
         for block in self._blocks():
             if block.strip():
-                for batch in self._read(block, self._read_as, line).to_batches():
-                    yield self._typed(batch)
+                yield from self._rows(block, line)
             line += block.count(b"\n")
+
+    def _rows(self, block: bytes, line: int) -> Iterator[pa.RecordBatch]:
+        if not self._raw:
+            for batch in self._read(block, self._read_as, line).to_batches():
+                yield self._typed(batch)
+            return
+        # Arrow's reader does not give JSON as it is written: such members are cut from the lines.
+        lines = pc.list_flatten(pc.split_pattern(pa.array([block.decode()]), "\n"))
+        there = pc.not_equal(pc.utf8_trim_whitespace(lines), "")
+        names = self.schema.names
+        try:
+            cut = {name: json_members(lines.filter(there), names, name) for name in self._raw}
+        except JsonLineError as error:
+            number = line + pc.indices_nonzero(there)[error.row].as_py() + 1
+            raise ValueError(f"line {number:,}: {error}") from None
+        read: dict[str, pa.Array] = {}
+        if len(self._read_as):
+            table = self._read(block, self._read_as, line, unexpected="ignore")
+            read = {name: pa.concat_arrays(table[name].chunks) for name in self._read_as.names}
+        columns = [cut.get(name, read.get(name)) for name in names]
+        yield self._typed(pa.record_batch(columns, names=names))
 
     def _blocks(self) -> Iterator[bytes]:
         """Pieces that end with a line."""
@@ -418,9 +474,7 @@ class JsonSource:
             _unwired(column, field)
             for column, field in zip(batch.columns, self.schema, strict=True)
         ]
-        return pa.record_batch(
-            columns, schema=pa.schema([pa.field(f.name, f.type) for f in self.schema])
-        )
+        return pa.record_batch(columns, names=self.schema.names)
 
     def close(self) -> None:
         """Give the file back."""
@@ -432,14 +486,29 @@ def _wire(field: Any) -> Any:
     kind = field.type
     if pa.types.is_date(kind):
         kind = pa.timestamp("s")
-    elif pa.types.is_binary(kind):
+    elif pa.types.is_binary(kind) or pa.types.is_time(kind) or _csv_type(kind) != kind:
         kind = pa.string()
     elif pa.types.is_timestamp(element_type(kind)):
         kind = _replaced(kind, pa.string())
     return pa.field(field.name, kind)
 
 
+def _is_raw(kind: pa.DataType) -> bool:
+    """Return True for what is read as it is written, and for what Arrow's reader does not read."""
+    return kind == JSON or _has_objects(kind)
+
+
+def _has_objects(kind: pa.DataType) -> bool:
+    element = element_type(kind)
+    return bool(pa.types.is_struct(element) or pa.types.is_map(element))
+
+
 def _unwired(column: pa.Array, field: Any) -> pa.Array:
+    if _has_objects(field.type):
+        take = taker(field.type)
+        return _parsed(column, field, lambda text: take(loads(text)))
+    if pa.types.is_time(field.type) or pa.types.is_duration(field.type):
+        return _parsed(column, field, taker(field.type))
     if pa.types.is_date(field.type):
         return pc.cast(column, field.type)
     if pa.types.is_timestamp(element_type(field.type)):

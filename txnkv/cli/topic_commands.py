@@ -30,6 +30,7 @@ from txnkv.cli.console import (
     topic_or_none_argument,
     yes_option,
 )
+from txnkv.core import type_name
 from txnkv.errors import TopicNotFoundError
 from txnkv.topics import (
     OPTIONS,
@@ -337,7 +338,7 @@ def _topic_document(found: TopicOverview) -> dict[str, Any]:
 def _column_types(schema: pa.Schema | None) -> dict[str, str] | None:
     if schema is None:
         return None
-    return {each.name: f"{each.type}{'?' if each.nullable else ''}" for each in schema}
+    return {each.name: f"{type_name(each.type)}{'?' if each.nullable else ''}" for each in schema}
 
 
 def _partition_document(each: PartitionOverview) -> dict[str, Any]:

@@ -7,10 +7,12 @@ belongs to one thread at a time unless it is only read.
 
     native                         the core as cffi sees it, and txnkv._native; memory, checksums
     rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
+    value_codecs                   keys and numbers of single values
     block, blocks, delta, filters  row sets on the disk
     row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
     log_batch, log_messages, value_layout    the log of a topic, typed values
-    column_types, compute          types of columns, Arrow's kernels loaded when first used
+    column_types, column_texts     types of columns; values that come as text
+    compute                        Arrow's kernels, loaded when first used
 """
 
 from txnkv.core import column_types, compute
@@ -35,7 +37,29 @@ from txnkv.core.blocks import (
     point_find,
 )
 from txnkv.core.codec import KeyCodec, key_codec, successor
-from txnkv.core.column_types import cast, column_type, element_type, may_be_key, parse_type
+from txnkv.core.column_texts import (
+    JSON,
+    UUID,
+    JsonLineError,
+    duration_of,
+    duration_text,
+    json_members,
+    json_of,
+    require_json,
+    uuid_of,
+    uuid_texts,
+)
+from txnkv.core.column_types import (
+    cast,
+    castable,
+    column_type,
+    element_type,
+    may_be_key,
+    parse_type,
+    split_outside,
+    storage_type,
+    type_name,
+)
 from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
 from txnkv.core.filters import Zone, bloom_build, bloom_may_contain, bloom_probe, zone
 from txnkv.core.keys import Keys, hash_partition, range_partition, scatter

@@ -82,11 +82,14 @@ _LAYOUTS: dict[int, tuple[int, int]] = {
     pa.string().id: (lib.BLOCK_VARLEN, 0),
     pa.binary().id: (lib.BLOCK_VARLEN, 0),
     pa.decimal128(38).id: (lib.BLOCK_FIXED, 16),
+    pa.binary(16).id: (lib.BLOCK_FIXED, 16),  # of UUIDs
 }
 
 
 def block_layout(type_: pa.DataType) -> tuple[int, int]:
     """The kind of a type's blocks, and the bytes of a value (0 unless fixed)."""
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
     layout = _LAYOUTS.get(type_.id)
     if layout is None:
         fixed = pa.types.is_primitive(type_)

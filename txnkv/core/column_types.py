@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from datetime import date, datetime
+import uuid
+from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Final
 
 import pyarrow as pa
 
 from txnkv.core import compute as pc
+from txnkv.core.column_texts import JSON, UUID, require_json, uuids_of
 from txnkv.errors import SchemaError
+
+DAY_MICROS: Final = 86_400_000_000
+"""Times are in [0, a day), whatever their unit."""
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
@@ -31,14 +37,26 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
     "date32": pa.date32(),
     "date32[day]": pa.date32(),
     "timestamp[us]": pa.timestamp("us"),
+    "time": pa.time64("us"),
+    "time32[s]": pa.time32("s"),
+    "time32[ms]": pa.time32("ms"),
+    "time64[us]": pa.time64("us"),
+    "duration": pa.duration("us"),
+    "duration[us]": pa.duration("us"),
+    "uuid": UUID,
+    str(UUID): UUID,
+    "json": JSON,
+    str(JSON): JSON,
 }
 _DECIMAL = re.compile(r"decimal128\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 _ZONED = re.compile(r"timestamp\[us,\s*tz=([^\]]+)\]")
-_LIST = re.compile(r"list<(?:\w+:\s*)?(.+?)(?:\s+not null)?>")
+_NESTED = re.compile(r"(list|map|struct)\s*<(.*)>", re.DOTALL)
+_ELEMENT = re.compile(r"(?:\w+:\s*)?(.+?)(?:\s+not null)?", re.DOTALL)
 
 NAMES: Final = (
     "bool, int8..int64, uint8..uint64, float32, float64, string, binary, date32, "
-    "timestamp[us], timestamp[us, tz=UTC], decimal128(p, s), list<...>"
+    "timestamp[us], timestamp[us, tz=UTC], time32[s], time32[ms], time64[us], duration[us], "
+    "decimal128(p, s), uuid, json, list<...>, map<..., ...>, struct<name: ..., ...>"
 )
 
 _MEANT: Final[dict[object, str]] = {
@@ -50,6 +68,11 @@ _MEANT: Final[dict[object, str]] = {
     date: ": write 'date32'",
     datetime: ": write 'timestamp[us, tz=UTC]', or 'timestamp[us]' for times without a zone",
     Decimal: ": write 'decimal128(18, 2)' or other digits",
+    time: ": write 'time64[us]'",
+    timedelta: ": write 'duration[us]'",
+    uuid.UUID: ": write 'uuid'",
+    list: ": write 'list<string>' or other elements",
+    dict: ": write 'json', or 'map<string, int64>', or 'struct<name: string, age: int64>'",
 }
 
 
@@ -66,9 +89,63 @@ def parse_type(text: str) -> pa.DataType:
         return pa.decimal128(int(found[1]), int(found[2]))
     if found := _ZONED.fullmatch(name):
         return pa.timestamp("us", tz=found[1].strip())
-    if found := _LIST.fullmatch(name):
-        return pa.list_(parse_type(found[1]))
+    if found := _NESTED.fullmatch(name):
+        return _nested_type(found[1], found[2], text)
     raise SchemaError(f"{text!r} is not a column type; there are {NAMES}")
+
+
+def _nested_type(kind: str, inside: str, text: str) -> pa.DataType:
+    parts = [part.strip() for part in split_outside(inside)]
+    if kind == "list" and (found := _ELEMENT.fullmatch(inside.strip())):
+        return pa.list_(_inner(parse_type(found[1])))
+    if kind == "map" and len(parts) == 2:
+        return pa.map_(*(_inner(parse_type(part)) for part in parts))
+    if kind == "struct":
+        named = [part.partition(":")[::2] for part in parts]
+        fields = {name.strip(): kind.strip().removesuffix(" not null") for name, kind in named}
+        if all(fields) and all(fields.values()) and len(fields) == len(parts):
+            return pa.struct([(name, _inner(parse_type(kind))) for name, kind in fields.items()])
+    raise SchemaError(
+        f"{text!r} is not a column type: write list<string>, map<string, int64>, or "
+        "struct<name: string, age: int64> with a name for each field"
+    )
+
+
+def _inner(given: pa.DataType) -> pa.DataType:
+    if isinstance(given, pa.BaseExtensionType):
+        raise SchemaError(
+            f"{type_name(given)} stands in a column of its own, not within a list, map or struct; "
+            f"write {'string' if given == JSON else 'binary'} there"
+        )
+    return given
+
+
+_OPENING: Final = "(<["
+_CLOSING: Final = ")>]"
+
+
+def split_outside(text: str, at: str = ",") -> list[str]:
+    """Split at the commas, or another letter, outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter == at and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    parts.append(text[start:])
+    return parts
+
+
+def type_name(given: pa.DataType) -> str:
+    """The name of a type, which `parse_type` takes."""
+    if isinstance(given, pa.BaseExtensionType):
+        return {UUID: "uuid", JSON: "json"}.get(given, str(given))
+    return str(given)
+
+
+def storage_type(given: pa.DataType) -> pa.DataType:
+    """The type of the buffers of arrays of a type."""
+    return given.storage_type if isinstance(given, pa.BaseExtensionType) else given
 
 
 def column_type(given: pa.DataType) -> pa.DataType:
@@ -90,13 +167,37 @@ def column_type(given: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pa.types.is_timestamp(given):
         return pa.timestamp("us", tz=given.tz)
+    if pa.types.is_time64(given):
+        return pa.time64("us")
+    if pa.types.is_duration(given):
+        return pa.duration("us")
     if pa.types.is_list(given) or pa.types.is_large_list(given):
-        return pa.list_(column_type(given.value_type))
+        return pa.list_(_inner(column_type(given.value_type)))
+    if pa.types.is_map(given):
+        return pa.map_(_inner(column_type(given.key_type)), _inner(column_type(given.item_type)))
+    if pa.types.is_struct(given):
+        made = pa.struct([(field.name, _inner(column_type(field.type))) for field in given])
+        if made != _parsed(made):
+            raise SchemaError(
+                f"{given} cannot be a column: the names of its fields differ from each other, and "
+                "have no brackets, commas or colons"
+            )
+        return made
+    if isinstance(given, pa.BaseExtensionType) and given.extension_name == "arrow.json":
+        return JSON
     return parse_type(str(given))
 
 
+def _parsed(given: pa.DataType) -> pa.DataType | None:
+    try:
+        return parse_type(str(given))
+    except SchemaError:
+        return None
+
+
 def may_be_key(given: pa.DataType) -> bool:
-    return not pa.types.is_list(given)
+    """Return True when values of the type have an order: they may be keys, and be compared."""
+    return not pa.types.is_nested(given) and given != JSON
 
 
 def _family(given: pa.DataType) -> str:
@@ -107,6 +208,10 @@ def _family(given: pa.DataType) -> str:
         ("float", pa.types.is_floating),
         ("decimal", pa.types.is_decimal),
         ("date", pa.types.is_date),
+        ("time", pa.types.is_time),
+        ("duration", pa.types.is_duration),
+        ("map", pa.types.is_map),
+        ("struct", pa.types.is_struct),
         ("list", lambda t: pa.types.is_list(t) or pa.types.is_large_list(t)),
     ):
         if test(given):
@@ -117,10 +222,19 @@ def _family(given: pa.DataType) -> str:
         return "string"
     if pa.types.is_binary(given) or pa.types.is_large_binary(given) or given == pa.binary_view():
         return "binary"
-    return str(given)
+    return type_name(given)
 
 
-_WIDENINGS: Final = {("integer", "float"), ("integer", "decimal"), ("date", "timestamp")}
+_WIDENINGS: Final = {
+    ("integer", "float"),
+    ("integer", "decimal"),
+    ("string", "decimal"),
+    ("date", "timestamp"),
+    ("string", "json"),
+    ("json", "string"),
+    ("string", "uuid"),
+    ("fixed_size_binary[16]", "uuid"),
+}
 
 
 _REMEDIES: Final = {
@@ -128,6 +242,7 @@ _REMEDIES: Final = {
     "'UTC') or pandas' tz_localize('UTC')",
     ("instant", "timestamp"): "say whose clock is meant, as pyarrow.compute.local_timestamp("
     "column) or pandas' tz_convert('UTC').dt.tz_localize(None)",
+    ("struct", "json"): "make a text of each value, as json.dumps(value)",
 }
 
 
@@ -138,36 +253,69 @@ def element_type(given: pa.DataType) -> pa.DataType:
     return given
 
 
-def _castable(source: pa.DataType, target: pa.DataType) -> bool:
+def castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return True when values of one type may be ones of another without loss."""
     if pa.types.is_null(source):
         return True
     families = (_family(source), _family(target))
-    if families == ("list", "list"):
-        return _castable(source.value_type, target.value_type)
+    if families[0] == families[1] and pa.types.is_nested(target):
+        return all(castable(*pair) for pair in _children(source, target))
     if families == ("float", "float"):
         return bool(source.bit_width <= target.bit_width)
     return families[0] == families[1] or families in _WIDENINGS
 
 
+def _children(
+    source: pa.DataType, target: pa.DataType
+) -> Iterator[tuple[pa.DataType, pa.DataType]]:
+    """The types within two nested types of a family; of a field that is new or lost, no pair that
+    could be cast.
+    """
+    if pa.types.is_map(target):
+        yield source.key_type, target.key_type
+        yield source.item_type, target.item_type
+    elif pa.types.is_struct(target):
+        for field in source:
+            at = target.get_field_index(field.name)
+            yield field.type, pa.null() if at < 0 else target.field(at).type
+    else:
+        yield source.value_type, target.value_type
+
+
 def cast(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.ChunkedArray:
-    """`column` as `target`, when that loses nothing.
+    """`column` as `target`, when that loses nothing, and when the values are what they should be.
 
     Raises:
         SchemaError: the types do not fit, or a value does not.
     """
     if column.type == target:
-        return column
-    if not _castable(column.type, target):
+        return _sound(column, name)
+    if not castable(column.type, target):
         pair = _family(element_type(column.type)), _family(element_type(target))
         remedy = _REMEDIES.get(pair, "convert it first")
-        raise SchemaError(f"column {name!r} is {target}, the data has {column.type}: {remedy}")
+        wanted, found = type_name(target), type_name(column.type)
+        raise SchemaError(f"column {name!r} is {wanted}, the data has {found}: {remedy}")
     try:
         if pa.types.is_integer(column.type) and pa.types.is_decimal(target):
             # Arrow asks for digits enough for every int of the type; the values may have fewer.
             column = pc.cast(column, pa.decimal256(76, target.scale))
-        return pc.cast(column, target, safe=True)
+        if target == UUID and _family(column.type) == "string":
+            return uuids_of(column, name)
+        return _sound(pc.cast(column, target, safe=True), name)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
-            f"column {name!r} is {target}, and a value of the data ({column.type}) does not fit "
-            f"without loss: {error}"
+            f"column {name!r} is {type_name(target)}, and a value of the data "
+            f"({type_name(column.type)}) does not fit without loss: {error}"
         ) from None
+
+
+def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Refuse texts that are no JSON, and times that are not of a day."""
+    if column.type == JSON:
+        for chunk in column.chunks:
+            require_json(chunk, name)
+    elif pa.types.is_time(column.type):
+        bounds = pc.min_max(pc.cast(pc.cast(column, pa.time64("us")), pa.int64())).as_py()
+        if bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] >= DAY_MICROS):
+            raise SchemaError(f"column {name!r} is {column.type}: a value is no time of a day")
+    return column

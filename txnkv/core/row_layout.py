@@ -25,15 +25,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
 from txnkv.core.block import block_layout
-from txnkv.core.codec import DateCodec, DecimalCodec, TimestampCodec, key_type, value_codec
+from txnkv.core.codec import key_type
 from txnkv.core.native import CoreError, RowTable, allocate, check, ffi, lib, pointer
 from txnkv.core.rows import Rows, rows_pointer
+from txnkv.core.value_codecs import (
+    DateCodec,
+    DecimalCodec,
+    DurationCodec,
+    TimeCodec,
+    TimestampCodec,
+    value_codec,
+)
 
 Encode = Callable[[Sequence[Any]], bytes]
 Decode = Callable[[bytes], tuple[Any, ...]]
@@ -146,14 +155,33 @@ def _column(type_: pa.DataType) -> _Column:
         return _Column(type_, "", _binary, None, b"")
     if kind.is_decimal128(type_):
         return _decimal(type_)
-    codec = value_codec(type_, True) if kind.is_date32(type_) or _microseconds(type_) else None
-    if isinstance(codec, DateCodec | TimestampCodec):
+    if isinstance(type_, pa.BaseExtensionType):
+        return _text_column(type_)
+    codec = value_codec(type_, True) if kind.is_date32(type_) or _in_ticks(type_) else None
+    if isinstance(codec, DateCodec | TimestampCodec | TimeCodec | DurationCodec):
         return _Column(type_, "i" if codec.width == 4 else "q", codec.number, codec.value, 0)
     return _nested(type_) if is_opaque(type_) else _other(type_)
 
 
-def _microseconds(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(type_) and type_.unit == "us")
+def _in_ticks(type_: pa.DataType) -> bool:
+    """Return True for types of time that stand as a number of their unit."""
+    if pa.types.is_time(type_):
+        return bool(type_.unit != "ns")
+    instants = pa.types.is_timestamp(type_) or pa.types.is_duration(type_)
+    return bool(instants and type_.unit == "us")
+
+
+def _text_column(type_: pa.DataType) -> _Column:
+    """JSON, and UUIDs."""
+    if pa.types.is_string(type_.storage_type):
+        return _Column(type_, "", _text, bytes.decode, "")
+    return _Column(type_, "16s", _uuid_bytes, lambda raw: UUID(bytes=raw), UUID(int=0))
+
+
+def _uuid_bytes(value: Any) -> bytes:
+    if not isinstance(value, UUID):
+        raise TypeError(f"{value!r} for a column of UUIDs")
+    return value.bytes
 
 
 def _text(value: Any) -> bytes:
@@ -376,8 +404,14 @@ def _native_column(name: str, type_: pa.DataType, nullable: bool) -> tuple[Any, 
         exact = float
     elif kind.is_date32(type_):
         exact = date
-    elif _microseconds(type_) and type_.tz in (None, "UTC"):
+    elif kind.is_timestamp(type_) and type_.unit == "us" and type_.tz in (None, "UTC"):
         exact, zone = datetime, type_.tz and UTC
+    elif kind.is_time(type_):
+        exact = time
+    elif kind.is_duration(type_):
+        exact = timedelta
+    elif code == lib.KEY_UUID:
+        exact = UUID
     if code is None:
         code = lib.KEY_BYTES if width == 0 else _RAW
     return name, code, width, nullable, exact, exact is datetime, zone, column.to, column.of

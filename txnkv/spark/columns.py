@@ -5,6 +5,10 @@
     string, binary, date32                     string, binary, date
     timestamp[us], timestamp[us, tz]           timestamp_ntz, timestamp
     decimal128(p, s), list<T>                  decimal(p, s), array<T>
+    time64[us], time32[ms], time32[s]          time(6), time(3), time(0)
+    duration[us]                               interval day to second
+    map<K, V>, struct<...>                     map<K, V>, struct<...>
+    json, uuid                                 string
 
 Spark reads Arrow buffers by the layout that it expects and nothing else, so what goes to it
 has exactly its schema: order, nullability, time zone, the names of list elements. What comes
@@ -20,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from txnkv.core import JSON, UUID, type_name, uuid_texts
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaChangedError, SchemaError
 from txnkv.tables import Normaliser, Schema
@@ -39,6 +44,12 @@ _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
     pa.string(): spark.StringType(),
     pa.binary(): spark.BinaryType(),
     pa.date32(): spark.DateType(),
+    pa.time64("us"): spark.TimeType(6),
+    pa.time32("ms"): spark.TimeType(3),
+    pa.time32("s"): spark.TimeType(0),
+    pa.duration("us"): spark.DayTimeIntervalType(),
+    JSON: spark.StringType(),
+    UUID: spark.StringType(),
 }
 
 
@@ -75,10 +86,17 @@ def spark_type(kind: pa.DataType, name: str) -> spark.DataType:
         return spark.TimestampNTZType() if kind.tz is None else spark.TimestampType()
     if pa.types.is_list(kind):
         return spark.ArrayType(spark_type(kind.value_type, name), True)
+    if pa.types.is_map(kind):
+        return spark.MapType(spark_type(kind.key_type, name), spark_type(kind.item_type, name))
+    if pa.types.is_struct(kind):
+        return spark.StructType(
+            [spark.StructField(field.name, spark_type(field.type, name)) for field in kind]
+        )
     if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return spark.DecimalType(kind.precision, kind.scale)
     raise SchemaError(
-        f"column {name!r} is {kind}, which Spark has no type for: leave it out by option columns"
+        f"column {name!r} is {type_name(kind)}, which Spark has no type for: leave it out by "
+        "option columns"
     )
 
 
@@ -133,11 +151,16 @@ class ToSpark:
         """One batch with columns of the same names in the same order. Copies only casts."""
         arrays = [
             array
-            if array.type.equals(field.type) and not pa.types.is_list(field.type)
-            else array.cast(field.type)
+            if array.type.equals(field.type) and not pa.types.is_nested(field.type)
+            else as_spark_has_it(array, field.type)
             for array, field in zip(batch.columns, self._expected, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._expected)
+
+
+def as_spark_has_it(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column cast to the type that Spark has for it."""
+    return uuid_texts(array) if array.type == UUID else array.cast(kind)
 
 
 class Retyped:

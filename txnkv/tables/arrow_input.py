@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from txnkv.core import JSON
 from txnkv.core import column_types as types
 from txnkv.errors import SchemaError
 from txnkv.storage import go_on
@@ -111,7 +112,7 @@ class Normaliser:
                 columns.append(default_values(column, batch.num_rows))
                 continue
             array = batch.column(position)
-            if array.type != column.type:
+            if array.type != column.type or array.type == JSON or pa.types.is_time(array.type):
                 cast = types.cast(pa.chunked_array([array]), column.type, name)
                 array = cast.combine_chunks()
                 if isinstance(array, pa.ChunkedArray):

@@ -31,9 +31,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from operator import itemgetter
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -41,7 +42,7 @@ from txnkv import core
 from txnkv.errors import SchemaError
 from txnkv.tables.arrow_input import MISSING, row_values
 from txnkv.tables.operations import DELETES, INSERTS
-from txnkv.tables.schema import Schema, column_array
+from txnkv.tables.schema import Schema, normal
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import Tablet
 
@@ -50,6 +51,8 @@ Check = Callable[[Any], Values]
 Adder = Callable[[Any], None]
 
 _FLOAT32_MAX: Final = 3.4028234663852886e38
+_DAYS: Final = (1 << 63) // 86_400_000_000 - 1
+"""Durations of fewer days fit 64 bits of microseconds."""
 
 
 def nothing(taken: object) -> None:
@@ -175,13 +178,7 @@ def to_batch(schema: Schema, rows: Sequence[Values], op: str) -> pa.RecordBatch:
 
 
 def _normal(schema: Schema, name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    scalar = column_array(name, schema.columns[name].type, [value])[0]
-    try:
-        return scalar.as_py()
-    except (ValueError, OverflowError):
-        return value  # an instant that Python cannot name: the column takes it as a number
+    return None if value is None else normal(name, schema.columns[name].type, value)
 
 
 def _test(schema: Schema, name: str) -> Callable[[Any], bool]:
@@ -201,7 +198,14 @@ def _sound(text: str) -> bool:
 
 # -- the source ------------------------------------------------------------------------
 
-_NAMES: Final[dict[str, Any]] = {"date": date, "datetime": datetime, "UTC": UTC}
+_NAMES: Final[dict[str, Any]] = {
+    "UTC": UTC,
+    "UUID": UUID,
+    "date": date,
+    "datetime": datetime,
+    "time": time,
+    "timedelta": timedelta,
+}
 
 
 def _source_of_row(names: Sequence[str], conditions: Sequence[str]) -> str:
@@ -267,6 +271,13 @@ def _exact(kind: pa.DataType, v: str) -> str:
         return f"type({v}) is bytes"
     if is_a.is_date32(kind):
         return f"type({v}) is date"
+    if is_a.is_time(kind):
+        tick = {"s": 1_000_000, "ms": 1_000, "us": 1}[kind.unit]
+        return f"type({v}) is time and {v}.tzinfo is None and {v}.microsecond % {tick} == 0"
+    if is_a.is_duration(kind):
+        return f"type({v}) is timedelta and -{_DAYS} < {v}.days < {_DAYS}"
+    if kind == core.UUID:
+        return f"type({v}) is UUID"
     if is_a.is_timestamp(kind) and kind.tz is None:
         return f"type({v}) is datetime and {v}.tzinfo is None"
     if is_a.is_timestamp(kind) and kind.tz == "UTC":

@@ -5,13 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from datetime import datetime, time
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from txnkv.core import column_type, may_be_key, parse_type
+from txnkv.core import (
+    JSON,
+    UUID,
+    column_type,
+    json_of,
+    may_be_key,
+    parse_type,
+    require_json,
+    type_name,
+    uuid_of,
+)
 from txnkv.errors import SchemaError
 
 
@@ -83,7 +94,7 @@ class Schema:
         )
         for name, column in self.columns.items():
             if column.default is not None:
-                self._check_default(name, column)
+                self.columns[name] = replace(column, default=_default(name, column))
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Schema:
@@ -161,16 +172,12 @@ class Schema:
                     f"the primary key names {name!r}; the columns are {', '.join(self.columns)}"
                 )
             if not may_be_key(column.type):
-                raise SchemaError(f"key column {name!r} is {column.type}, which cannot be a key")
+                raise SchemaError(
+                    f"key column {name!r} is {type_name(column.type)}, which cannot be a key: its "
+                    "values have no order"
+                )
             if column.nullable:
                 raise SchemaError(f"key column {name!r} cannot be nullable: leave out its '?'")
-
-    @staticmethod
-    def _check_default(name: str, column: Column) -> None:
-        try:
-            column_array(name, column.type, [column.default])
-        except SchemaError as error:
-            raise SchemaError(f"the default of {error}") from None
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -186,7 +193,7 @@ class Schema:
     def type_names(self) -> dict[str, str]:
         """The types by column as they are written, with a ? behind those that may be null."""
         return {
-            name: f"{column.type}{'?' if column.nullable else ''}"
+            name: f"{type_name(column.type)}{'?' if column.nullable else ''}"
             for name, column in self.columns.items()
         }
 
@@ -203,7 +210,7 @@ class Schema:
                     {
                         "id": self.ids[name],
                         "name": name,
-                        "type": str(column.type),
+                        "type": type_name(column.type),
                         "nullable": column.nullable,
                         "default": _default_text(column),
                     }
@@ -231,9 +238,17 @@ class Schema:
         )
 
 
+def _default(name: str, column: Column) -> Any:
+    """The default of a column, as the column gives it back."""
+    try:
+        return normal(name, column.type, column.default)
+    except SchemaError as error:
+        raise SchemaError(f"the default of {error}") from None
+
+
 def _described(column: Column) -> str:
     default = "" if column.default is None else f" with default {column.default!r}"
-    return f"{column.type}{'?' if column.nullable else ''}{default}"
+    return f"{type_name(column.type)}{'?' if column.nullable else ''}{default}"
 
 
 def _default_text(column: Column) -> str | None:
@@ -274,32 +289,93 @@ def column_array(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Arra
         for value in values:
             wrong = None if value is None else complaint(value)
             if wrong is not None:
-                raise SchemaError(f"column {name!r} is {kind}: {wrong}")
+                raise SchemaError(f"column {name!r} is {type_name(kind)}: {wrong}")
     try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise SchemaError(f"column {name!r} is {kind}: {error}") from None
+        array = pa.array(_converted(kind, values), kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError, InvalidOperation) as error:
+        raise SchemaError(f"column {name!r} is {type_name(kind)}: {error}") from None
+    if kind == JSON:
+        require_json(array, name)
+    return array
+
+
+def normal(name: str, kind: pa.DataType, value: Any) -> Any:
+    """A value as the column gives it back.
+
+    Raises:
+        SchemaError: it does not fit.
+    """
+    scalar = column_array(name, kind, [value])[0]
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return value  # an instant that Python cannot name: the column takes it as a number
+
+
+def _converted(kind: pa.DataType, values: Sequence[Any]) -> Sequence[Any]:
+    """Values that pyarrow does not take, as ones that it does."""
+    if kind == JSON:
+        return [json_of(value) for value in values]
+    if kind == UUID:
+        return [uuid_of(value) for value in values]
+    if pa.types.is_decimal(kind):
+        return [Decimal(value) if isinstance(value, str) else value for value in values]
+    return values
 
 
 def _complaint(kind: pa.DataType) -> _Complaint | None:
     """Return the function that finds values which pyarrow would take for this type, and change
     without a word; None when there are none.
     """
-    if pa.types.is_integer(kind):
+    is_a = pa.types
+    if is_a.is_integer(kind):
         return _of_type(lambda value: isinstance(value, bool) or not hasattr(value, "__index__"))
-    if pa.types.is_string(kind):
+    if is_a.is_string(kind) or kind == JSON:
         return _of_type(lambda value: isinstance(value, bytes))
-    if pa.types.is_date(kind):
+    if is_a.is_date(kind):
         return _of_type(lambda value: isinstance(value, datetime))
-    if pa.types.is_timestamp(kind):
+    if is_a.is_time(kind):
+        return _no_time(_TICKS[kind.unit])
+    if is_a.is_timestamp(kind):
         return _without_zone if kind.tz is not None else _with_zone
-    if pa.types.is_list(kind):
+    if is_a.is_decimal(kind):
+        return _no_decimal
+    if is_a.is_map(kind):
+        return _in_map(_complaint(kind.key_type), _complaint(kind.item_type))
+    if is_a.is_struct(kind):
+        return _in_struct({field.name: _complaint(field.type) for field in kind})
+    if is_a.is_list(kind):
         return _in_list(_complaint(kind.value_type))
     return None
 
 
 def _of_type(unfit: Callable[[Any], bool]) -> _Complaint:
     return lambda value: f"{value!r} is a {type(value).__name__}" if unfit(value) else None
+
+
+_TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def _no_time(tick: int) -> _Complaint:
+    def look(value: Any) -> str | None:
+        if not isinstance(value, time):
+            return f"{value!r} is a {type(value).__name__}, not a datetime.time"
+        if value.tzinfo is not None:
+            return f"{value!r} has a time zone, which would be lost: value.replace(tzinfo=None)"
+        if value.microsecond % tick:
+            return f"{value!r} has more digits, which would be lost; time64[us] keeps them"
+        return None
+
+    return look
+
+
+def _no_decimal(value: Any) -> str | None:
+    if isinstance(value, float):
+        return (
+            f"{value!r} is a float, whose digits are not those that one sees: give a Decimal, or "
+            f"the text {str(value)!r}"
+        )
+    return f"{value!r} is a bool" if isinstance(value, bool) else None
 
 
 def _without_zone(value: Any) -> str | None:
@@ -322,6 +398,10 @@ def _with_zone(value: Any) -> str | None:
     return None
 
 
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
 def _in_list(complaint: _Complaint | None) -> _Complaint | None:
     if complaint is None:
         return None
@@ -329,7 +409,33 @@ def _in_list(complaint: _Complaint | None) -> _Complaint | None:
     def look(values: Any) -> str | None:
         if not isinstance(values, Iterable):
             return None  # pyarrow says what it is
-        found = (complaint(value) for value in values if value is not None)
-        return next((wrong for wrong in found if wrong is not None), None)
+        return _first(complaint(value) for value in values if value is not None)
+
+    return look
+
+
+def _in_map(key: _Complaint | None, item: _Complaint | None) -> _Complaint | None:
+    looks = (_in_list(key), _in_list(item))
+
+    def look(values: Any) -> str | None:
+        try:
+            pairs = list(values.items() if isinstance(values, Mapping) else values)
+            columns = ([name for name, _ in pairs], [value for _, value in pairs])
+        except (TypeError, ValueError):
+            return f"{values!r} is no dict, and no list of pairs"
+        return _first(look(part) for look, part in zip(looks, columns, strict=True) if look)
+
+    return look
+
+
+def _in_struct(complaints: Mapping[str, _Complaint | None]) -> _Complaint:
+    def look(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return f"{value!r} is a {type(value).__name__}, not a dict of its fields"
+        unknown = [name for name in value if name not in complaints]
+        if unknown:
+            return f"{value!r} has {unknown[0]!r}; the fields are {', '.join(complaints)}"
+        given = [(complaints[name], part) for name, part in value.items() if part is not None]
+        return _first(look(part) for look, part in given if look is not None)
 
     return look

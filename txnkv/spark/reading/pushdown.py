@@ -25,6 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import datasource
 
+from txnkv.core import UUID, uuid_of
 from txnkv.errors import SchemaError
 from txnkv.spark.worker_client import runs
 from txnkv.tables import Schema, parse
@@ -94,4 +95,13 @@ def _same_meaning(constant: Any, op: str, kind: pa.DataType) -> bool:
         return number and op in ("=", "in", "<", "<=")
     if pa.types.is_date(kind):
         return not isinstance(constant, datetime)
+    if kind == UUID:  # Spark compares texts
+        return isinstance(constant, str) and _is_as_printed(constant)
     return True
+
+
+def _is_as_printed(text: str) -> bool:
+    try:
+        return str(uuid_of(text)) == text
+    except ValueError:
+        return False

@@ -25,7 +25,7 @@ from txnkv import core
 from txnkv.client import Client, Topic
 from txnkv.core import compute as pc
 from txnkv.errors import OffsetOutOfRangeError, SchemaError, TopicNotFoundError
-from txnkv.spark.columns import spark_type
+from txnkv.spark.columns import as_spark_has_it, spark_type
 from txnkv.spark.settings import TopicRead
 from txnkv.spark.worker_client import client_of
 from txnkv.topics import (
@@ -109,8 +109,9 @@ class TopicRows:
                 made = decoded[field.name]
             else:
                 made = self._column(field, messages, partition)
-            same = made.type.equals(field.type) and not pa.types.is_list(field.type)
-            arrays.append(made if same or field.name == "headers" else made.cast(field.type))
+            same = made.type.equals(field.type) and not pa.types.is_nested(field.type)
+            kept = same or field.name == "headers"
+            arrays.append(made if kept else as_spark_has_it(made, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._expected)
 
     def _column(self, field: pa.Field, messages: pa.RecordBatch, partition: int) -> pa.Array:

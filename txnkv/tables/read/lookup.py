@@ -502,7 +502,10 @@ def _filled(
             continue
         if block.fill[at] is not None:
             here = pc.equal(which, pa.scalar(number, pa.uint32()))
-            column = pc.if_else(here, pa.scalar(block.fill[at], column.type), column)
+            n = len(column)
+            rows = pc.if_else(here, pa.scalar(n, pa.uint32()), core.Rows.range(n).to_arrow())
+            fill = pa.array([block.fill[at]], column.type)
+            column = pa.concat_arrays([column, fill]).take(rows)
     return column
 
 

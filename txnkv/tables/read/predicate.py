@@ -55,8 +55,8 @@ class Predicate:
         if self.op == "is not null":
             return pc.is_valid(column)
         if self.op == "in":
-            return pc.is_in(column, value_set=self.values, skip_nulls=True)
-        return getattr(pc, _COMPARE[self.op])(column, self.values[0])
+            return pc.is_in(_plain(column), value_set=_plain(self.values), skip_nulls=True)
+        return getattr(pc, _COMPARE[self.op])(_plain(column), _plain(self.values)[0])
 
     def may_hold(self, zone: core.Zone, rows: int) -> bool:
         """False when no row of a block with this zone map satisfies it."""
@@ -71,6 +71,11 @@ class Predicate:
         if self.op == "!=" and _is_nan(self):
             return True  # NaN is not even NaN
         return any(_may_compare(self.op, key, zone) for key in self.keys)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column as Arrow's kernels compare it: UUIDs as their bytes."""
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
 def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
@@ -211,10 +216,13 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
         if op != "in" and given[0] is None:
             raise SchemaError(f"{entry!r}: compare with None by 'is null' or 'is not null'")
         values = column_array(name, kind, [value for value in given if value is not None])
-    if pa.types.is_list(kind) and op not in ("is null", "is not null"):
-        raise SchemaError(f"column {name!r} is {kind}: only 'is null' and 'is not null' work on it")
+    if not core.may_be_key(kind) and op not in ("is null", "is not null"):
+        raise SchemaError(
+            f"column {name!r} is {core.type_name(kind)}: only 'is null' and 'is not null' work on "
+            "it"
+        )
     keys = None
-    if not pa.types.is_list(kind):
+    if core.may_be_key(kind):
         encoded = core.key_codec(kind).encode([values])
         keys = tuple(encoded.key(i) for i in range(encoded.n))
     return Predicate(name, op, values, keys)

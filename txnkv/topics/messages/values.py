@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.core import cast, parse_type
+from txnkv.core import cast, column_type, element_type, parse_type, type_name
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, SchemaError
 
@@ -48,8 +48,13 @@ def require_declarable(schema: pa.Schema) -> None:
                 "beside its value. Take another name"
             )
     for field in schema:
-        if parse_type(str(field.type)) != field.type:
-            raise SchemaError(f"column {field.name!r} of a value schema cannot be {field.type}")
+        inner = element_type(field.type)
+        is_map = pa.types.is_struct(inner) or pa.types.is_map(inner)
+        if is_map or column_type(field.type) != field.type:
+            raise SchemaError(
+                f"column {field.name!r} of a value schema cannot be {type_name(field.type)}"
+                + ("; json holds such values" if is_map else "")
+            )
 
 
 class Encoded(bytes):
@@ -81,7 +86,7 @@ class ValueCodec:
     @property
     def described(self) -> str:
         """The columns for people, as (id int64, note string?)."""
-        each = (f"{f.name} {f.type}{'?' if f.nullable else ''}" for f in self.schema)
+        each = (f"{f.name} {type_name(f.type)}{'?' if f.nullable else ''}" for f in self.schema)
         return f"({', '.join(each)})"
 
     # -- in ----------------------------------------------------------------------------
@@ -269,7 +274,7 @@ def value_codec(schema: pa.Schema) -> ValueCodec:
 def to_document(schema: pa.Schema) -> dict[str, Any]:
     """A value schema for JSON."""
     columns = [
-        {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+        {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
         for field in schema
     ]
     return {"id": _FIRST, "columns": columns}

@@ -1,0 +1,262 @@
+"""Values of every type, from rows and from Arrow, in memory, in row sets and after an alter: what
+goes in comes out, and what does not fit is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import txnkv
+from tests import internals
+from txnkv import core
+
+ID = UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
+STRUCT = "struct<name: string, seen: timestamp[us], tags: list<string>>"
+
+# A type, what is given, and what comes back.
+VALUES: list[tuple[str, Any, Any]] = [
+    ("json", '{"a": [1, 2.50]}', '{"a": [1, 2.50]}'),
+    ("json", '"text"', '"text"'),
+    ("json", {"a": [1, None], "é": True}, '{"a":[1,null],"é":true}'),
+    ("json", 17, "17"),
+    ("uuid", ID, ID),
+    ("uuid", str(ID), ID),
+    ("uuid", ID.bytes, ID),
+    ("time", time(12, 30, 0, 1), time(12, 30, 0, 1)),
+    ("time32[s]", time(23, 59, 59), time(23, 59, 59)),
+    ("time32[ms]", time(0, 0, 0, 5000), time(0, 0, 0, 5000)),
+    ("duration", timedelta(days=-3, microseconds=1), timedelta(days=-3, microseconds=1)),
+    ("decimal128(9, 2)", "12.50", Decimal("12.50")),
+    ("decimal128(9, 2)", 12, Decimal("12.00")),
+    ("list<decimal128(9, 2)>", [Decimal("1.5"), None], [Decimal("1.50"), None]),
+    ("map<string, int64>", {"a": 1, "b": None}, [("a", 1), ("b", None)]),
+    ("map<string, list<int8>>", [("a", [1])], [("a", [1])]),
+    (
+        STRUCT,
+        {"name": "n", "tags": ["t", None]},
+        {"name": "n", "seen": None, "tags": ["t", None]},
+    ),
+    ("list<struct<x: int64>>", [{"x": 1}, None], [{"x": 1}, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "wanted"), VALUES)
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_value_comes_back(
+    client: txnkv.Client, kind: str, given: Any, wanted: Any, flushed: bool
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    for id, value in ((1, given), (2, None), (3, given)):
+        table.insert({"id": id, "v": value})
+    if flushed:
+        internals.flush(client)
+    assert [row["v"] for row in table.scan(ordered=True)] == [wanted, None, wanted]
+    assert table.get(1) == {"id": 1, "v": wanted}
+    assert table.get_many([1, 2])["v"].to_pylist() == [wanted, None]
+    assert table.scan(where=[("v", "is null")]).to_arrow()["id"].to_pylist() == [2]
+    made = table.scan(ordered=True).to_arrow()
+    assert made.schema.field("v").type == core.parse_type(kind)
+    copy = client.create_table("copy", table.schema)
+    with client.transaction() as txn:
+        txn.write(copy, made)
+    assert copy.scan(ordered=True).to_arrow() == made
+    # As the default of a new column, over rows in memory and in row sets.
+    altered = client.create_table("old", txnkv.Schema({"id": "int64"}, ["id"]))
+    altered.insert({"id": 1})
+    internals.flush(client)
+    altered.insert({"id": 2})
+    altered.alter(add={"v": txnkv.Column(kind, default=given)})
+    altered.insert({"id": 3})
+    assert altered.get_many([3, 1, 2])["v"].to_pylist() == [wanted] * 3
+    assert altered.scan().to_arrow()["v"].to_pylist() == [wanted] * 3
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("json", "{'a': 1}", "{'a': 1}\" is no JSON: at character 1, \"'a': 1}\""),
+    ("json", "[1", "'[1' is no JSON: it ends too early"),
+    ("json", "é x", "at character 0, 'é x'"),
+    ("json", float("nan"), "column 'v' is json: Out of range float values"),
+    ("json", {1, 2}, "column 'v' is json: Object of type set"),
+    ("json", b"{}", "b'{}' is a bytes"),
+    ("uuid", "0190", "column 'v' is uuid: badly formed"),
+    ("uuid", 5, "5 is a int: give a uuid.UUID, its text or bytes"),
+    ("time", time(1, tzinfo=UTC), "has a time zone, which would be lost"),
+    ("time32[s]", time(1, 0, 0, 5), "has more digits, which would be lost"),
+    ("time", 5, "5 is a int, not a datetime.time"),
+    ("duration", timedelta.max, "column 'v' is duration[us]"),
+    ("decimal128(9, 2)", 12.5, "12.5 is a float, whose digits are not those that one sees"),
+    ("decimal128(9, 2)", "1.234", "column 'v' is decimal128(9, 2)"),
+    ("decimal128(9, 2)", "twelve", "column 'v' is decimal128(9, 2)"),
+    ("decimal128(9, 2)", True, "True is a bool"),
+    ("struct<a: int64>", {"a": 1, "b": 2}, "has 'b'; the fields are a"),
+    ("struct<a: int64>", [1], "[1] is a list, not a dict of its fields"),
+    ("struct<a: timestamp[us]>", {"a": datetime(2026, 1, 1, tzinfo=UTC)}, "has a time zone"),
+    ("map<string, int64>", 5, "5 is no dict, and no list of pairs"),
+    ("map<string, int8>", {"a": True}, "True is a bool"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "words"), REFUSED)
+def test_a_value_that_does_not_fit(client: txnkv.Client, kind: str, value: Any, words: str) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind}, ["id"]))
+    with pytest.raises(txnkv.SchemaError) as raised:
+        table.insert((1, value))
+    assert words in str(raised.value)
+    assert table.count() == 0
+
+
+ARROW: list[tuple[str, pa.Array, Any]] = [
+    ("json", pa.array(['{"a": 1}', None]), ['{"a": 1}', None]),
+    ("uuid", pa.array([str(ID), None, ID.hex.upper()]), [ID, None, ID]),
+    ("uuid", pa.array([str(ID), str(ID)]).slice(1), [ID]),
+    ("uuid", pa.array([ID.bytes], pa.binary(16)), [ID]),
+    ("time", pa.array([1_000_000], pa.time64("ns")), [time(0, 0, 0, 1000)]),
+    ("time", pa.array([61], pa.time32("s")), [time(0, 1, 1)]),
+    ("duration", pa.array([5, None], pa.duration("s")), [timedelta(seconds=5), None]),
+    ("decimal128(9, 2)", pa.array(["1.5", "2"]), [Decimal("1.50"), Decimal("2.00")]),
+    ("decimal128(9, 2)", pa.array([7], pa.int64()), [Decimal("7.00")]),
+    ("struct<a: int64, b: string>", pa.array([{"a": 1}]), [{"a": 1, "b": None}]),
+    ("struct<a: float64>", pa.array([{"a": 1}, None]), [{"a": 1.0}, None]),
+    (
+        "map<string, int64>",
+        pa.array([[("a", 1)]], pa.map_(pa.large_string(), pa.int8())),
+        [[("a", 1)]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "array", "wanted"), ARROW)
+def test_arrow_data_of_other_types(
+    client: txnkv.Client, kind: str, array: pa.Array, wanted: list[Any]
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"id": range(len(array)), "v": array}))
+    assert table.scan(ordered=True).to_arrow()["v"].to_pylist() == wanted
+
+
+ARROW_REFUSED: list[tuple[str, pa.Array, str]] = [
+    ("json", pa.array(["1", None, "{"]), "column 'v' is json: '{' is no JSON: it ends too early"),
+    ("json", pa.array(["1", "x"], pa.json_()), "'x' is no JSON: at character 0, 'x'"),
+    ("json", pa.array([{"a": 1}]), "make a text of each value, as json.dumps(value)"),
+    ("uuid", pa.array([str(ID), "none"]), "column 'v' is uuid: 'none' is none"),
+    ("uuid", pa.array([5]), "column 'v' is uuid, the data has int64"),
+    ("time", pa.array([1], pa.time64("ns")), "does not fit without loss"),
+    ("time", pa.array([86_400_000_000], pa.time64("us")), "a value is no time of a day"),
+    ("time32[s]", pa.array([-1], pa.time32("s")), "a value is no time of a day"),
+    ("decimal128(9, 2)", pa.array(["1.555"]), "does not fit without loss"),
+    ("decimal128(9, 2)", pa.array([1.5]), "column 'v' is decimal128(9, 2), the data has double"),
+    ("struct<a: int64>", pa.array([{"a": 1, "b": 2}]), "the data has struct<a: int64, b: int64>"),
+    ("struct<a: int64>", pa.array([{"a": 1.5}]), "the data has struct<a: double>"),
+    ("map<string, int64>", pa.array([{"a": 1}]), "the data has struct<a: int64>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "array", "words"), ARROW_REFUSED)
+def test_arrow_data_that_does_not_fit(
+    client: txnkv.Client, kind: str, array: pa.Array, words: str
+) -> None:
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    with pytest.raises(txnkv.SchemaError) as raised, client.transaction() as txn:
+        txn.write(table, pa.table({"id": range(len(array)), "v": array}))
+    assert words in str(raised.value)
+    assert table.count() == 0
+
+
+@pytest.mark.parametrize("kind", ["json", "list<int64>", "map<string, int64>", "struct<a: int64>"])
+def test_what_has_no_order_is_no_key_and_is_not_compared(client: txnkv.Client, kind: str) -> None:
+    with pytest.raises(txnkv.SchemaError, match="which cannot be a key: its values have no order"):
+        txnkv.Schema({"id": kind}, ["id"])
+    table = client.create_table("t", txnkv.Schema({"id": "int64", "v": kind + "?"}, ["id"]))
+    value: Any = {"json": "1", "list<int64>": [1], "map<string, int64>": {}}.get(kind, {"a": 1})
+    with pytest.raises(txnkv.SchemaError, match="only 'is null' and 'is not null' work on it"):
+        table.scan(where=[("v", "=", value)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("list<uuid>", "uuid stands in a column of its own"),
+        ("struct<a: json>", "write string there"),
+        ("struct<int64>", "struct<name: string, age: int64> with a name for each field"),
+        ("struct<a: int64, a: int8>", "with a name for each field"),
+        ("map<string>", "map<string, int64>"),
+        ("map<string, int65>", "'int65' is not a column type"),
+        (pa.struct([("a, b: int64", pa.int8())]), "the names of its fields"),
+        (pa.binary(16), "not a column type"),
+        (dict, "write 'json'"),
+        (UUID, "write 'uuid'"),
+    ],
+)
+def test_types_that_are_none(kind: Any, words: str) -> None:
+    with pytest.raises(txnkv.SchemaError) as raised:
+        txnkv.Schema({"id": "int64", "v": kind}, ["id"])
+    assert words in str(raised.value)
+
+
+def test_a_schema_is_what_it_was_when_it_is_read_again() -> None:
+    kinds = ["json", "uuid", "time", "time32[s]", "duration", "map<string, list<int8>>", STRUCT]
+    columns = {f"c{i}": kind for i, kind in enumerate(kinds)}
+    schema = txnkv.Schema({"id": "uuid", **columns}, ["id"])
+    assert txnkv.Schema.from_json(schema.to_json()) == schema
+    assert txnkv.Schema.from_arrow(schema.arrow, ["id"]) == schema
+    assert "'c0': 'json'" in repr(schema)
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSONS, max_size=5), st.booleans(), st.sampled_from([None, 2]), st.data())
+def test_texts_of_json_are_those_that_python_reads(
+    values: list[Any], plain: bool, indent: int | None, data: st.DataObject
+) -> None:
+    """Of Python's `json` but for its NaN and infinities, and half a surrogate pair."""
+    texts = [json.dumps(value, ensure_ascii=not plain, indent=indent) for value in values]
+    texts = [text for text in texts if text.isprintable() or not plain]
+    core.require_json(pa.array([*texts, None], pa.string()), "v")
+    for text in texts:
+        at = data.draw(st.integers(0, len(text)))
+        changed = text[:at] + data.draw(st.sampled_from(["", ",", "}", '"', "1", "\\", "e"]))
+        changed += text[data.draw(st.integers(at, len(text))) :]
+        try:
+            json.loads(changed, parse_constant=int)
+            sound = True
+        except ValueError:
+            sound = False
+        try:
+            core.require_json(pa.array([changed]), "v")
+            assert sound, changed
+        except txnkv.SchemaError:
+            assert not sound, changed
+
+
+@given(st.timedeltas())
+def test_a_duration_is_read_as_it_is_written(value: timedelta) -> None:
+    assert core.duration_of(core.duration_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [("PT0S", 0), ("P1D", 86_400_000_000), ("-PT0.5S", -500_000), ("P1DT2H3M4.000005S", None)],
+)
+def test_durations_as_text(text: str, micros: int | None) -> None:
+    found = core.duration_of(text)
+    assert core.duration_text(found) == text
+    wanted = timedelta(days=1, hours=2, minutes=3, seconds=4, microseconds=5)
+    assert found == (wanted if micros is None else timedelta(microseconds=micros))
+    for wrong in ("", "P", "PT", "1D", "P1H", "PT1.0000001S", "P1Y"):
+        with pytest.raises(ValueError, match="is no duration, as P1DT2H"):
+            core.duration_of(wrong)

@@ -1,0 +1,226 @@
+"""Values that come as text: JSON, UUIDs, durations.
+
+A column of JSON holds texts as they were given, each checked by the core. UUIDs are 16 bytes;
+data that has them as text (pandas, CSV, Spark) is turned to bytes a column at a time. A duration
+is written as in ISO 8601, by days and less: P1DT2H3M4.5S.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv.core import compute as pc
+from txnkv.core.native import allocate, check, ffi, lib, pointer
+from txnkv.core.row_layout import fill_column
+from txnkv.errors import SchemaError
+
+UUID: Final = pa.uuid()
+JSON: Final = pa.json_()
+
+# -- JSON ------------------------------------------------------------------------------
+
+
+def require_json(texts: pa.Array, name: str) -> None:
+    """Refuse a column in which a text is no JSON.
+
+    Args:
+        texts: of JSON or strings; nulls are passed over.
+        name: of the column.
+
+    Raises:
+        SchemaError: it names the text, and where it goes wrong.
+    """
+    column, row, at = ffi.new("row_column_t *"), ffi.new("uint32_t *"), ffi.new("uint64_t *")
+    held = fill_column(column[0], texts, lib.ROW_VARLEN)
+    check(lib.json_column(column, row, at), f"checking {len(texts)} texts of JSON")
+    del held
+    if row[0] < len(texts):
+        text = texts[row[0]].as_py()
+        raise SchemaError(f"column {name!r} is json: {json_fault(text, at[0])}")
+
+
+def json_fault(text: str, at: int) -> str:
+    """Say, for people, where a text is no JSON.
+
+    Args:
+        text: which is none.
+        at: the byte that cannot stand there.
+    """
+    before = text.encode()[:at].decode(errors="ignore")
+    rest = text[len(before) : len(before) + 12]
+    where = f"at character {len(before)}, {rest!r}" if rest else "it ends too early"
+    return f"{text[:60]!r} is no JSON: {where}. Give the text of one value, as json.dumps makes it"
+
+
+class JsonLineError(ValueError):
+    """A text that is no object of the members that there may be.
+
+    Attributes:
+        row: which one it is.
+    """
+
+    def __init__(self, why: str, row: int) -> None:
+        super().__init__(why)
+        self.row = row
+
+
+def json_members(texts: pa.StringArray, names: Sequence[str], wanted: str) -> pa.StringArray:
+    """One member of each of some objects, as it is written there; null where there is none.
+
+    Args:
+        texts: of objects.
+        names: of the members that they may have.
+        wanted: one of them.
+
+    Raises:
+        JsonLineError: a text is no object, or has another member, or a name with an escape.
+    """
+    n = len(texts)
+    column, row, at = ffi.new("row_column_t *"), ffi.new("uint32_t *"), ffi.new("uint64_t *")
+    held = fill_column(column[0], texts, lib.ROW_VARLEN)
+    encoded = [name.encode() for name in names]
+    ends = ffi.new("uint32_t[]", list(accumulate(map(len, encoded))))
+    joined = ffi.from_buffer("uint8_t[]", b"".join(encoded))
+    known = ffi.new("json_names_t *", (joined, ends, len(names)))
+    number = names.index(wanted)
+    validity, offsets = allocate((n + 7) // 8), allocate(4 * (n + 1))
+    found = pointer(offsets, "uint32_t *")
+    status = lib.json_member_offsets(column, known, number, pointer(validity), found, row, at)
+    if status == lib.STATUS_CORRUPT:
+        raise _no_object(texts[row[0]].as_py(), at[0], names, row[0])
+    check(status, f"reading {n} objects")
+    values = allocate(found[n])
+    lib.json_member_bytes(column, known, number, found, pointer(values), values.size)
+    del held, joined
+    return pa.Array.from_buffers(pa.string(), n, [validity, offsets, values])
+
+
+def _no_object(text: str, at: int, names: Sequence[str], row: int) -> JsonLineError:
+    raw = text.encode()
+    if at and raw[at - 1 : at] == b'"':
+        name = raw[at:].partition(b'"')[0].decode()
+        escaped = " (its name is written with an escape)" if "\\" in name else ""
+        return JsonLineError(
+            f"there is no column {name!r}{escaped}; the columns are {', '.join(names)} "
+            "(--schema sets them)",
+            row,
+        )
+    return JsonLineError(json_fault(text, at), row)
+
+
+def json_of(value: Any) -> Any:
+    """The text of a Python value for a column of JSON; a text is one already.
+
+    Raises:
+        TypeError, ValueError: JSON has no such value.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+# -- UUIDs -----------------------------------------------------------------------------
+
+_UUID: Final = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+_NIL: Final = "0" * 32
+
+
+def uuids_of(texts: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """UUIDs of their texts, with hyphens or without.
+
+    Raises:
+        SchemaError: a text is none.
+    """
+    return pa.chunked_array([_uuids(chunk, name) for chunk in texts.chunks], UUID)
+
+
+def _uuids(texts: pa.Array, name: str) -> pa.Array:
+    texts = pc.cast(texts, pa.string())
+    wrong = pc.index(pc.match_substring_regex(texts, _UUID), False).as_py()
+    if wrong >= 0:
+        raise SchemaError(f"column {name!r} is uuid: {texts[wrong].as_py()!r} is none")
+    digits = pc.replace_substring(pc.fill_null(texts, _NIL), "-", "")
+    ends = memoryview(digits.buffers()[1]).cast("i")
+    first, last = ends[digits.offset], ends[digits.offset + len(digits)]
+    text = bytes(digits.buffers()[2][first:last]) if last > first else b""
+    valid = pc.is_valid(texts).buffers()[1] if texts.null_count else None
+    raw = pa.py_buffer(bytes.fromhex(text.decode()))
+    return pa.Array.from_buffers(UUID, len(texts), [valid, raw], texts.null_count)
+
+
+def uuid_of(value: Any) -> Any:
+    """A UUID, given as one, as its text or its 16 bytes.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is no UUID.
+    """
+    if value is None or isinstance(value, uuid.UUID):
+        return value
+    if isinstance(value, str):
+        return uuid.UUID(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return uuid.UUID(bytes=bytes(value))
+    raise TypeError(f"{value!r} is a {type(value).__name__}: give a uuid.UUID, its text or bytes")
+
+
+def uuid_texts(uuids: pa.Array) -> pa.StringArray:
+    """The texts of UUIDs, with hyphens."""
+    n = len(uuids)
+    raw = uuids.buffers()[1]
+    digits = raw[16 * uuids.offset : 16 * (uuids.offset + n)].to_pybytes().hex() if n else ""
+    valid = pc.is_valid(uuids).buffers()[1] if uuids.null_count else None
+    buffers = [valid, pa.py_buffer(digits.encode())]
+    fixed = pa.Array.from_buffers(pa.binary(32), n, buffers, uuids.null_count)
+    text = pc.cast(pc.cast(fixed, pa.binary()), pa.string())
+    cuts = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)]
+    parts = [pc.utf8_slice_codeunits(text, start, stop) for start, stop in cuts]
+    return pc.binary_join_element_wise(*parts, "-")
+
+
+# -- durations -------------------------------------------------------------------------
+
+_DURATION: Final = re.compile(
+    r"(-?)P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6}))?S)?)?"
+)
+
+
+def duration_text(value: timedelta) -> str:
+    """A duration as ISO 8601 writes it: P1DT2H, -PT0.5S, PT0S."""
+    sign, value = ("-", -value) if value < timedelta(0) else ("", value)
+    minutes, seconds = divmod(value.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    rest = f".{value.microseconds:06}".rstrip("0") if value.microseconds else ""
+    written = f"{hours}H" if hours else ""
+    written += f"{minutes}M" if minutes else ""
+    written += f"{seconds}{rest}S" if seconds or rest else ""
+    days = f"{value.days}D" if value.days else ""
+    return f"{sign}P{days}{'T' + written if written else ''}" if days or written else "PT0S"
+
+
+def duration_of(text: str) -> timedelta:
+    """The duration of a text as `duration_text` makes it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no duration, as P1DT2H3M4.5S, PT90S or -PT0.5S")
+    sign, days, hours, minutes, seconds, rest = found.groups()
+    value = timedelta(
+        days=int(days or 0),
+        hours=int(hours or 0),
+        minutes=int(minutes or 0),
+        seconds=int(seconds or 0),
+        microseconds=int((rest or "").ljust(6, "0")),
+    )
+    return -value if sign else value
