@@ -2,8 +2,8 @@
  * docs/format-blocks.md, "Light blocks". What is chosen follows from the values alone, so encoding
  * is canonical still.
  *
- *   few runs                        their ends and values: a constant is one run
- *   integers, times, decimals       packed numbers; sorted keys, too
+ *   few runs                        their ends and values
+ *   integers, times, decimals       packed numbers; sorted keys and constants, too
  *   floats with few digits          the integers that they are over a power of ten
  *   few values, often               packed codes, and the values
  *   strings else                    packed offsets

@@ -4,8 +4,11 @@
 #include "rowset/encode_body.h"
 #include "rowset/unpack_inline.h"
 
-/* Rows after which a dictionary that grows with them is given up. */
-enum { LOOKED_AT = 1024 };
+/* Rows whose values say whether a dictionary may pay, before there is room for all. */
+enum { LOOKED_AT = 2048 };
+
+/* Rows whose changes are counted at once. */
+enum { COUNTED = 4096 };
 
 /* -- runs --------------------------------------------------------------------------- */
 
@@ -17,15 +20,23 @@ static inline uint32_t changes_of(const uint8_t *data, uint32_t n, size_t width)
     return changes;
 }
 
-static uint32_t count_changes(const values_t *values) {
-    switch (values->width) {
-        case 1: return changes_of(values->data, values->n, 1);
-        case 2: return changes_of(values->data, values->n, 2);
-        case 4: return changes_of(values->data, values->n, 4);
-        case 8: return changes_of(values->data, values->n, 8);
-        case 16: return changes_of(values->data, values->n, 16);
-        default: return changes_of(values->data, values->n, values->width);
+/* Runs of the values; more than `most` when there are more. */
+static uint32_t count_runs(const values_t *values, uint32_t most) {
+    const size_t width = values->width;
+    uint32_t runs = 1;
+    for (uint32_t lo = 0; lo + 1 < values->n && runs <= most; lo += COUNTED) {
+        const uint32_t left = values->n - lo, n = left <= COUNTED ? left : COUNTED + 1;
+        const uint8_t *data = values->data + lo * width;
+        switch (width) {
+            case 1: runs += changes_of(data, n, 1); break;
+            case 2: runs += changes_of(data, n, 2); break;
+            case 4: runs += changes_of(data, n, 4); break;
+            case 8: runs += changes_of(data, n, 8); break;
+            case 16: runs += changes_of(data, n, 16); break;
+            default: runs += changes_of(data, n, width);
+        }
     }
+    return runs;
 }
 
 /* The number of values, and 4 zeros, before codes or ends. */
@@ -37,8 +48,10 @@ static bool put_count(uint32_t count, body_t *body) {
 status_t body_runs(const values_t *values, body_t *body, bool *done) {
     const size_t width = values->width;
     *done = false;
-    const uint32_t runs = count_changes(values) + 1;
-    if ((uint64_t)runs * (width + 1) > body->cap) return STATUS_OK;
+    const uint64_t room = body->cap / (width + 1);
+    const uint32_t most = room < UINT32_MAX ? (uint32_t)room : UINT32_MAX - 1;
+    const uint32_t runs = count_runs(values, most);
+    if (runs > most) return STATUS_OK;
     uint32_t *ends = alloc_array(runs, sizeof *ends);
     if (ends == NULL) return STATUS_NO_MEMORY;
     uint32_t found = 0;
@@ -82,6 +95,7 @@ static slice_t value_at(const values_t *values, uint32_t row) {
 }
 
 static inline bool slice_equal(slice_t a, slice_t b) {
+    if (a.len == 8 && b.len == 8) return load_le64(a.data) == load_le64(b.data);
     return a.len == b.len && compare_bytes(a.data, b.data, a.len) == 0;
 }
 
@@ -100,10 +114,16 @@ static inline uint32_t code_of(dictionary_t *dictionary, const values_t *values,
     }
 }
 
+/* Whether codes and values, were there no more of these, are shorter than `cap`. */
+static bool may_pay(const dictionary_t *dictionary, uint32_t n, uint64_t cap) {
+    const uint32_t most = dictionary->count - 1;
+    const uint64_t bits = most == 0 ? 0 : 32 - (unsigned)__builtin_clz(most);
+    return dictionary->bytes + bits * n / 8 < cap;
+}
+
 /* False: too many are different. */
-static bool fill_dictionary(dictionary_t *dictionary, const values_t *values) {
+static bool fill_dictionary(dictionary_t *dictionary, const values_t *values, uint32_t limit) {
     const bool words = values->kind == BLOCK_FIXED && values->width <= 8;
-    const uint32_t limit = values->n / 2;
     for (uint32_t i = 0; i < values->n; i++) {
         const slice_t value = value_at(values, i);
         uint64_t hash;
@@ -114,9 +134,16 @@ static bool fill_dictionary(dictionary_t *dictionary, const values_t *values) {
         }
         dictionary->codes[i] = code_of(dictionary, values, i, value, hash);
         if (dictionary->count > limit) return false;
-        if (i == LOOKED_AT && dictionary->count > LOOKED_AT / 2) return false;
     }
     return true;
+}
+
+static bool looks_shared(const values_t *values, uint64_t cap) {
+    uint32_t codes[LOOKED_AT], rows[LOOKED_AT + 1], slots[2 * LOOKED_AT] = {0};
+    dictionary_t dictionary = {codes, rows, slots, 2 * LOOKED_AT - 1, 0, 0};
+    values_t some = *values;
+    if (some.n > LOOKED_AT) some.n = LOOKED_AT;
+    return fill_dictionary(&dictionary, &some, some.n / 2) && may_pay(&dictionary, values->n, cap);
 }
 
 static bool put_entries(const dictionary_t *dictionary, const values_t *values, body_t *body) {
@@ -140,6 +167,7 @@ static bool put_entries(const dictionary_t *dictionary, const values_t *values, 
 status_t body_dictionary(const values_t *values, body_t *body, bool *done) {
     uint32_t size = 64;
     *done = false;
+    if (!looks_shared(values, body->cap)) return STATUS_OK;
     while (size < values->n) size *= 2; /* so never more than half full */
     const size_t n = values->n;
     uint32_t *memory = alloc_array(n + n / 2 + 2 + size, sizeof *memory);
@@ -147,7 +175,7 @@ status_t body_dictionary(const values_t *values, body_t *body, bool *done) {
     dictionary_t dictionary = {memory, memory + n, memory + n + n / 2 + 2, size - 1, 0, 0};
     memset(dictionary.slots, 0, size * sizeof *memory);
     body->header.encoding = BLOCK_DICTIONARY;
-    if (fill_dictionary(&dictionary, values)) {
+    if (fill_dictionary(&dictionary, values, values->n / 2)) {
         *done = put_count(dictionary.count, body) && body_list(dictionary.codes, values->n, body) &&
                 put_entries(&dictionary, values, body);
     }

@@ -23,4 +23,9 @@ status_t unpack_block(const block_t *block, block_t *out, void **memory);
 status_t unpack_keys_size(const block_t *block, uint64_t *out_size);
 status_t unpack_keys(const block_t *block, uint8_t *out, size_t out_len, uint32_t *out_offsets);
 
+/* Rows [lo, lo + n) of packed keys of 4 or 8 bytes, as the integers that they are of, little-endian;
+ * is_signed: of signed ones. CORRUPT: the block is not of such keys. */
+status_t unpack_integers(const block_t *block, uint32_t is_signed, uint32_t lo, uint32_t n,
+                         uint8_t *out);
+
 #endif

@@ -119,7 +119,10 @@ static void read_keys(const block_t *block) {
     if (unpack_keys_size(block, &size) != STATUS_OK || size > (1u << 24)) return;
     uint8_t *out = malloc(size + 1);
     uint32_t *offsets = malloc(4 * ((size_t)block->rows + 1));
-    if (out != NULL && offsets != NULL) unpack_keys(block, out, size, offsets);
+    if (out != NULL && offsets != NULL) {
+        unpack_keys(block, out, size, offsets);
+        if (block->width != 0) unpack_integers(block, 1, 0, block->rows, out);
+    }
     free(out);
     free(offsets);
 }

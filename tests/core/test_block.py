@@ -19,6 +19,7 @@ from txnkv.core import (
     block_rows,
     crc32c,
     decode_block,
+    decode_key_block,
     encode_block,
     gather_block,
     verify_block,
@@ -169,6 +170,22 @@ def test_light_blocks_are_read_as_plain_ones(array):
     assert zone(light, array.type) == zone(plain, array.type)
     reader = ValueReader(array.type)
     assert [reader(light, i) for i in range(n)] == array.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.int32(), pa.uint64(), pa.timestamp("us"), pa.date32()], ids=str
+)
+def test_a_key_column_is_read_from_packed_keys(type_):
+    first = 5 if pa.types.is_unsigned_integer(type_) else -3000
+    width = type_.bit_width
+    numbers = pa.array(range(first, first + 7 * 2500, 7), f"int{width}")
+    array = numbers.cast(f"uint{width}").cast(type_) if first > 0 else numbers.view(type_)
+    block = KeyCodec([type_]).encode([array]).to_block(0)
+    for lo, n in ((0, 2500), (1000, 100), (1, 1023), (2500, 0)):
+        assert decode_key_block(block, type_, lo, n).equals(array.slice(lo, n))
+    with pytest.raises(IndexError):
+        decode_key_block(block, type_, 2400, 101)
+    assert decode_key_block(KeyCodec([type_]).encode([array[:3]]).to_block(0), type_, 0, 3) is None
 
 
 # -- damage ------------------------------------------------------------------------------

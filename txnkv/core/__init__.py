@@ -21,6 +21,7 @@ from txnkv.core.block import (
     block_rows,
     decode_block,
     decode_block_without,
+    decode_key_block,
     encode_block,
     gather_block,
     verify_block,

@@ -142,6 +142,34 @@ def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = No
     return _read(view, type_, (ffi.NULL, lo, n), n)
 
 
+def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Array | None:
+    """Rows [lo, lo + n) of a block of keys of one integer column, copied; None where they have to
+    be taken as keys first.
+
+    Args:
+        block: verified, any buffer object.
+        type_: of the column.
+        lo: the first row.
+        n: how many.
+
+    Raises:
+        CoreError: the block is damaged.
+        IndexError: the rows are not all in the block.
+    """
+    memory = readable(block)
+    view = ffi.new("block_t *")
+    if status := lib.block_parse(memory, len(memory), view):
+        check(status, f"reading keys of {type_}")
+    packed = view.encoding == lib.BLOCK_PACKED and (8 * view.width) in (32, 64)
+    if not packed or pa.types.is_floating(type_) or type_.bit_width != 8 * view.width:
+        return None
+    n = _count(view.rows, None, lo, n)
+    values = allocate(n * view.width)
+    signed = not pa.types.is_unsigned_integer(type_)
+    check(lib.unpack_integers(view, signed, lo, n, pointer(values)), f"reading keys of {type_}")
+    return pa.Array.from_buffers(type_, n, [None, values], 0)
+
+
 def decode_block_without(
     block: Any, type_: pa.DataType, gone: Rows, lo: int = 0, n: int | None = None
 ) -> pa.Array:

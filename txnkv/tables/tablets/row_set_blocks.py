@@ -176,6 +176,9 @@ class RowSetBlocks:
         arrays = []
         for name in columns:
             if name in schema.primary_key:
+                if gone is None and (found := self._key_column(pages, number, lo, n)) is not None:
+                    arrays.append(found)
+                    continue
                 if keys is None:
                     keys = self.keys(pages, number)
                 position = schema.primary_key.index(name)
@@ -193,6 +196,13 @@ class RowSetBlocks:
             else:
                 arrays.append(tablet.filler(name, n if gone is None else n - gone.n))
         return arrays
+
+    def _key_column(self, pages: Pages, number: int, lo: int, n: int) -> pa.Array | None:
+        """The key column, where it is the only one and an integer in packed keys."""
+        types = self._tablet.codec.types
+        if len(types) > 1 or self._tablet.codec.width not in (4, 8):
+            return None
+        return core.decode_key_block(self.block(pages, KEYS, number), types[0], lo, n)
 
     def gather(
         self, pages: Pages, number: int, columns: Sequence[str], rows: core.Rows
