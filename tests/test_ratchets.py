@@ -85,13 +85,14 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "topics": 9_970, "tables": 8_300, "storage": 3_824, "cli": 3_600, "coordinator": 2_950,
-    "transaction": 3_060, "core": 3_220, "spark": 2_565, "client": 2_515, "aio": 554,
+    "transaction": 3_060, "core": 3_240, "spark": 2_565, "client": 2_515, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
 aio: a twin of Table.dataset. cli: commands for rows, a small language of conditions. client: tables
 as datasets of Arrow,
 handles in notebooks. core, cli, spark, topics: JSON, structs, maps, times, durations and UUIDs.
+core: light blocks.
 storage: the usual way of a writer through its queue is written out in one function.
 """
 

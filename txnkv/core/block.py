@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from txnkv.core import compute as pc
+from txnkv.core.codec import key_type
 from txnkv.core.native import CoreError, allocate, check, ffi, lib, pointer, readable
 from txnkv.core.rows import NULL_ROW, Bitmap, Rows, rows_pointer
 
@@ -142,6 +143,9 @@ def decode_block(block: Any, type_: pa.DataType, lo: int = 0, n: int | None = No
     return _read(view, type_, (ffi.NULL, lo, n), n)
 
 
+_INTEGERS = {lib.KEY_I32: 4, lib.KEY_U32: 4, lib.KEY_I64: 8, lib.KEY_U64: 8}
+
+
 def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Array | None:
     """Rows [lo, lo + n) of a block of keys of one integer column, copied; None where they have to
     be taken as keys first.
@@ -160,12 +164,12 @@ def decode_key_block(block: Any, type_: pa.DataType, lo: int, n: int) -> pa.Arra
     view = ffi.new("block_t *")
     if status := lib.block_parse(memory, len(memory), view):
         check(status, f"reading keys of {type_}")
-    packed = view.encoding == lib.BLOCK_PACKED and (8 * view.width) in (32, 64)
-    if not packed or pa.types.is_floating(type_) or type_.bit_width != 8 * view.width:
+    kind = key_type(type_)
+    if view.encoding != lib.BLOCK_PACKED or _INTEGERS.get(kind) != view.width:
         return None
     n = _count(view.rows, None, lo, n)
     values = allocate(n * view.width)
-    signed = not pa.types.is_unsigned_integer(type_)
+    signed = kind in (lib.KEY_I32, lib.KEY_I64)
     check(lib.unpack_integers(view, signed, lo, n, pointer(values)), f"reading keys of {type_}")
     return pa.Array.from_buffers(type_, n, [None, values], 0)
 
