@@ -9,7 +9,7 @@ NATIVE = Extension(
     "txnkv._native",
     sources=sorted(
         path.relative_to(ROOT).as_posix()
-        for folder in ("common", "codec", "memory", "native")
+        for folder in ("common", "codec", "rowset", "memory", "tablet", "native")
         for path in (ROOT / "csrc" / folder).glob("*.c")
     ),
     depends=[path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("csrc/*/*.h"))],

@@ -31,12 +31,10 @@ HEADERS = [
     "rowset/encode.h",
     "rowset/unpack.h",
     "rowset/access.h",
-    "rowset/blocks.h",
     "rowset/bloom.h",
     "rowset/delta.h",
     "rowset/merge.h",
     "rowset/partition.h",
-    "rowset/point.h",
     "rowset/search.h",
     "rowset/sort.h",
     "rowset/visible.h",
@@ -48,10 +46,11 @@ HEADERS = [
     "log/headers.h",
     "log/messages.h",
     "log/committed.h",
+    "tablet/layers.h",
 ]
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("common", "codec", "rowset", "memory", "log")
+    for folder in ("common", "codec", "rowset", "memory", "log", "tablet")
     for path in (CSRC / folder).glob("*.c")
 )
 

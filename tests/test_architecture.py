@@ -24,7 +24,7 @@ LAYERS = [
     {"spark", "cli", "__main__"},
 ]  # fmt: skip
 
-C_LAYERS = ["common", "codec", "rowset", "memory", "log"]
+C_LAYERS = ["common", "codec", "rowset", "memory", "log", "tablet"]
 
 
 def _layer(module: str) -> int:

@@ -33,6 +33,25 @@ class MemRowSet:
     def put(self, key: bytes, stamp: int, row: bytes | None, /) -> None: ...
     def serialize(self) -> bytes: ...
 
+class Published:
+    """What is published of a tablet, for single keys (csrc/native/published.h)."""
+
+    def __new__(cls, epoch: Any, shown: Any, id_of: Any, /) -> Published: ...
+    def put(
+        self, epoch: int, word: Any, keep: object, layers: int, layout: int, defaults: bytes,
+        since: int, floor: int, begin: Callable[[], Any] | None, txn_id: int, nested: bool, /,
+    ) -> None: ...  # fmt: skip
+    def take_away(self) -> None: ...
+    def find(self, key: bytes, snapshot: int, /) -> Any: ...
+
+class Reader:
+    """Rows of a table by their keys, as dicts (csrc/native/reader.c)."""
+
+    def __new__(cls, table: Table, tablets: tuple[Any, ...], hashed: bool, /) -> Reader: ...
+    def get(
+        self, key: Any, snapshot: int | None = None, add_key: Any = None, /
+    ) -> Any: ...  # fmt: skip
+
 class Words:
     """The 64-bit words of a writable buffer; all operations are sequentially consistent."""
 

@@ -6,6 +6,8 @@
 #include <Python.h>
 
 extern PyType_Spec mem_set_spec;
+extern PyType_Spec published_spec;
+extern PyType_Spec reader_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec words_spec;
 

@@ -1,5 +1,6 @@
 /* Every decoder on any bytes: a status or an answer, never a read outside. Run by libFuzzer
  * (`make fuzz`), and by test_damage on mutations of real blocks and keys. */
+#include "tablet/layers.h"
 #include "tests/fuzz_core.h"
 
 #include <stdlib.h>
@@ -10,9 +11,7 @@
 #include "common/bits.h"
 #include "rowset/access.h"
 #include "rowset/block.h"
-#include "rowset/blocks.h"
 #include "rowset/bloom.h"
-#include "rowset/point.h"
 #include "rowset/unpack.h"
 #include "rowset/zone.h"
 
@@ -78,34 +77,37 @@ void fuzz_keys(const keys_t *keys) {
 }
 
 /* Reads of single rows, which trust block_verify for the order of offsets alone. */
-static void read_rows(const uint8_t *data, size_t len, const block_t *block) {
-    const block_bytes_t bytes[2] = {{data, len}, {NULL, 0}};
-    const uint32_t numbers[4] = {0, 1, UINT32_MAX, 0};
+static void read_rows(const block_t *block) {
+    const block_t columns[2] = {*block, {0}};
+    const layer_block_t at = {.columns = columns};
     const uint32_t rows[4] = {0, 0, 0, block->rows == 0 ? 0 : block->rows - 1};
     row_slot_t slots[2] = {{ROW_VARLEN, 0, 0}, {ROW_VARLEN, 0, 0}};
     if (block->kind == BLOCK_BIT) slots[0] = (row_slot_t){ROW_BIT, 1, 0};
     if (block->kind == BLOCK_FIXED) slots[0] = (row_slot_t){ROW_FIXED, block->width, 0};
     row_layout_t layout;
-    uint8_t out[64], validity;
-    uint32_t offsets[5], nulls;
+    uint8_t out[64], defaults[64] = {0};
     if (slots[0].width < (1u << 20)) {
         row_layout_init(slots, 2, &layout);
-        for (uint32_t i = 0; i < 4; i++) point_row(&layout, bytes, rows[i], out, sizeof out);
+        for (uint32_t i = 0; i < 4; i++) {
+            const layer_found_t found = {.block = &at, .row = rows[i], .state = LAYERS_BLOCK};
+            layers_row(&layout, defaults, sizeof defaults, &found, out, sizeof out);
+        }
     }
-    uint32_t *ends = NULL;
-    size_t size = (size_t)4 * block->width + 1;
-    if (block->kind == BLOCK_OPAQUE || block->width > (1u << 20)) return;
-    if (block->kind == BLOCK_VARLEN) {
-        if (blocks_gather_ends(bytes, 2, numbers, rows, 4, offsets) != STATUS_OK) return;
-        ends = offsets;
-        size = (size_t)offsets[4] + 1;
+}
+
+/* A verified block as the keys of a row set, and as all that stands beside them. */
+static void fuzz_layers(const uint8_t *data, size_t len, const block_t *block) {
+    const layer_block_t at = {*block, *block, *block, {NULL, NULL, 0}, block};
+    const layer_block_t *list[1] = {&at};
+    const uint8_t least[1] = {0}, most[16] = {255, 255, 255, 255, 255, 255, 255, 255};
+    const uint8_t ends[16] = {0, 0, 0, 0, 16};
+    layer_row_set_t set = {{least, 0, ends + 8, 0, 1}, {most, 16, ends, 0, 1}, list, 1, 9, 1, 0};
+    const layer_step_t step = {&set, 0, 0};
+    const layers_t layers = {NULL, &step, NULL, 0, 0, 1};
+    layer_found_t found;
+    for (uint64_t snapshot = 1; snapshot < 10; snapshot += 8) {
+        layers_find(&layers, NULL, data, len < 8 ? len : 8, snapshot, &found);
     }
-    uint8_t *values = malloc(size);
-    if (values != NULL) {
-        blocks_gather(bytes, 2, block->kind, block->width, numbers, rows, 4, ends, &validity,
-                      values, &nulls);
-    }
-    free(values);
 }
 
 /* Keys of a light block, as they lie and unpacked. */
@@ -141,7 +143,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
         if (access_bytes(data, len, block.kind, block.width, list[i], &value) != STATUS_OK) continue;
         for (size_t at = 0; at < value.len; at++) seen = seen ^ value.data[at];
     }
-    read_rows(data, len, &block);
+    read_rows(&block);
     if (block.rows < (1u << 20)) {
         decode(&block, all);
         decode(&block, half);
@@ -158,8 +160,7 @@ int fuzz_block(const uint8_t *data, size_t len, uint32_t seed) {
     if (block_verify(data, len, seed) != STATUS_OK) return 0;
     if (block_keys(data, len, &keys) == STATUS_OK) fuzz_keys(&keys);
     read_keys(&block);
-    point_find(data, len, NULL, 0, data, len < 8 ? len : 8);
-    point_find(data, len, data, len, data, len < 8 ? len : 8);
+    fuzz_layers(data, len, &block);
     return 1;
 }
 

@@ -130,7 +130,7 @@ int main(void) {
     RUN(test_encode_damage);
     RUN(test_zone);
     RUN(test_but);
-    RUN(test_point);
+    RUN(test_layers);
     RUN(test_row);
     RUN(test_value);
     RUN(test_json);

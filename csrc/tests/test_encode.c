@@ -4,7 +4,6 @@
 #include "common/alloc.h"
 #include "common/bits.h"
 #include "rowset/access.h"
-#include "rowset/blocks.h"
 #include "rowset/encode.h"
 #include "rowset/search.h"
 #include "rowset/unpack.h"
@@ -285,22 +284,6 @@ static arrow_t decode_but(const block_t *block, uint32_t lo, uint32_t n, const u
     return out;
 }
 
-static arrow_t gather(made_t made, const uint32_t *rows, uint32_t n) {
-    const block_bytes_t bytes = {made.bytes, made.len};
-    uint32_t *block_of = calloc((size_t)n + 1, 4);
-    const bool varlen = made.block.kind == BLOCK_VARLEN;
-    for (uint32_t i = 0; i < n; i++) block_of[i] = rows[i] == UINT32_MAX ? UINT32_MAX : 0;
-    uint32_t *ends = calloc((size_t)n + 1, 4);
-    if (varlen) EXPECT(blocks_gather_ends(&bytes, 1, block_of, rows, n, ends) == STATUS_OK);
-    arrow_t out = arrow_make(n, varlen ? ends[n] : (uint64_t)n * made.block.width);
-    memcpy(out.offsets, ends, 4 * ((size_t)n + 1));
-    EXPECT(blocks_gather(&bytes, 1, made.block.kind, made.block.width, block_of, rows, n,
-                         varlen ? ends : NULL, out.validity, out.values, &out.nulls) == STATUS_OK);
-    free(ends);
-    free(block_of);
-    return out;
-}
-
 static void same_value(made_t plain, made_t light, uint32_t row) {
     access_value_t a, b;
     const block_kind_t kind = plain.block.kind;
@@ -342,7 +325,6 @@ static void same(made_t plain, made_t light) {
         for (uint32_t k = 0; k < m; k++) list[k] = random_below(9) == 0 ? UINT32_MAX : random_below(n);
         const block_rows_t picked = {list, 0, m};
         arrow_equal(decode(&plain.block, picked), decode(&light.block, picked), m, varlen);
-        arrow_equal(gather(plain, list, m), gather(light, list, m), m, varlen);
         same_value(plain, light, random_below(n));
     }
     const uint32_t outside[] = {n};

@@ -23,7 +23,7 @@ TWINS = [
 ]
 
 INSIDE = {
-    "Client": "end_sessions outcome require_open require_writable table_info timestamp_of "
+    "Client": "end_sessions is_open outcome require_open require_writable table_info timestamp_of "
     "topic_info writer",
     "Scan": "over",
     "Snapshot": "require_open",

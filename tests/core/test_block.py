@@ -15,7 +15,6 @@ from txnkv.core import (
     CoreError,
     KeyCodec,
     Rows,
-    ValueReader,
     block_rows,
     crc32c,
     decode_block,
@@ -168,8 +167,6 @@ def test_light_blocks_are_read_as_plain_ones(array):
         assert decode_block(light, array.type, lo, some).equals(array.slice(lo, some))
     assert gather_block(light, array.type, picked).equals(gather_block(plain, array.type, picked))
     assert zone(light, array.type) == zone(plain, array.type)
-    reader = ValueReader(array.type)
-    assert [reader(light, i) for i in range(n)] == array.to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -309,24 +306,3 @@ def test_types_without_order_have_an_open_zone():
     assert (found.min, found.max, found.null_count) == (None, None, 1)
     assert found.overlaps(b"a", b"b")
     assert zone(encode_block(pa.array([Decimal(1)]), 0), pa.decimal128(1, 0)).exact
-
-
-# -- single values -----------------------------------------------------------------------
-
-
-@given(arrays())
-def test_single_values_are_those_of_the_array(array):
-    block = memoryview(b"xx" + encode_block(array, 0).to_pybytes())[2:]
-    read = ValueReader(array.type)
-    assert [read(block, i) for i in range(len(array))] == array.to_pylist()
-    assert [type(read(block, i)) for i in range(len(array))] == list(map(type, array.to_pylist()))
-    for outside in (-1, len(array)):
-        with pytest.raises(IndexError):
-            read(block, outside)
-
-
-def test_single_values_of_the_wrong_type_are_refused():
-    block = encode_block(pa.array([1, 2, 3]), 0)
-    for other in (pa.int32(), pa.string(), pa.bool_(), pa.list_(pa.int64())):
-        with pytest.raises(CoreError):
-            ValueReader(other)(block, 0)

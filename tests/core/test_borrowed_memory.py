@@ -32,8 +32,7 @@ print("done")
 @pytest.mark.parametrize(
     "borrows",
     [
-        "core.BlockList([view])",
-        "core.Probe(view, None)",
+        "core.LayerBlock(view, None, None, [view], None, 0)",
         "core.Keys.fixed(view, 1)",
         "core.Keys.variable(view, bytes(4))",
         "core.Keys.from_block(view)",

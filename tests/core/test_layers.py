@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-LEVELS = ["common", "codec", "rowset", "memory", "log"]
+LEVELS = ["common", "codec", "rowset", "memory", "log", "tablet"]
 FILES = sorted(path for level in LEVELS for path in (CSRC / level).glob("*.[ch]"))
 
 

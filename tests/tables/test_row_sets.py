@@ -14,7 +14,8 @@ import txnkv
 from tests import internals
 from txnkv import core
 from txnkv.coordinator.ids import Timestamp
-from txnkv.tables.tablets import row_set_writer
+from txnkv.tables.read import point
+from txnkv.tables.tablets import Pages, row_set_writer
 from txnkv.tables.tablets.deltas import put_deletes, stored_counts
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set import RowSet, RowSetRetired
@@ -108,15 +109,24 @@ class Made:
         there = {v.key: i for i, v in enumerate(self.rows) if v.seen(snapshot)}
         with self.tablet.read() as pages:
             starts = [block.start for block in self.row_set.header(pages).blocks]
-            for i, key in enumerate(asked):
-                one = self.row_set.find_one(pages, probes.key(i), snapshot)
-                assert (one and starts[one[0]] + one[1]) == there.get(key), key
-                every = self.row_set.find_any(pages, probes.key(i))
-                assert [(starts[b] + r, insert, delete) for b, r, insert, delete in every] == [
-                    (i, v.insert, v.delete) for i, v in enumerate(self.rows) if v.key == key
-                ]
+            assert self.found(pages, probes, snapshot) == [
+                self.rows[there[key]].value if key in there else None for key in asked
+            ]
             for some in (asked, asked[::7], asked[50:53]):
                 self.check_many(pages, some, there, starts, snapshot)
+
+    def found(self, pages: Pages, probes: core.Keys, snapshot: int) -> list[object]:
+        """The value of each key's row, one by one."""
+        tablet, row_set = self.tablet, self.row_set
+        layer = point.layer(tablet, row_set, pages)
+        memory = core.MemRowSet(tablet.codec.width)
+        layers = core.Layers(tablet.layout, tablet.defaults, memory, 0, [core.LayerStep(layer)])
+
+        def load(step: int, number: int) -> None:
+            layer.put(number, point.block(tablet, row_set, pages, number))
+
+        rows = layers.find(None, probes, None, snapshot, load).rows(0, lambda _, row: row)
+        return rows.columns([0])[0].to_pylist()
 
     def check_many(self, pages, some, there, starts, snapshot) -> None:  # type: ignore[no-untyped-def]
         probes = encoded(self.tablet, some)
@@ -289,7 +299,7 @@ def test_what_an_own_write_staged_is_all_visible(tablet: Tablet, make: Callable[
     staged = RowSet(tablet, replace(made.row_set.info, stamp=None, min_stamp=None))
     with tablet.read() as pages:
         assert staged.visible(pages, 0, 0) is None
-        assert staged.find_one(pages, encoded(tablet, [2]).key(0), 0) == (0, 1)
+        assert Made(tablet, staged.info, []).found(pages, encoded(tablet, [2]), 0) == ["b"]
         assert staged.common(pages, encoded(tablet, [1, 2, 3]), 0).to_pylist() == [0, 1]
 
 

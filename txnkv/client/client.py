@@ -110,14 +110,14 @@ class Client(Connection, Closing):
 
     def __repr__(self) -> str:
         kind = ", read only" if self.instance.read_only else ""
-        return f"<Client of {self.path!r}{kind}{', closed' if self._closed else ''}>"
+        return f"<Client of {self.path!r}{kind}{'' if self.is_open else ', closed'}>"
 
     @shielded
     def close(self) -> None:
         """Close. The last client of a store in this process closes the store. Twice is fine."""
-        if not self._closed:
+        if self.is_open:
             close_producers(self)
-            self._closed = True
+            self.is_open = False
             self.end_sessions()
             instances.release(self.instance)
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
+from txnkv import core
 from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
 from txnkv.storage import WhenDropped, new_lock, shielded
@@ -126,6 +127,7 @@ class Table(Closing):
         self.info = info
         self._lock = new_lock()
         self._row_ids: range = range(0)
+        self._reader: core.RowReader | None = None
 
     @property
     def name(self) -> str:
@@ -209,7 +211,18 @@ class Table(Closing):
             TableNotFoundError: the table was dropped.
             HistoryExpiredError: the snapshot is older than the history that the store keeps.
         """
-        return self._read(snapshot, lambda engine, info, view: lookup.get(engine, info, view, key))
+        if snapshot is None and self._reader is not None and self._connection.is_open:
+            found: dict[str, Any] | None = self._reader.get(key)
+            if found is not NotImplemented:
+                return found
+
+        def get(engine: TableEngine, info: TableInfo, view: ReadView) -> dict[str, Any] | None:
+            writer = engine.row_writer(info)
+            if snapshot is None:
+                self._reader = writer.reader
+            return lookup.get(engine, writer, view, key)
+
+        return self._read(snapshot, get)
 
     @shielded
     def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:

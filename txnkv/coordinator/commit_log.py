@@ -55,12 +55,15 @@ from txnkv.storage import (
     clock,
     declare_fault_point,
     fault_point,
+    new_epoch,
     new_rlock,
     shielded,
 )
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
 declare_fault_point("log.durable", "a group of small commits is durable, nobody was told")
+
+_NO_NUMBER: Final = (1 << 64) - 1
 
 _PATIENCE: Final = 10_000
 """Microseconds for which a commit of another process that is not durable is left out."""
@@ -104,6 +107,8 @@ class CommitLog:
         lock: held while memory takes commits in; whoever pairs memory with row sets holds it.
         runtime: the store's.
         visible: the latest snapshot as of the last look.
+        shown: four words (csrc/native/published.c): the change number for which memory is complete,
+            the latest snapshot, and the change numbers while this process's group is written.
         version, catalog_version, history_floor: of the manifest, the catalog and the history, as
             of the last look.
     """
@@ -125,6 +130,7 @@ class CommitLog:
         self._members: dict[int, LogMember] = {}
         self._lost: set[Key] = set()
         self.lock = new_rlock()
+        self.shown = memoryview(bytearray(32)).cast("Q")
         self._start()
 
     def _start(self) -> None:
@@ -138,6 +144,7 @@ class CommitLog:
         self._current: int | None = None  # change number for which memory and clock are complete
         self._known: tuple[int, Timestamp] | None = None
         self._in_flight: tuple[int, ...] = ()  # change numbers while this process's group is
+        self._show()
         self._waiting_since = 0
         self._queue = CommitQueue(self._commit_group)
         self.locked = True
@@ -147,6 +154,17 @@ class CommitLog:
     def add_member(self, kind: int, member: LogMember) -> None:
         """Let `member` hold what sections of this kind change."""
         self._members[kind] = member
+
+    def _show(self) -> None:
+        """Have point reads, which go no further, know what `latest` may answer; after each change
+        of it.
+        """
+        known, shown = self._known, self.shown
+        shown[0] = _NO_NUMBER  # first: nobody reads the rest by halves
+        if known is not None:
+            shown[2], shown[3] = self._in_flight or (_NO_NUMBER, _NO_NUMBER)
+            shown[1] = known[1]
+            shown[0] = known[0]
 
     # -- reading -----------------------------------------------------------------------
 
@@ -195,6 +213,7 @@ class CommitLog:
             self.visible = max(self.visible, durable)
             complete = number is not None and self.visible >= self._applied
             self._known = (number, self.visible) if complete else None  # type: ignore[assignment]
+            self._show()
             return self.visible
 
     def _known_at(self, number: int | None) -> tuple[int, Timestamp] | None:
@@ -241,6 +260,8 @@ class CommitLog:
                 self._count(len(payload))
                 self._metrics.tailed_commits.add()
             self._applied = Timestamp(last)
+        if (version, catalog_version) != (self.version, self.catalog_version):
+            new_epoch()
         self.version = version
         self.catalog_version = catalog_version
         self.raise_floor(floor)
@@ -268,6 +289,7 @@ class CommitLog:
         """Remember a history floor that status.db was seen to have."""
         if floor > self.history_floor:
             self.history_floor = Timestamp(floor)
+            new_epoch()
 
     def _unpacked(self, payload: bytes, stamp: int) -> list[Section]:
         try:
@@ -341,6 +363,7 @@ class CommitLog:
             with self.lock:
                 self._in_flight = ()
                 self._known = None
+                self._show()
             raise _unknown(error) from error
         self.runtime.raise_durable(last)
         with self.lock:
@@ -349,6 +372,7 @@ class CommitLog:
                 self.visible = last
             # Every write of status.db moves the number on by two; another's since shows.
             self._known = None if number is None else (number + 2, last)
+            self._show()
         self._metrics.commit_groups.value += 1
         self._on_commit()
 
@@ -366,6 +390,7 @@ class CommitLog:
             with self.lock:
                 self._in_flight = ()
                 self._known = None
+                self._show()
                 self._current = None
                 if applied is not None:
                     for kind, ids in touched.items():
@@ -387,8 +412,10 @@ class CommitLog:
                     known = self._known
                     if number is None or known is None or known[0] != number:
                         known = self._known = self._known_at(number)
+                        self._show()
                     if number is not None and known is not None:
                         self._in_flight = (number + 1, number + 2)
+                        self.shown[2], self.shown[3] = self._in_flight
                 if armed:
                     fault_point("log.written")
             except BaseException as error:
@@ -404,6 +431,7 @@ class CommitLog:
             self._current = None if number is None else number + 2
             if last is None:
                 self._in_flight = ()
+                self._show()
             else:
                 self._applied = max(self._applied, last)
                 self._last_given = max(self._last_given, last)

@@ -8,7 +8,8 @@ belongs to one thread at a time unless it is only read.
     native                         the core as cffi sees it, and txnkv._native; memory, checksums
     rows, keys, codec, sorted_keys    row numbers; encoded keys: made, sorted, searched, merged
     value_codecs                   keys and numbers of single values
-    block, blocks, delta, filters  row sets on the disk
+    block, delta, filters          row sets on the disk
+    layers                         keys and short ranges in what is published of a tablet
     row_layout, mem_row_set        rows as bytes, one by one too (`RowTable`); committed memory
     log_batch, log_messages, value_layout    the log of a topic, typed values
     column_types, column_texts     types of columns; values that come as text
@@ -17,25 +18,14 @@ belongs to one thread at a time unless it is only read.
 
 from txnkv.core import column_types, compute
 from txnkv.core.block import (
-    ValueReader,
     block_rows,
     decode_block,
     decode_block_without,
     decode_key_block,
     encode_block,
     gather_block,
-    verify_block,
-)
-from txnkv.core.blocks import (
-    BlockList,
-    BlockTable,
-    Probe,
-    RowReader,
-    address,
-    find_in_blocks,
-    gather_blocks,
     lower_bound_in,
-    point_find,
+    verify_block,
 )
 from txnkv.core.codec import KeyCodec, key_codec, successor
 from txnkv.core.column_texts import (
@@ -62,8 +52,9 @@ from txnkv.core.column_types import (
     type_name,
 )
 from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order, visible
-from txnkv.core.filters import Zone, bloom_build, bloom_may_contain, bloom_probe, zone
+from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
 from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
+from txnkv.core.layers import LayerBlock, LayerRowSet, Layers, LayerStep, Load, RowSlices
 from txnkv.core.log_batch import (
     HEADER_BYTES,
     ROW_BYTES,
@@ -101,6 +92,8 @@ from txnkv.core.log_messages import (
 from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.native import (
     CoreError,
+    PublishedRows,
+    RowReader,
     RowTable,
     SharedWords,
     crc32c,
@@ -115,7 +108,6 @@ from txnkv.core.rows import NULL_ROW, Bitmap, Rows
 from txnkv.core.sorted_keys import (
     Merger,
     find,
-    find_one,
     lower_bound,
     mark_common,
     mark_duplicates,

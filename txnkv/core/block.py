@@ -2,17 +2,11 @@
 
 Types that have no layout of their own in a block (lists and other nested ones) go as an
 opaque block that holds one Arrow IPC record batch message.
-
-Reads of one row take single values out of blocks, without an Arrow array for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
-from decimal import Context, Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
@@ -229,6 +223,19 @@ def verify_block(block: Any, seed: int) -> bool:
     return bool(lib.block_verify(memory, len(memory), seed) == lib.STATUS_OK)
 
 
+def lower_bound_in(keys_block: Any, key: bytes) -> int:
+    """Return how many keys of a verified block of ascending ones are below `key`.
+
+    Raises:
+        CoreError: it is no block of keys.
+    """
+    memory = readable(keys_block)
+    view, row = ffi.new("block_t *"), ffi.new("uint32_t *")
+    check(lib.block_parse(memory, len(memory), view), "finding a key in a block")
+    check(lib.access_lower_bound(view, key, len(key), row), "finding a key in a block")
+    return int(row[0])
+
+
 def block_rows(block: Any) -> int:
     """The number of rows in a block.
 
@@ -297,87 +304,3 @@ def _opaque_array(view: Any, type_: pa.DataType) -> pa.Array:
             f"the data {batch.num_rows}. Check the store that it came from."
         )
     return batch.column(0)
-
-
-_VALUE = ffi.typeof("access_value_t *")
-_EPOCH = datetime(1970, 1, 1)
-_EPOCH_DAY = _EPOCH.date().toordinal()
-_WIDE = Context(prec=80)
-
-
-class ValueReader:
-    """Reads values of one type out of blocks, as Python objects.
-
-    A value is what `decode_block(block, type_)[row].as_py()` gives, several times faster.
-    Make one for a column and keep it; it may be shared by threads.
-    """
-
-    __slots__ = ("_convert", "_kind", "_type", "_width")
-
-    def __init__(self, type_: pa.DataType) -> None:
-        """Makes a reader of blocks that hold `type_`."""
-        self._type = type_
-        self._kind, self._width = block_layout(type_)
-        self._convert = _converter(type_)
-
-    def __call__(self, block: Any, row: int) -> Any:
-        """The value at `row` of a verified block; None for a null.
-
-        Raises:
-            CoreError: the block is damaged, or not of this type.
-            IndexError: the row is not in the block.
-        """
-        if row < 0:
-            raise IndexError(f"row {row} of a block")
-        if self._convert is None:
-            return decode_block(block, self._type, row, 1)[0].as_py()
-        memory = readable(block)
-        value = ffi.new(_VALUE)
-        status = lib.access_bytes(memory, len(memory), self._kind, self._width, row, value)
-        if status:
-            check(status, f"reading row {row} of a block of {self._type}")
-        return None if value.is_null else self._convert(value)
-
-
-def _converter(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """From a `access_value_t *` to Python; None for types that go through Arrow."""
-    kind = pa.types
-    if kind.is_boolean(type_):
-        return lambda value: value.bit == 1
-    if kind.is_string(type_):
-        return lambda value: str(ffi.buffer(value.data, value.len), "utf-8")
-    if kind.is_binary(type_):
-        return lambda value: bytes(ffi.buffer(value.data, value.len))
-    if kind.is_decimal128(type_):
-        return _decimal(type_.scale)
-    if kind.is_date32(type_):
-        number = _number("int32_t *")
-        return lambda value: date.fromordinal(number(value) + _EPOCH_DAY)
-    if kind.is_timestamp(type_) and type_.unit == "us":
-        return _timestamp(type_.tz)
-    if kind.is_integer(type_):
-        return _number(f"{type_}_t *")
-    if kind.is_float32(type_) or kind.is_float64(type_):
-        return _number("float *" if kind.is_float32(type_) else "double *")
-    return None
-
-
-def _number(c_type: str) -> Callable[[Any], Any]:
-    pointer = ffi.typeof(c_type)
-    return lambda value: ffi.cast(pointer, value.data)[0]
-
-
-def _decimal(scale: int) -> Callable[[Any], Decimal]:
-    def convert(value: Any) -> Decimal:
-        unscaled = int.from_bytes(ffi.buffer(value.data, 16), "little", signed=True)
-        return Decimal(unscaled).scaleb(-scale, _WIDE)
-
-    return convert
-
-
-def _timestamp(zone: str | None) -> Callable[[Any], datetime]:
-    number = _number("int64_t *")
-    if zone is None:
-        return lambda value: _EPOCH + timedelta(microseconds=number(value))
-    epoch, tz = _EPOCH.replace(tzinfo=UTC), UTC if zone == "UTC" else ZoneInfo(zone)
-    return lambda value: (epoch + timedelta(microseconds=number(value))).astimezone(tz)

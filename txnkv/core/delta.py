@@ -91,6 +91,11 @@ class Delta:
         fields = (_address(rows, 4), _address(stamps, 8), self.n)
         self._c = ffi.new("delta_t *", fields)
 
+    @property
+    def c(self) -> Any:
+        """The delta as the core has it, which lives as long as this."""
+        return self._c
+
     @classmethod
     def none(cls) -> Delta:
         """No rows."""
@@ -103,12 +108,6 @@ class Delta:
             CoreError: they are not.
         """
         check(lib.delta_check(self._c, limit), f"reading a delta of {self.n} of {limit} rows")
-
-    def stamp_of(self, row: int) -> int:
-        """The delete stamp of one row, `STAMP_NEVER` when it has none."""
-        rows, stamps = self._numbers()
-        at = bisect_left(rows, row)
-        return int(stamps[at]) if at < self.n and rows[at] == row else STAMP_NEVER
 
     def row(self, i: int) -> int:
         """The row of entry i."""

@@ -31,23 +31,8 @@ def bloom_build(keys: Keys, seed: int) -> pa.Buffer:
     return block
 
 
-def bloom_may_contain(block: Any, key: bytes) -> bool:
-    """False: the key is in no set that the filter was built of. True: it may be.
-
-    Args:
-        block: what `bloom_build` made, verified.
-        key: an encoded key.
-
-    Raises:
-        CoreError: the block is no filter.
-    """
-    view = _filter(block)
-    has = lib.bloom_probe(view.data, view.data_len, readable(key), len(key))
-    return bool(has)
-
-
 def bloom_probe(block: Any, probes: Keys) -> Bitmap:
-    """Return a bit for each probe: what `bloom_may_contain` says of it.
+    """Return a bit for each probe. 0: it is in no set that the filter was built of. 1: it may be.
 
     Raises:
         CoreError: the block is no filter.

@@ -40,7 +40,8 @@ class MemRowSet(MemRowSetBase):
     __slots__ = ("__weakref__",)
 
     @property
-    def _c(self) -> Any:
+    def c(self) -> Any:
+        """The set as the core has it, which lives as long as this."""
         return ffi.cast(_SET, self.address)
 
     # -- writing -------------------------------------------------------------------
@@ -61,7 +62,7 @@ class MemRowSet(MemRowSetBase):
             if rows.n != keys.n:
                 raise ValueError(f"{rows.n} rows for {keys.n} keys")
             data, offsets = pointer(rows.data), pointer(rows.offsets, "uint32_t *")
-        if status := lib.mem_row_set_put_many(self._c, keys.c, stamp, data, offsets):
+        if status := lib.mem_row_set_put_many(self.c, keys.c, stamp, data, offsets):
             self._refuse(status)
 
     def _refuse(self, status: int) -> None:
@@ -78,7 +79,7 @@ class MemRowSet(MemRowSetBase):
             Entry i belongs to key i; it has kind 0 when there is no such version.
         """
         found = allocate(8 * keys.n)
-        lib.mem_row_set_lookup(self._c, keys.c, after, upto, pointer(found, _ENTRIES))
+        lib.mem_row_set_lookup(self.c, keys.c, after, upto, pointer(found, _ENTRIES))
         return Entries(self, found, keys.n, keys)
 
     def select(
@@ -108,7 +109,7 @@ class MemRowSet(MemRowSetBase):
         while True:  # once, unless a writer adds more than there were
             cap = self.n + 1
             part = allocate(8 * cap)
-            n = lib.mem_row_set_select(self._c, wanted, last, cap, pointer(part, _ENTRIES))
+            n = lib.mem_row_set_select(self.c, wanted, last, cap, pointer(part, _ENTRIES))
             parts.append(part.slice(0, 8 * n))
             total += n
             if n < cap:
@@ -121,12 +122,12 @@ class MemRowSet(MemRowSetBase):
         bounds: list[Any] = []
         for bound in (low, high):
             bounds += [ffi.NULL, 0] if bound is None else [bound, len(bound)]
-        entry = lib.mem_row_set_changed(self._c, *bounds, after)
+        entry = lib.mem_row_set_changed(self.c, *bounds, after)
         return bytes(_buffer(entry.row - entry.key_len, entry.key_len)) if entry else None
 
     def changed_keys(self, keys: Keys, after: int) -> int:
         """The position of the first of these keys with an entry above `after`, or -1."""
-        return int(lib.mem_row_set_changed_keys(self._c, keys.c, after))
+        return int(lib.mem_row_set_changed_keys(self.c, keys.c, after))
 
     def __len__(self) -> int:
         return self.n

@@ -60,6 +60,8 @@ def _find_in_zip(loader: object, base: str) -> tuple[str, bytes]:
 try:
     from txnkv._core import ffi, lib
     from txnkv._native import MemRowSet as MemRowSetBase
+    from txnkv._native import Published as PublishedRows
+    from txnkv._native import Reader as RowReader
     from txnkv._native import Table as RowTable
     from txnkv._native import Words as SharedWords
     from txnkv._native import monotonic_micros, pack, wall_micros
@@ -68,6 +70,8 @@ except ModuleNotFoundError:
         _load_from_zip(_name)
     from txnkv._core import ffi, lib
     from txnkv._native import MemRowSet as MemRowSetBase
+    from txnkv._native import Published as PublishedRows
+    from txnkv._native import Reader as RowReader
     from txnkv._native import Table as RowTable
     from txnkv._native import Words as SharedWords
     from txnkv._native import monotonic_micros, pack, wall_micros
@@ -75,6 +79,8 @@ except ModuleNotFoundError:
 __all__ = [
     "CoreError",
     "MemRowSetBase",
+    "PublishedRows",
+    "RowReader",
     "RowTable",
     "SharedWords",
     "allocate",

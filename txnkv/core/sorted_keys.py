@@ -60,11 +60,6 @@ def lower_bound(keys: Keys, key: bytes) -> int:
     return int(lib.search_lower_bound(keys.c, readable(key), len(key)))
 
 
-def find_one(keys: Keys, key: bytes) -> int:
-    """The position of `key` in strictly ascending keys, or -1."""
-    return int(lib.search_find(keys.c, readable(key), len(key)))
-
-
 def find(keys: Keys, probes: Keys) -> pa.Int32Array:
     """The position of each probe in strictly ascending keys, -1 when absent.
 

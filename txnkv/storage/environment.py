@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import lmdb
 
@@ -45,6 +45,21 @@ from txnkv.storage.locks import SharedGate, new_lock
 from txnkv.storage.write_queue import BusyError, FolderTurn
 
 T = TypeVar("T")
+
+EPOCH: Final = memoryview(bytearray(8)).cast("Q")
+"""One word, of this process: it changes with whatever makes stale what point reads remember."""
+
+_EPOCHS: Final = itertools.count(1)
+
+
+READ_ID: Final = lmdb.Transaction.id
+"""`READ_ID(txn)` is the number of the last write that a read sees."""
+
+
+def new_epoch() -> None:
+    """Let nobody use what is remembered of maps, memory and manifests; before they change."""
+    EPOCH[0] = next(_EPOCHS)  # no value comes again: a late one spoils nothing
+
 
 _PANIC_SECONDS = 10.0
 _TICKS = itertools.count(1)
@@ -277,6 +292,7 @@ class Environment:
 
     def close_now(self) -> None:
         """Closes LMDB. Only where no transaction can be live: drained, or before a fork."""
+        new_epoch()
         open_, self._lmdb = self._lmdb, None
         self._stale = False
         if open_ is not None:
@@ -284,6 +300,7 @@ class Environment:
 
     def forget_after_fork(self) -> None:
         """Forgets the transactions of threads that are not in this process."""
+        new_epoch()
         self._gate.reset()
         self._turn.forget_after_fork()
         self._live = _Live()
@@ -426,6 +443,7 @@ class Environment:
         with self._gate.drained():
             if self._lmdb is None:
                 return
+            new_epoch()
             try:
                 move(self._lmdb)
                 self.map_bytes = self._lmdb.map_size

@@ -21,7 +21,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,9 +81,11 @@ class Map:
 
     Attributes:
         page_bytes: of LMDB's pages.
+        begin: begins a read.
     """
 
     page_bytes: int
+    begin: Callable[[], Any]
 
 
 @dataclass
@@ -255,7 +257,7 @@ class OpenLmdb:
         self.env.close()
 
     def _mapped(self) -> None:
-        self.map = Map(int(self.env.stat()["psize"]))
+        self.map = Map(int(self.env.stat()["psize"]), self.env.begin)
 
     def _cover(self) -> None:
         """Makes the file as long as LMDB takes it to be.

@@ -132,6 +132,10 @@ class Runtime:
         words = self._words
         return (self._attached() if words is None else words)[CHANGE]
 
+    def change_view(self) -> memoryview:
+        """The word itself, which lives as long as its view."""
+        return self._attached()[CHANGE : CHANGE + 1]
+
     def mark_busy(self) -> None:
         """Before a COMMIT. Only by the holder of the status write lock."""
         file = self._file or self._attach()

@@ -295,6 +295,7 @@ class RowWriter:
     Attributes:
         checker: makes the functions that check rows.
         rows: the native codec of whole rows.
+        reader: of rows by key, where no step of Python is needed.
         key_of: the key's values of a row in schema order.
         values_of: the other columns' values.
     """
@@ -316,6 +317,8 @@ class RowWriter:
             [names.index(name) for name in names if name not in schema.primary_key]
         )
         self._place = _placing(table)
+        ids = [each for tablet in tablets for each in (tablet.at_hand, tablet.id)]
+        self.reader = core.RowReader(self.rows, tuple(ids), _is_hashed(table))
         self._names = names
         stored = [*schema.primary_key, *schema.value_columns]
         self._in_order = _tuple_getter([stored.index(name) for name in names])
@@ -372,6 +375,13 @@ def _tuple_getter(positions: Sequence[int]) -> Callable[[Values], Values]:
     if list(positions) == list(range(positions[0], positions[0] + len(positions))):
         return itemgetter(slice(positions[0], positions[0] + len(positions)))
     return itemgetter(*positions)
+
+
+def _is_hashed(table: TableInfo) -> bool:
+    """Return True when the hash of a whole key says which tablet it is in."""
+    of = table.partitioning
+    whole = [tuple(part.columns) == table.schema.primary_key for part in of.hashes]
+    return of.ranges is None and whole == [True]
 
 
 def _placing(table: TableInfo) -> Place | None:

@@ -148,13 +148,14 @@ class Connection:
         instance: the store's, shared by all connections of this process.
         keepalive_time: seconds without heartbeat after which a transaction is aborted.
         sessions: those outside of transactions.
+        is_open: it was not closed.
     """
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance
         self.keepalive_time = keepalive_time
         self.sessions: weakref.WeakSet[Endable] = weakref.WeakSet()
-        self._closed = False
+        self.is_open = True
 
     @property
     def path(self) -> str:
@@ -172,7 +173,7 @@ class Connection:
         Raises:
             ClosedError: it was closed.
         """
-        if self._closed:
+        if not self.is_open:
             raise ClosedError(f"the client of {self.path} was closed; connect again")
 
     def require_writable(self) -> None:

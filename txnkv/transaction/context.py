@@ -304,7 +304,8 @@ class TxnContext:
                 return self._parts("read").rows.get(writer, key)
         view = self.view()
         engine = self.instance.engine
-        return lookup.get(engine, engine.at(writer.table, view.snapshot), view, key)
+        now = engine.row_writer(engine.at(writer.table, view.snapshot))
+        return lookup.get(engine, now, view, key)
 
     def write_rows(
         self, writer: RowWriter, op: str, rows: Sequence[Values], *, counted: bool = True

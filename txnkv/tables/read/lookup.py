@@ -1,19 +1,12 @@
 """Reads by primary key: one row, or many.
 
-Some keys at once are looked for in all settled row sets of a tablet as if they were one. Row sets
-whose key ranges do not overlap follow one another like the blocks of one; most row sets of a tablet
-do, those of a load and those that compaction has merged. So their blocks are strung together, and
-what is asked for is found and read in a call for each column, not in one for each column and block.
-Row sets that overlap make a chain each.
-
-    row set 7    blocks from  a, f
-    row set 4    blocks from  m, p, t         one chain: a f m p t w
-    row set 9    blocks from  w
+Single keys, and lists of them, are looked for in the published layers of a tablet (`point`). A
+search by a view that was taken before goes layer by layer, and takes in what is in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,9 +16,10 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.tables.arrow_input import key_values
 from txnkv.tables.read import point
-from txnkv.tables.read.point import PointBlock, at_hand, find, present
+from txnkv.tables.read.point import find_row
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
+from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
@@ -39,10 +33,7 @@ from txnkv.tables.tablets import (
     RowSet,
     RowSetInfo,
     Step,
-    Tablet,
-    TabletState,
     TabletView,
-    until_there,
 )
 
 _FEW: Final = 1 << 14
@@ -50,27 +41,30 @@ _FEW: Final = 1 << 14
 
 __all__ = [
     "Found",
-    "find",
-    "find_many",
+    "find_row",
     "get",
     "get_many",
-    "present",
     "search",
 ]
 
 
-def get(tables: Tables, table: TableInfo, view: ReadView, key: Any) -> dict[str, Any] | None:
+def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str, Any] | None:
     """The row with this key, or None.
 
     Raises:
         SchemaError: the key does not fit the table.
-        As `point.find`.
+        As `point.find_rows`.
     """
-    writer = tables.row_writer(table)
+    if view.own is None and view.txn_id is None:
+        add_key = None if view.reads is None else view.reads.add_key
+        row: dict[str, Any] | None = writer.reader.get(key, view.snapshot, add_key)
+        if row is not NotImplemented:
+            return row
     values = writer.checker.of("delete")(key)
     encoded = writer.key(values)
-    found = point.find(tables, writer.tablet(values, encoded), view, encoded)
-    return None if found is None else writer.row(values, found)
+    tablet = writer.tablet(values, encoded)
+    found = find_row(tables, tablet, view, encoded)
+    return None if found is None else writer.row(values, tablet.layout.decode_one(found))
 
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
@@ -88,17 +82,26 @@ def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[An
     for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
         if rows is not None and rows.n == 0:
             continue
-        order, probes, first = _ascending(encoded, rows)
-        for found in find_many(tables, tablet, view, probes, schema.names):
-            asked, taken = _asked(found.positions, order, first, probes.n)
-            arrays = found.columns if taken is None else [a.take(taken) for a in found.columns]
-            pieces.append(pa.RecordBatch.from_arrays(arrays, schema=result))
-            numbers.append(asked)
-    if not pieces:
-        return pa.table([pa.nulls(batch.num_rows, field.type) for field in result], schema=result)
+        there, found = point.find_rows(tables, tablet, view, encoded, rows)
+        of_keys = dict(zip(schema.primary_key, columns, strict=True))
+        if rows is not None:
+            numbers.append(rows.to_arrow())
+            of_keys = {name: array.take(rows.to_arrow()) for name, array in of_keys.items()}
+        if there.count < there.n:
+            rows_or_none = pc.if_else(
+                there.to_arrow(), core.Rows.range(there.n).to_arrow(), pa.scalar(None, pa.uint32())
+            )
+            of_keys = {name: array.take(rows_or_none) for name, array in of_keys.items()}
+        values = found.columns(range(len(tablet.value_names)))
+        of_all = of_keys | dict(zip(tablet.value_names, values, strict=True))
+        pieces.append(
+            pa.RecordBatch.from_arrays([of_all[name] for name in schema.names], schema=result)
+        )
+    whole = pa.Table.from_batches(pieces, result)
+    if len(pieces) == 1 and not numbers:
+        return whole
     wanted = core.Rows.range(batch.num_rows).to_arrow()
-    position = pc.index_in(wanted, value_set=pa.concat_arrays(numbers))
-    return pa.Table.from_batches(pieces, result).combine_chunks().take(position)
+    return whole.combine_chunks().take(pc.index_in(wanted, value_set=pa.concat_arrays(numbers)))
 
 
 def _key_columns(schema: Schema, keys: Sequence[Any]) -> list[pa.Array]:
@@ -131,40 +134,6 @@ def _as_array(kind: pa.DataType, keys: Sequence[Any]) -> pa.Array | None:
         return None
 
 
-def _ascending(
-    keys: core.Keys, rows: core.Rows | None
-) -> tuple[pa.UInt32Array, core.Keys, pa.UInt32Array | None]:
-    """Some of `keys` in strictly ascending order.
-
-    Returns:
-        Their positions in ascending order of the keys; the keys, each once; and, when one was
-        there twice, at which of those positions each different key begins.
-    """
-    order = core.sort_keys(keys, rows) or rows or core.Rows.range(keys.n)
-    probes = keys.gather(order)
-    doubles = core.mark_duplicates(probes, None)
-    if doubles.count == 0:
-        return order.to_arrow(), probes, None
-    once = doubles.zeros()
-    return order.to_arrow(), probes.gather(once), once.to_arrow()
-
-
-def _asked(
-    positions: pa.UInt32Array, order: pa.UInt32Array, first: pa.UInt32Array | None, n: int
-) -> tuple[pa.UInt32Array, pa.UInt32Array | None]:
-    """Which of the asked keys the found ones are, and, where a key was asked for twice, which
-    found row each gets.
-    """
-    if first is None:
-        return (order if len(positions) == n else order.take(positions)), None
-    # Asked position i has the different key number of the last beginning at or before i.
-    begins = core.Bitmap.of(len(order), first).to_arrow().cast(pa.uint32())
-    number = pc.subtract(pc.cumulative_sum(begins), pa.scalar(1, pa.uint32()))
-    taken = pc.index_in(number, value_set=positions)
-    there = pc.is_valid(taken)
-    return order.filter(there), taken.filter(there).cast(pa.uint32())
-
-
 # -- many keys of one tablet ---------------------------------------------------------------
 
 
@@ -185,33 +154,15 @@ class Found:
     own: bool = False
 
 
-def find_many(
-    tables: Tables, tablet: Tablet, view: ReadView, keys: core.Keys, names: Sequence[str]
+def search(
+    view: TabletView, keys: core.Keys, names: Sequence[str], *, stamps: bool = False
 ) -> list[Found]:
     """The rows of some keys of a tablet, in pieces; no key is in two of them.
 
     Args:
-        tables: of the store.
-        tablet: where the keys belong.
-        view: what is seen.
+        view: what is seen, taken before.
         keys: strictly ascending.
         names: columns to read.
-
-    Raises:
-        TxnNotFoundError, InvalidTxnStateError: the view's transaction is not OPEN.
-        HistoryExpiredError: the snapshot is older than the history.
-    """
-    if view.reads is not None:
-        view.reads.add_keys(tablet.id, keys)
-    return until_there(lambda: search(view.of(tables, tablet), keys, names), tables.log.latest)
-
-
-def search(
-    view: TabletView, keys: core.Keys, names: Sequence[str], *, stamps: bool = False
-) -> list[Found]:
-    """Return the rows of some keys, as `find_many` does, by a view that was taken before.
-
-    Args:
         stamps: whether to tell when each row was inserted; not for a transaction's own.
 
     Raises:
@@ -241,27 +192,31 @@ class _Search:
             yield from self._in_flight(view.flight)
         for step in view.staged_steps:
             yield from self._row_set(step, decide=True, own=True)
+        if self._names and not self._stamps and self._keys.n <= _FEW:
+            yield from self._committed()
+            return
         if view.has_memory:
             yield from self._memory(view.state.memory, view.after, view.snapshot)
-        steps = view.steps
-        if not view.unresolved and self._names and not self._stamps and self._keys.n <= _FEW:
-            steps = yield from self._chained(steps)
-        for step in steps:
+        for step in view.steps:
             yield from self._row_set(step, decide=bool(view.unresolved))
 
-    def _chained(self, steps: tuple[Step, ...]) -> Generator[Found, None, tuple[Step, ...]]:
-        """Rows of few keys in settled row sets; answers where they were not looked for."""
-        view = self._view
-        if self._keys.n == 0 or not steps or view.snapshot < view.state.highest:
-            return steps
-        with self._tablet.read() as pages:
-            known = chains_of(self._tablet, view.state, pages)
-            for chain in known.chains:
-                for some in find_some(
-                    self._tablet, chain, pages, self._keys, self._names, view.snapshot
-                ):
-                    yield self._found(*some)
-        return tuple(map(Step, known.others))
+    def _committed(self) -> Iterator[Found]:
+        """Rows of few keys in all that is committed."""
+        view, keys = self._view, self._keys
+        if keys.n == 0:
+            return
+
+        def ask(published: point.Published, load: core.Load) -> tuple[core.Bitmap, core.RowSlices]:
+            found = published.layers.find(None, keys, None, view.snapshot, load)
+            return found.present(), found.rows(self._tablet.since, self._tablet.memory_rows.row)
+
+        there, rows = point.committed(self._tablet, view.state, ask)
+        if there.count:
+            positions = there.positions().to_arrow()
+            columns = point.columns_of(self._tablet, self._names, keys, rows)
+            if there.count < keys.n:
+                columns = [column.take(positions) for column in columns]
+            yield self._found(positions, columns)
 
     def _decided(self, positions: pa.UInt32Array) -> None:
         """Look no further for the keys at these positions of those that are left."""
@@ -372,147 +327,3 @@ def _at(where: pa.Int32Array | None, rows: core.Rows) -> pa.UInt32Array:
 def _raised(rows: core.Rows, by: int) -> pa.UInt32Array:
     numbers = rows.to_arrow()
     return pc.add(numbers, pa.scalar(by, pa.uint32())) if by else numbers
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Blocks of row sets that do not overlap, in key order.
-
-    Attributes:
-        firsts: the first key of each.
-        blocks: of which row set each is, and its number there.
-        deleted: some of their rows are.
-    """
-
-    firsts: core.Keys
-    blocks: Sequence[tuple[RowSet, int]]
-    deleted: bool
-
-
-@dataclass(frozen=True)
-class Chains:
-    """The settled row sets of a state: strung together, and those that cannot be, as they may
-    hold several versions of a key.
-    """
-
-    state: TabletState
-    chains: Sequence[Chain]
-    others: Sequence[RowSetInfo]
-
-
-def chains_of(tablet: Tablet, state: TabletState, pages: Pages) -> Chains:
-    """The chains of a state, remembered while it stays the same."""
-    known: Chains | None = tablet.chains
-    if known is None or known.state is not state:
-        known = tablet.chains = _made(tablet, state, pages)
-    return known
-
-
-def _made(tablet: Tablet, state: TabletState, pages: Pages) -> Chains:
-    strung: list[list[RowSetInfo]] = []
-    others = []
-    for info in sorted(state.settled, key=lambda info: info.min_key):
-        if info.versioned:
-            others.append(info)
-            continue
-        chain = next((c for c in strung if c[-1].max_key < info.min_key), None)
-        if chain is None:
-            strung.append([info])
-        else:
-            chain.append(info)
-    chains = []
-    for infos in strung:
-        row_sets = [tablet.row_set(info) for info in infos]
-        numbers = [range(len(row_set.header(pages).blocks)) for row_set in row_sets]
-        chains.append(
-            Chain(
-                tablet.keys_of([first for row_set in row_sets for first in row_set.firsts]),
-                [(r, n) for r, each in zip(row_sets, numbers, strict=True) for n in each],
-                any(info.deleted for info in infos),
-            )
-        )
-    return Chains(state, chains, others)
-
-
-def find_some(
-    tablet: Tablet,
-    chain: Chain,
-    pages: Pages,
-    keys: core.Keys,
-    names: Sequence[str],
-    snapshot: int,
-) -> Iterator[tuple[pa.UInt32Array, list[pa.Array]]]:
-    """Rows of some keys (ascending) in a chain, of which a snapshot sees all row sets.
-
-    Yields:
-        Positions of keys, and columns of their rows; nothing when none is there.
-    """
-    held: list[PointBlock | None] = [None] * len(chain.blocks)
-    for number in pc.unique(core.range_partition(keys, chain.firsts)).to_pylist():
-        if number:
-            row_set, block = chain.blocks[number - 1]
-            held[number - 1] = at_hand(tablet, row_set, pages, block)
-    if not any(held):
-        return
-    probes = core.BlockTable([None if block is None else block.probe for block in held])
-    which, rows = core.find_in_blocks(probes.column(0), chain.firsts, keys)
-    there = pc.not_equal(which, pa.scalar(core.NULL_ROW, pa.uint32()))
-    if chain.deleted:
-        for number, (row_set, block) in enumerate(chain.blocks):
-            delta = None if held[number] is None else row_set.delta(pages, block)
-            if delta is not None:
-                there = pc.and_(there, _alive(which, rows, number, delta, snapshot))
-    positions = core.Bitmap.from_arrow(there).positions()
-    if positions.n == 0:
-        return
-    if positions.n < keys.n:
-        which, rows = which.filter(there), rows.filter(there)
-        keys = keys.gather(positions)
-    yield positions.to_arrow(), _columns(tablet, held, keys, names, which, rows)
-
-
-def _columns(
-    tablet: Tablet,
-    held: Sequence[PointBlock | None],
-    keys: core.Keys,
-    names: Sequence[str],
-    which: pa.UInt32Array,
-    rows: pa.UInt32Array,
-) -> list[pa.Array]:
-    key = tablet.schema.primary_key
-    table = core.BlockTable([None if block is None else block.columns for block in held])
-    numbers = core.Rows.from_arrow(which), core.Rows.from_arrow(rows)
-    columns = []
-    for name in names:
-        if name in key:
-            columns.append(tablet.codec.decode(keys, key.index(name)))
-            continue
-        at = tablet.value_names.index(name)
-        column = core.gather_blocks(table.column(at), tablet.layout.types[at], *numbers)
-        columns.append(_filled(column, held, at, which))
-    return columns
-
-
-def _filled(
-    column: pa.Array, held: Sequence[PointBlock | None], at: int, which: pa.UInt32Array
-) -> pa.Array:
-    """Defaults where a block has not the column."""
-    for number, block in enumerate(held):
-        if block is None or block.fill is None or block.columns.blocks[at] is not None:
-            continue
-        if block.fill[at] is not None:
-            here = pc.equal(which, pa.scalar(number, pa.uint32()))
-            n = len(column)
-            rows = pc.if_else(here, pa.scalar(n, pa.uint32()), core.Rows.range(n).to_arrow())
-            fill = pa.array([block.fill[at]], column.type)
-            column = pa.concat_arrays([column, fill]).take(rows)
-    return column
-
-
-def _alive(
-    which: pa.UInt32Array, rows: pa.UInt32Array, block: int, delta: core.Delta, snapshot: int
-) -> pa.BooleanArray:
-    """False for rows of one block that are deleted at a snapshot."""
-    dead = delta.rows.filter(pc.less_equal(delta.stamps, pa.scalar(snapshot, pa.uint64())))
-    here = pc.equal(which, pa.scalar(block, pa.uint32()))
-    return pc.invert(pc.and_(here, pc.is_in(rows, value_set=dead)))

@@ -1,318 +1,293 @@
-"""One key: what a view has of it.
+"""The published state of a tablet: its layers as the core reads single keys and short ranges.
 
-The way of a key through the layers is that of `TabletView`. Most keys end in the committed memory
-or in the one row set whose key range, Bloom filter and key block admit them.
+The order of the layers is that of `TabletView`. What is committed is published once and asked many
+times, by any thread, until it is of another state of the tablet or another map:
 
-A row is read out of a key block, its Bloom filter and a block for each column. Each is a value of
-LMDB of its own, and asking for one brings all of its pages into the processor's cache: several
-microseconds for each. But where they lie in the map is known from the last time: a value of
-several pages has pages of its own, which LMDB neither moves nor rewrites until its key is removed,
-and a row set is removed at once. So while the row set's header is there, in the map that they
-were seen in, blocks are where they were:
+    TabletState ──> Published ──> core.Layers      memory, and steps over row sets
+                        └─ row sets with the blocks that were asked for so far
+
+Asking LMDB for a value brings all of its pages into the processor's cache: several microseconds.
+But where blocks lie in the map is known from the last time: a value of several pages has pages of
+its own, which LMDB neither moves nor rewrites until its key is removed, and a row set is removed at
+once. Smaller ones are copied. So while a row set's header is there, its blocks are where they were:
 
     read 1    keys @ a0, Bloom @ b0, columns @ c0, d0      remembered
     read 2    the same map, nothing was written since      LMDB is not asked at all
     read 3    the same map, the header is there            nor for blocks
     read 4    another map, or this one has moved           all are asked for again
     read 5    no header: the row set is gone               as for any other reader
-
-Small values share their pages with others and do move: they are asked for again whenever something
-was written.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import pyarrow as pa
 
 from txnkv import core
-from txnkv.storage import shielded
+from txnkv.storage import EPOCH, Map, shielded
 from txnkv.tables.read.view import ReadView, require_history
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     BLOOM,
     COLUMNS,
-    EVERY_STAMP,
-    HEADER,
+    INSERTS,
     KEYS,
     TOMBSTONES,
     Pages,
     RowSet,
+    RowSetInfo,
     Step,
     Tablet,
-    block_key,
+    TabletState,
+    first_stamp,
     until_there,
 )
 
 T = TypeVar("T")
 
-
-OnDisk = Callable[[Tablet, RowSet, Pages, bytes, int], T | None]
-"""A function that looks up the version a snapshot sees in a row set; None when it sees none."""
+Ask = Callable[["Published", core.Load], T]
 
 
-def _there(row: bytes) -> bool:
-    return True
+class Published:
+    """A tablet's committed layers, and those that a transaction staged, as one LMDB snapshot has
+    them. Shared by threads.
+
+    Attributes:
+        state: what is committed.
+        map, txn_id: LMDB's map and transaction that they were read in; None where nothing is on
+            disk.
+    """
+
+    __slots__ = ("_epoch", "_row_sets", "_tablet", "layers", "map", "state", "txn_id")
+
+    def __init__(
+        self,
+        tablet: Tablet,
+        state: TabletState,
+        pages: Pages | None,
+        staged: Sequence[RowSetInfo] = (),
+    ) -> None:
+        self._tablet, self.state, self._epoch = tablet, state, -1
+        self.map: Map | None = None if pages is None else pages.map
+        self.txn_id = None if pages is None else pages.txn.id()
+        self._row_sets: list[RowSet] = []
+        own = [self._step(Step(info, hides=True), pages) for info in staged]
+        steps = [self._step(step, pages) for step in state.every_step]
+        self.layers = core.Layers(
+            tablet.layout, tablet.defaults, state.memory, state.flushed, steps, own
+        )
+
+    def _step(self, step: Step, pages: Pages | None) -> core.LayerStep:
+        assert pages is not None, "row sets are read in pages"
+        row_set = self._tablet.row_set(step.info)
+        self._row_sets.append(row_set)
+        return core.LayerStep(layer(self._tablet, row_set, pages), step.before, step.hides)
+
+    def put(self, tables: Tables, tablet: Tablet, epoch: int) -> None:
+        """Let keys be looked for in these layers without the way here, as long as the epoch is."""
+        if self._epoch == epoch:
+            return
+        self._epoch = epoch
+        layers, layout, defaults = self.layers.addresses
+        tablet.at_hand.put(
+            epoch,
+            tables.store.runtime.change_view(),
+            self,
+            layers,
+            layout,
+            defaults,
+            tablet.since,
+            tables.log.history_floor,
+            None if self.map is None else self.map.begin,
+            self.txn_id or 0,
+            self.layers.nested,
+        )
+
+    def load(self, pages: Pages) -> core.Load:
+        """A function that gives a row set one of its blocks."""
+
+        def load(step: int, number: int) -> None:
+            row_set = self._row_sets[step]
+            self.layers.steps[step].row_set.put(number, block(self._tablet, row_set, pages, number))
+
+        return load
 
 
-def find(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> Values | None:
-    """The columns beside the key of the row with this key, in schema order; None: no row.
+def layer(tablet: Tablet, row_set: RowSet, pages: Pages) -> core.LayerRowSet:
+    """Return a row set with the blocks that are known to be in this map."""
+    row_set.require_there(pages)
+    info = row_set.info
+    known: tuple[Map | None, RowSetInfo, core.LayerRowSet] | None = row_set.layer
+    blocks: dict[int, core.LayerBlock] = {}
+    if known is not None and known[0] is pages.map:
+        if known[1] is info and not info.deleted:
+            return known[2]
+        for number, parsed in list(known[2].blocks.items()):
+            blocks[number] = parsed.with_deletes(row_set.delta(pages, number))
+        if known[1] is info and all(known[2].blocks[i] is blocks[i] for i in blocks):
+            return known[2]
+        keys = known[2].firsts, known[2].lasts
+    else:
+        row_set.header(pages)
+        keys = tablet.keys_of(row_set.firsts), tablet.keys_of(row_set.lasts)
+    stamps = None if info.stamp is None else (first_stamp(info), int(info.stamp))
+    made = core.LayerRowSet(
+        *keys, stamps, versioned=info.versioned, tombstones=info.kind == TOMBSTONES
+    )
+    for number, parsed in blocks.items():
+        made.put(number, parsed)
+    row_set.layer = pages.map, info, made
+    return made
+
+
+def block(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> core.LayerBlock:
+    """Return one of its blocks, verified."""
+    zones = row_set.header(pages).blocks[number].zones
+    columns = [
+        row_set.block(pages, COLUMNS + id, number) if id in zones else None
+        for id in tablet.value_ids
+    ]
+    return core.LayerBlock(
+        row_set.block(pages, KEYS, number),
+        row_set.block(pages, BLOOM, number),
+        None if row_set.info.uniform else row_set.block(pages, INSERTS, number),
+        columns,
+        row_set.delta(pages, number),
+        pages.page_bytes,
+    )
+
+
+def _published(
+    tablet: Tablet, state: TabletState, pages: Pages | None, staged: Sequence[RowSetInfo] = ()
+) -> Published:
+    """Return what is published of a state, for a read; anew where it is of another."""
+    known: Published | None = tablet.published
+    if (
+        known is None
+        or staged
+        or known.state is not state
+        or (pages is not None and (known.map is not pages.map or known.txn_id != pages.txn.id()))
+    ):
+        known = Published(tablet, state, pages, staged)
+        if not staged:
+            tablet.published = known
+    return known
+
+
+def _nothing(step: int, number: int) -> None:
+    raise AssertionError("there are no row sets")
+
+
+def committed(
+    tablet: Tablet, state: TabletState, ask: Ask[T], staged: Sequence[RowSetInfo] = ()
+) -> T:
+    """Return what `ask` gives of the published layers of a state, and of what a transaction staged.
+
+    Raises:
+        RowSetRetired: the state is too old; take a new one.
+        CorruptionError: a block is damaged.
+    """
+    if not state.infos and not staged:
+        return ask(_published(tablet, state, None), _nothing)
+
+    def look(pages: Pages) -> T:
+        published = _published(tablet, state, pages, staged)
+        return ask(published, published.load(pages))
+
+    return tablet.look(look)
+
+
+def _asked(tables: Tables, tablet: Tablet, view: ReadView, ask: Ask[T]) -> T:
+    def look() -> T:
+        if view.txn_id is not None:
+            seen = view.of(tables, tablet)
+            return committed(tablet, seen.state, ask, seen.staged)
+        epoch = EPOCH[0]  # what changes from here on is seen, or makes a new one
+        state = tablet.state(view.snapshot)
+        if view.snapshot < tables.log.history_floor:
+            require_history(tables, view.snapshot)
+
+        def asked(published: Published, load: core.Load) -> T:
+            found = ask(published, load)
+            published.put(tables, tablet, epoch)
+            return found
+
+        return committed(tablet, state, asked)
+
+    return until_there(look, tables.log.latest)
+
+
+_asked_stored = shielded(_asked)
+"""For a stored transaction, whose reads ask status.db."""
+
+
+def _found(
+    tables: Tables, tablet: Tablet, view: ReadView, keys: core.Keys, rows: core.Rows | None
+) -> tuple[core.Bitmap, core.RowSlices]:
+    own = None if view.own is None else view.own.memory(tablet.id)
+
+    def ask(published: Published, load: core.Load) -> tuple[core.Bitmap, core.RowSlices]:
+        found = published.layers.find(own, keys, rows, view.snapshot, load)
+        return found.present(), found.rows(tablet.since, tablet.memory_rows.row)
+
+    return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
+
+
+def find_rows(
+    tables: Tables, tablet: Tablet, view: ReadView, keys: core.Keys, rows: core.Rows | None = None
+) -> tuple[core.Bitmap, core.RowSlices]:
+    """The rows of some keys (all, for None), in their order: which are there, and their bytes.
 
     Raises:
         TxnNotFoundError, InvalidTxnStateError: the view's transaction is not OPEN.
         HistoryExpiredError: the snapshot is older than the history.
     """
-    look = _look if view.txn_id is None else _look_stored
-    return look(tables, tablet, view, key, tablet.layout.decode_one, _get)
+    if view.reads is not None:
+        view.reads.add_keys(tablet.id, keys if rows is None else keys.gather(rows))
+    return _found(tables, tablet, view, keys, rows)
 
 
-def present(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bool:
-    """Return True when there is a row with this key; raises as `find`."""
-    look = _look if view.txn_id is None else _look_stored
-    return look(tables, tablet, view, key, _there, _has) is not None
-
-
-def _look(
-    tables: Tables,
-    tablet: Tablet,
-    view: ReadView,
-    key: bytes,
-    of_memory: Callable[[bytes], T],
-    of_disk: OnDisk[T],
-) -> T | None:
+def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bytes | None:
+    """The bytes of the row with this key; None: no row. Raises as `find_rows`."""
     if view.reads is not None:
         view.reads.add_key(tablet.id, key)
-    if view.own is not None:
-        own = view.own.memory(tablet.id)
-        entry = None if own is None else own.get(key, 0, EVERY_STAMP)
-        if entry is not None:
-            return None if entry[1] is None else of_memory(entry[1])
-
-    def look() -> T | None:
-        snapshot = view.snapshot
-        if view.txn_id is None:
-            state = tablet.state(snapshot)
-            if snapshot < tables.log.history_floor:
-                require_history(tables, snapshot)
-        else:
-            seen = view.of(tables, tablet)
-            state = seen.state
-            steps = _meeting(seen.staged_steps, key)
-            if steps:
-                decided, found = tablet.look(partial(_walk, tablet, steps, key, snapshot, of_disk))
-                if decided:
-                    return found
-        entry = state.memory.get(key, state.flushed, snapshot)
-        if entry is not None:
-            stamp, row = entry
-            if row is None:
-                return None
-            return of_memory(row if stamp >= tablet.since else tablet.memory_rows.row(stamp, row))
-        steps = _meeting(state.steps(snapshot), key)
-        if not steps:
-            return None
-        return tablet.look(partial(_walk, tablet, steps, key, snapshot, of_disk))[1]
-
-    return until_there(look, tables.log.latest)
-
-
-_look_stored = shielded(_look)
-"""For a stored transaction, whose reads ask status.db."""
-
-
-def _meeting(steps: Sequence[Step], key: bytes) -> list[Step]:
-    """Those whose row sets may have a key."""
-    return [step for step in steps if step.info.min_key <= key <= step.info.max_key]
-
-
-def _walk(
-    tablet: Tablet,
-    steps: Sequence[Step],
-    key: bytes,
-    snapshot: int,
-    of_disk: OnDisk[T],
-    pages: Pages,
-) -> tuple[bool, T | None]:
-    """Look for a key in row sets, step by step.
-
-    Returns:
-        True when they say what became of the key; and what `of_disk` gives for its row, None when
-        there is none.
-    """
-    for info, before, hides in steps:
-        row_set = tablet.row_set(info)
-        if info.kind != TOMBSTONES and not (
-            before and _is_older(row_set, pages, key, snapshot, before)
-        ):
-            found = of_disk(tablet, row_set, pages, key, snapshot)
-            if found is not None:
-                return True, found
-        if hides and row_set.find_any(pages, key):
-            return True, None
-    return False, None
-
-
-def _is_older(row_set: RowSet, pages: Pages, key: bytes, snapshot: int, before: int) -> bool:
-    """Return True when the version that a snapshot sees was inserted below a stamp."""
-    where = row_set.find_one(pages, key, snapshot)
-    if where is None:
-        return False
-    number, row = where
-    stamps = row_set.insert_view(pages, number)
-    return (int(row_set.info.stamp or 0) if stamps is None else stamps[row]) < before
-
-
-Values = tuple[Any, ...]
-
-
-class PointBlock:
-    """One block of a row set, as reads of single rows need it. Shared by threads.
-
-    Attributes:
-        probe: its keys and their filter.
-        columns: its value columns, None for one that it does not have.
-        fill: defaults of the columns that it does not have; None when it has all.
-        map: the map that the addresses are of.
-        txn_id: the LMDB transaction in which all of them are good, whatever moves later.
-        stays: keys and filter do not move.
-        moving: numbers of columns that do.
-    """
-
-    __slots__ = ("columns", "fill", "map", "moving", "probe", "stays", "txn_id")
-
-    def __init__(self, tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> None:
-        zones = row_set.header(pages).blocks[number].zones
-        keys, bloom = row_set.block(pages, KEYS, number), row_set.block(pages, BLOOM, number)
-        self.probe = core.Probe(keys, bloom)
-        columns = [
-            row_set.block(pages, COLUMNS + id, number) if id in zones else None
-            for id, _, _ in tablet.readers
-        ]
-        self.columns = core.BlockList(columns)
-        self.fill: list[Any] | None = None
-        if None in columns:
-            self.fill = [default for _, _, default in tablet.readers]
-        self.map = at = pages.map
-        self.txn_id = pages.txn.id()
-        # From a page on a value has pages of its own, whatever else its leaf holds.
-        page = 0 if at is None else at.page_bytes
-        self.stays = min(len(keys), len(bloom)) >= page
-        self.moving = [i for i, each in enumerate(columns) if each is not None and len(each) < page]
-
-    def here(self, tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> PointBlock:
-        """The same in another read: with the columns that move as they lie now."""
-        made = PointBlock.__new__(PointBlock)
-        made.probe, made.fill, made.map = self.probe, self.fill, self.map
-        made.stays, made.moving, made.txn_id = True, self.moving, pages.txn.id()
-        columns = list(self.columns.blocks)
-        for i in self.moving:
-            columns[i] = row_set.block(pages, COLUMNS + tablet.readers[i][0], number)
-        made.columns = core.BlockList(columns)
-        return made
-
-    def values(self, tablet: Tablet, row: int) -> Values:
-        """The columns beside the key of a row, as Python values."""
-        return self._filled(tablet.row_reader(self.columns, row))
-
-    def get(self, tablet: Tablet, key: bytes) -> Values | None:
-        """The same of the row with this key; None where there is none."""
-        found = tablet.row_reader.get(self.probe, self.columns, key)
-        return found if found is None or self.fill is None else self._filled(found)
-
-    def _filled(self, found: Values) -> Values:
-        if self.fill is None:
+    if view.own is None and view.txn_id is None:
+        found: bytes | None = tablet.at_hand.find(key, view.snapshot)
+        if found is not NotImplemented:
             return found
-        return tuple(
-            default if block is None else value
-            for value, block, default in zip(found, self.columns.blocks, self.fill, strict=True)
-        )
+    there, rows = _found(tables, tablet, view, core.Keys.one(key), None)
+    return rows.row(0) if there.count else None
 
 
-def at_hand(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> PointBlock:
-    """A block of a row set; good inside `pages` alone."""
-    known: PointBlock | None = row_set.points.get(number)
-    if known is not None and known.map is pages.map:
-        if known.txn_id == pages.txn.id():
-            return known
-        if known.stays and _is_there(row_set, pages):
-            if known.moving:
-                known = row_set.points[number] = known.here(tablet, row_set, pages, number)
-            return known
-    made = PointBlock(tablet, row_set, pages, number)
-    if made.map is not None:
-        row_set.points[number] = made
-    return made
+def find_range(
+    tables: Tables, tablet: Tablet, view: ReadView, low: bytes, high: bytes
+) -> tuple[core.Keys, core.RowSlices] | None:
+    """The rows with low <= key < high, ascending: keys, and bytes; None when they are many.
+
+    Raises:
+        As `find_rows`.
+    """
+    own = None if view.own is None else view.own.memory(tablet.id)
+
+    def ask(published: Published, load: core.Load) -> tuple[core.Keys, core.RowSlices] | None:
+        found = published.layers.range(own, low, high, view.snapshot, load)
+        if found is None:
+            return None
+        return found[0], found[1].rows(tablet.since, tablet.memory_rows.row)
+
+    return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
 
 
-def _is_there(row_set: RowSet, pages: Pages) -> bool:
-    """Return True when the row set is not removed; LMDB is asked once while nothing is written."""
-    txn = pages.txn.id()
-    if row_set.there_at == txn:
-        return True
-    with pages.txn.cursor(db=pages.blocks) as cursor:
-        if not cursor.set_key(block_key(row_set.id, HEADER, 0)):
-            return False
-    row_set.there_at = txn
-    return True
-
-
-def _get(tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes, snapshot: int) -> Values | None:
-    """The columns beside the key of the version of a key that a snapshot sees in a row set."""
-    block = _candidate(tablet, row_set, pages, key)
-    if block is None:
-        return None
-    if _sees_all(row_set, snapshot):
-        return block[1].get(tablet, key)
-    found = _find(tablet, row_set, pages, key, snapshot, *block)
-    return None if found is None else found[0].values(tablet, found[1])
-
-
-def _has(tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes, snapshot: int) -> bool | None:
-    """True when a snapshot sees a version of a key in a row set, else None."""
-    block = _candidate(tablet, row_set, pages, key)
-    if block is None:
-        return None
-    if _sees_all(row_set, snapshot):
-        return True if block[1].probe.find(key) >= 0 else None
-    return None if _find(tablet, row_set, pages, key, snapshot, *block) is None else True
-
-
-def _candidate(
-    tablet: Tablet, row_set: RowSet, pages: Pages, key: bytes
-) -> tuple[int, PointBlock] | None:
-    """The one block that may have a key, or its newest version."""
-    row_set.header(pages)
-    firsts, lasts = row_set.firsts, row_set.lasts
-    number = bisect_left(lasts, key)
-    if number == len(lasts) or key < firsts[number]:
-        return None
-    return number, at_hand(tablet, row_set, pages, number)
-
-
-def _sees_all(row_set: RowSet, snapshot: int) -> bool:
-    info = row_set.info
-    return info.stamp is None or (not info.deleted and info.stamp <= snapshot)
-
-
-def _find(
-    tablet: Tablet,
-    row_set: RowSet,
-    pages: Pages,
-    key: bytes,
-    snapshot: int,
-    number: int,
-    block: PointBlock,
-) -> tuple[PointBlock, int] | None:
-    row = block.probe.find(key)
-    if row < 0:
-        return None
-    if not row_set.info.versioned:
-        return (block, row) if row_set.sees(pages, number, row, snapshot) else None
-    at = row_set.find_one(pages, key, snapshot)
-    if at is None:
-        return None
-    if at[0] != number:
-        block = at_hand(tablet, row_set, pages, at[0])
-    return block, at[1]
+def columns_of(
+    tablet: Tablet, names: Sequence[str], keys: core.Keys, rows: core.RowSlices
+) -> list[pa.Array]:
+    """Columns of rows that are there, and of which these are the keys."""
+    at = [tablet.value_names.index(name) for name in names if name in tablet.value_names]
+    values = iter(rows.columns(at))
+    key = tablet.schema.primary_key
+    return [
+        tablet.codec.decode(keys, key.index(name)) if name in key else next(values)
+        for name in names
+    ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, Key, Section, Timestamp
+from txnkv.storage import new_epoch
 
 
 class CommittedMemory:
@@ -62,11 +63,13 @@ class CommittedMemory:
         memory = self._sets.get(tablet_id)
         if memory is not None and memory.n and upto > self._dropped.get(tablet_id, 0):
             self._sets[tablet_id] = memory.copy(upto, MAX_TIMESTAMP)
+            new_epoch()
             self._dropped[tablet_id] = upto
 
     def forget(self, tablet_id: int) -> None:
         """A tablet is gone for good."""
         self._sets.pop(tablet_id, None)
+        new_epoch()
         self._dropped.pop(tablet_id, None)
         self.damaged.pop(tablet_id, None)
 
@@ -93,12 +96,14 @@ class CommittedMemory:
         """Remember that a tablet lacks what one commit changed in it."""
         if self._width_of(section.id) is not None:
             self.damaged.setdefault(section.id, {})[stamp] = error
+            new_epoch()
 
     def undo(self, ids: set[int], upto: int) -> None:
         """Drop entries above `upto`."""
         for id in ids:
             if id in self._sets:
                 self._sets[id] = self._sets[id].copy(0, upto)
+                new_epoch()
 
     def write_out(self, upto: Timestamp) -> dict[Key, str]:
         """Nothing: the flush writes row sets itself."""
@@ -112,6 +117,7 @@ class CommittedMemory:
 
     def reset(self) -> None:
         """Forget all: in a forked child the log reads it again."""
+        new_epoch()
         self._sets = {}
         self._dropped = {}
         self.damaged = {}

@@ -78,8 +78,8 @@ class RowSetBlocks:
         self._header: Header | None = None
         self.firsts: list[bytes] = []
         self.lasts: list[bytes] = []
-        self.points: dict[int, Any] = {}  # of `point`, like the next
-        self.there_at: int | None = None
+        self.layer: Any = None  # of `read.point`
+        self._there_at: int | None = None
         self._deltas: dict[int, core.Delta | None] = {}
         self._deltas_from: int | None = None
 
@@ -117,6 +117,19 @@ class RowSetBlocks:
                 self.lasts = [block.last for block in header.blocks]
                 self._header = header
         return self._header
+
+    def require_there(self, pages: Pages) -> None:
+        """Refuse a row set that is removed; LMDB is asked once while nothing is written.
+
+        Raises:
+            As `header`.
+        """
+        txn = pages.txn.id()
+        if self._there_at != txn:
+            with pages.txn.cursor(db=pages.blocks) as cursor:
+                if not cursor.set_key(block_key(self.id, HEADER, 0)):
+                    raise self._missing("header", 0)
+            self._there_at = txn
 
     def block(self, pages: Pages, section: int, number: int, *, again: bool = False) -> memoryview:
         """A verified block, as it lies in LMDB: valid inside `pages` alone.
@@ -335,14 +348,6 @@ class RowSetBlocks:
         if delta is None:
             return found, pa.repeat(pa.scalar(core.STAMP_NEVER, pa.uint64()), len(rows))
         return found, delta.expand(self.header(pages).blocks[number].rows).take(rows)
-
-    def insert_view(self, pages: Pages, number: int) -> memoryview | None:
-        """The insert stamps as they lie in LMDB: valid inside `pages` alone; None if uniform."""
-        if self.info.uniform:
-            return None
-        n = self.header(pages).blocks[number].rows
-        data = self.block(pages, INSERTS, number)
-        return data[_STAMPS_AT : _STAMPS_AT + 8 * n].cast("B").cast("Q")
 
     # -- what is not there -------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import GATE, Store, shielded
+from txnkv.storage import EPOCH, GATE, READ_ID, Store, shielded
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
@@ -93,10 +93,11 @@ class TabletState:
 
     def steps(self, snapshot: int) -> tuple[Step, ...]:
         """The row sets that a snapshot sees, in the order in which a key is looked for."""
-        return self._steps if snapshot >= self.highest else _steps(*self.seen_at(snapshot))
+        return self.every_step if snapshot >= self.highest else _steps(*self.seen_at(snapshot))
 
     @cached_property
-    def _steps(self) -> tuple[Step, ...]:
+    def every_step(self) -> tuple[Step, ...]:
+        """The same for a snapshot that sees all of them."""
         return _steps(self.unresolved, self.settled)
 
     def seen_at(self, snapshot: int) -> tuple[tuple[RowSetInfo, ...], tuple[RowSetInfo, ...]]:
@@ -253,7 +254,8 @@ class Tablet(TabletFiles):
         self._memory = memory
         self._state: TabletState | None = None
         self._row_sets: dict[int, RowSet] = {}
-        self.chains: Any = None  # of `lookup`
+        self.published: Any = None  # of `read.point`
+        self.at_hand = core.PublishedRows(EPOCH, log.shown, READ_ID)
 
     # -- row sets ----------------------------------------------------------------------
 
@@ -294,6 +296,8 @@ class Tablet(TabletFiles):
             self._log.raise_floor(found.floor)
             self._memory.drop_flushed(self.id, found.flushed)
             memory = self._memory.of(self.id, self.codec.width)
+            self.published = None
+            self.at_hand.take_away()
             state = self._state = TabletState(found.version, found.flushed, found.infos, memory)
             # What is left out here is loaded again for who still reads it: an older state, a
             # transaction of its own. Kept, it would never go in a process that only reads.

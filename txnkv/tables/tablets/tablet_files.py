@@ -46,6 +46,11 @@ class Pages:
         self.blocks = blocks
         self.seen = seen
 
+    @property
+    def page_bytes(self) -> int:
+        """From so many bytes on a value has pages of its own."""
+        return 0 if self.map is None else self.map.page_bytes
+
     def get(self, key: bytes) -> memoryview | None:
         """The value of an LMDB key as it lies in the map: valid inside the transaction alone."""
         value: memoryview | None = self.txn.get(key, db=self.blocks)  # type: ignore[assignment]
@@ -99,15 +104,9 @@ class TabletFiles:
         self.value_names = tuple(table.schema.value_columns)
         self.layout = layout_of(table.schema)
         self.memory_rows = MemoryRows(table, self.layout)
-        self.row_reader = core.RowReader(self.layout.types)
-        self.readers = tuple(
-            (
-                table.schema.ids[name],
-                core.ValueReader(table.schema.columns[name].type),
-                table.schema.columns[name].default,
-            )
-            for name in self.value_names
-        )
+        columns = [table.schema.columns[name] for name in self.value_names]
+        self.value_ids = tuple(table.schema.ids[name] for name in self.value_names)
+        self.defaults = self.layout.encode_one(tuple(column.default for column in columns))
         self._environment: Environment | None = None
         self._store = store
 

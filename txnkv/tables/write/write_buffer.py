@@ -69,6 +69,7 @@ class SmallWrites:
         self._transactional = transactional
         self._reads = reads
         self._view = ReadView(row.snapshot_ts, reads=reads)
+        self._add_key = None if reads is None else reads.add_key
         self._memory: dict[int, core.MemRowSet] = {}
         self._tablets: dict[int, Tablet] = {}
         self._statements = 0
@@ -213,9 +214,10 @@ class SmallWrites:
         at = (tablet.id, key)
         if at in self._found:
             return self._found[at]
+        row = lookup.find_row(self._tables, tablet, self._view, key)
         if not decode:
-            return () if lookup.present(self._tables, tablet, self._view, key) else None
-        found = lookup.find(self._tables, tablet, self._view, key)
+            return None if row is None else ()
+        found = None if row is None else tablet.layout.decode_one(row)
         if len(self._found) < _KEPT_ROWS:
             self._found[at] = found
         return found
@@ -227,6 +229,10 @@ class SmallWrites:
             SchemaError: the key does not fit the table.
             HistoryExpiredError: the snapshot is older than the history.
         """
+        if not self._memory:
+            row = writer.reader.get(key, self._view.snapshot, self._add_key)
+            if row is not NotImplemented:
+                return row  # type: ignore[no-any-return]
         values = writer.checker.of("delete")(key)
         encoded = writer.key(values)
         found = self._find(writer, writer.tablet(values, encoded), encoded, decode=True)

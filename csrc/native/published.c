@@ -1,0 +1,271 @@
+#include "native/published.h"
+#include "native/native.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "common/bytes.h"
+
+/* Words of `shown`, which the commit log writes. */
+enum { KNOWN = 0, VISIBLE = 1, FLIGHT = 2, SHOWN_WORDS = 4 };
+
+#define NO_NUMBER UINT64_MAX
+
+struct published {
+    PyObject_HEAD
+    Py_buffer epoch;   /* a u64 word */
+    Py_buffer shown;   /* SHOWN_WORDS */
+    PyObject *id_of;   /* of an LMDB transaction */
+    PyObject *keep;    /* what all of the following lies in; NULL: nothing is published */
+    PyObject *begin;   /* an LMDB read; NULL where nothing is on disk */
+    Py_buffer word;    /* the change word */
+    PyObject *defaults;
+    const layers_t *layers;
+    const row_layout_t *layout;
+    uint64_t at;       /* the epoch */
+    uint64_t txn_id;
+    uint64_t since;    /* rows of memory below this stamp have another layout */
+    uint64_t floor;    /* of the history */
+    int nested;        /* rows in blocks have values that are not for the core */
+};
+
+static uint64_t word_of(const Py_buffer *buffer, size_t i) {
+    return __atomic_load_n((const uint64_t *)buffer->buf + i, __ATOMIC_ACQUIRE);
+}
+
+static void empty(published_t *self) {
+    PyObject *keep = self->keep, *begin = self->begin, *defaults = self->defaults;
+    Py_buffer word = self->word;
+    self->keep = self->begin = self->defaults = NULL;
+    self->layers = NULL;
+    memset(&self->word, 0, sizeof self->word);
+    if (word.obj != NULL) PyBuffer_Release(&word);
+    Py_XDECREF(begin);
+    Py_XDECREF(defaults);
+    Py_XDECREF(keep);
+}
+
+/* -- reading ------------------------------------------------------------------------------ */
+
+/* The latest snapshot, all of which is here; 0 when it has to be asked for. */
+static uint64_t latest(const published_t *self) {
+    const uint64_t known = word_of(&self->shown, KNOWN), number = word_of(&self->word, 0);
+    if (known == NO_NUMBER) return 0;
+    const bool same = number == known || number == word_of(&self->shown, FLIGHT) ||
+                      number == word_of(&self->shown, FLIGHT + 1);
+    return same ? word_of(&self->shown, VISIBLE) : 0;
+}
+
+static published_status_t take(row_bytes_t *row, const uint8_t *data, size_t len) {
+    uint8_t *at = row_bytes_more(row, len);
+    if (at == NULL) return PUBLISHED_ERROR;
+    copy_bytes(at, data, len);
+    return PUBLISHED_FOUND;
+}
+
+static published_status_t take_from_block(published_t *self, const layer_found_t *found,
+                                          row_bytes_t *row) {
+    const uint8_t *defaults = (const uint8_t *)PyBytes_AsString(self->defaults);
+    const size_t len = (size_t)PyBytes_Size(self->defaults), before = row->len;
+    if (self->nested != 0) return PUBLISHED_MISS;
+    int64_t used = layers_row(self->layout, defaults, len, found, row->data + before,
+                              row->cap - before);
+    if (used < 0) return PUBLISHED_MISS;
+    uint8_t *at = row_bytes_more(row, (size_t)used);
+    if (at == NULL) return PUBLISHED_ERROR;
+    if (at != row->data + before || row->cap == sizeof row->first) return PUBLISHED_FOUND;
+    used = layers_row(self->layout, defaults, len, found, at, (size_t)used);
+    return used < 0 ? PUBLISHED_MISS : PUBLISHED_FOUND;
+}
+
+static published_status_t in_pages(published_t *self, const mem_row_set_t *own,
+                                   const uint8_t *key, size_t key_len, uint64_t snapshot,
+                                   row_bytes_t *row) {
+    layer_found_t found;
+    switch (layers_find(self->layers, own, key, key_len, snapshot, &found)) {
+        case LAYERS_ABSENT: return PUBLISHED_ABSENT;
+        case LAYERS_BLOCK: return take_from_block(self, &found, row);
+        default: return PUBLISHED_MISS; /* a block is to be loaded, or is damaged */
+    }
+}
+
+/* A look with a read of LMDB around it, which ends with its object. */
+static published_status_t on_disk(published_t *self, const mem_row_set_t *own, const uint8_t *key,
+                                  size_t key_len, uint64_t snapshot, row_bytes_t *row) {
+    if (self->begin == NULL) return PUBLISHED_MISS;
+    PyObject *txn = PyObject_CallNoArgs(self->begin);
+    PyObject *id = txn == NULL ? NULL : PyObject_CallFunctionObjArgs(self->id_of, txn, NULL);
+    published_status_t status = PUBLISHED_MISS;
+    if (id != NULL && PyLong_AsUnsignedLongLong(id) == self->txn_id) {
+        status = in_pages(self, own, key, key_len, snapshot, row);
+    }
+    if (status == PUBLISHED_MISS) PyErr_Clear();
+    Py_XDECREF(id);
+    Py_XDECREF(txn);
+    return status;
+}
+
+published_status_t published_find(published_t *self, const mem_row_set_t *own, const uint8_t *key,
+                                  size_t key_len, uint64_t snapshot, row_bytes_t *row) {
+    layer_found_t found;
+    if (self->layers == NULL || self->at != word_of(&self->epoch, 0)) return PUBLISHED_MISS;
+    const uint64_t visible = latest(self);
+    if (snapshot == PUBLISHED_LATEST) snapshot = visible;
+    if (visible == 0 || snapshot > visible || snapshot < self->floor) return PUBLISHED_MISS;
+    const uint32_t state = layers_find_memory(self->layers, own, key, key_len, snapshot, &found);
+    if (state == LAYERS_MEMORY && found.entry->stamp < self->since) return PUBLISHED_MISS;
+    if (state != LAYERS_ABSENT) return take(row, found.entry->row, found.entry->row_len);
+    if (found.entry != NULL) return PUBLISHED_ABSENT;
+    if (layers_meet(self->layers, key, key_len, snapshot) == 0) return PUBLISHED_ABSENT;
+    return on_disk(self, own, key, key_len, snapshot, row);
+}
+
+/* -- the type ----------------------------------------------------------------------------- */
+
+static int words(PyObject *given, Py_buffer *out, Py_ssize_t n) {
+    if (PyObject_GetBuffer(given, out, PyBUF_SIMPLE) < 0) return -1;
+    if (out->len >= n * 8 && (uintptr_t)out->buf % 8 == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%zd aligned words are needed", n);
+    return -1;
+}
+
+static PyObject *published_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *epoch, *shown, *id_of;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OOO", &epoch, &shown, &id_of)) return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    published_t *self = (published_t *)alloc(type, 0);
+    if (self == NULL) return NULL;
+    Py_INCREF(id_of);
+    self->id_of = id_of;
+    if (words(epoch, &self->epoch, 1) < 0 || words(shown, &self->shown, SHOWN_WORDS) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int published_traverse(PyObject *object, visitproc visit, void *arg) {
+    published_t *self = (published_t *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->id_of);
+    Py_VISIT(self->keep);
+    Py_VISIT(self->begin);
+    return 0;
+}
+
+static int published_clear(PyObject *object) {
+    published_t *self = (published_t *)object;
+    empty(self);
+    Py_CLEAR(self->id_of);
+    return 0;
+}
+
+static void published_dealloc(PyObject *object) {
+    published_t *self = (published_t *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    published_clear(object);
+    if (self->epoch.obj != NULL) PyBuffer_Release(&self->epoch);
+    if (self->shown.obj != NULL) PyBuffer_Release(&self->shown);
+    freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_self(object);
+    Py_DECREF(type);
+}
+
+/* put(epoch, word, keep, layers, layout, defaults, since, floor, begin, txn_id, nested) */
+static PyObject *published_put(PyObject *object, PyObject *args) {
+    published_t *self = (published_t *)object;
+    unsigned long long at, layers, layout, since, floor, txn_id;
+    PyObject *word, *keep, *defaults, *begin;
+    int nested;
+    Py_buffer buffer;
+    if (!PyArg_ParseTuple(args, "KOOKKSKKOKp", &at, &word, &keep, &layers, &layout, &defaults,
+                          &since, &floor, &begin, &txn_id, &nested)) {
+        return NULL;
+    }
+    memset(&buffer, 0, sizeof buffer);
+    if (words(word, &buffer, 1) < 0) {
+        if (buffer.obj != NULL) PyBuffer_Release(&buffer);
+        return NULL;
+    }
+    empty(self); /* it may run code of Python, and other threads */
+    if (self->keep != NULL) {
+        PyBuffer_Release(&buffer);
+        Py_RETURN_NONE;
+    }
+    self->word = buffer;
+    Py_INCREF(keep);
+    self->keep = keep;
+    Py_INCREF(defaults);
+    self->defaults = defaults;
+    if (begin != Py_None) {
+        Py_INCREF(begin);
+        self->begin = begin;
+    }
+    self->layers = (const layers_t *)(uintptr_t)layers;
+    self->layout = (const row_layout_t *)(uintptr_t)layout;
+    self->at = at;
+    self->since = since;
+    self->floor = floor;
+    self->txn_id = txn_id;
+    self->nested = nested;
+    Py_RETURN_NONE;
+}
+
+static PyObject *published_take_away(PyObject *object, PyObject *none) {
+    (void)none;
+    empty((published_t *)object);
+    Py_RETURN_NONE;
+}
+
+/* find(key, snapshot): the bytes of a row, None, or NotImplemented for a miss. */
+static PyObject *published_find_row(PyObject *object, PyObject *const *args, Py_ssize_t n) {
+    char *key;
+    Py_ssize_t key_len;
+    if (n != 2) {
+        PyErr_SetString(PyExc_TypeError, "find() takes a key and a snapshot");
+        return NULL;
+    }
+    const unsigned long long snapshot = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred() != NULL || PyBytes_AsStringAndSize(args[0], &key, &key_len) < 0) {
+        return NULL;
+    }
+    row_bytes_t row;
+    row_bytes_init(&row);
+    PyObject *made = NULL;
+    switch (published_find((published_t *)object, NULL, (const uint8_t *)key, (size_t)key_len,
+                           snapshot, &row)) {
+        case PUBLISHED_FOUND:
+            made = PyBytes_FromStringAndSize((const char *)row.data, (Py_ssize_t)row.len);
+            break;
+        case PUBLISHED_ABSENT: made = Py_NewRef(Py_None); break;
+        case PUBLISHED_MISS: made = Py_NewRef(Py_NotImplemented); break;
+        case PUBLISHED_ERROR: break;
+    }
+    row_bytes_free(&row);
+    return made;
+}
+
+static PyMethodDef methods[] = {
+    {"put", published_put, METH_VARARGS, NULL},
+    {"take_away", published_take_away, METH_NOARGS, NULL},
+    {"find", (PyCFunction)(void (*)(void))published_find_row, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, (void *)published_new},
+    {Py_tp_dealloc, (void *)published_dealloc},
+    {Py_tp_traverse, (void *)published_traverse},
+    {Py_tp_clear, (void *)published_clear},
+    {Py_tp_methods, (void *)methods},
+    {0, NULL},
+};
+
+PyType_Spec published_spec = {
+    .name = "txnkv._native.Published",
+    .basicsize = sizeof(published_t),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};

@@ -1,0 +1,37 @@
+/* What is published of a tablet, and reads of single keys in it without a step of Python.
+ *
+ * The layers (tablet/layers.h) are put there by a reader that came by the way through Python; they
+ * are taken for true as long as all of this holds, else the answer is PUBLISHED_MISS and the way
+ * through Python puts them anew:
+ *
+ *   the epoch is that of then    a word that everything moves which makes layers stale: another
+ *                                manifest, memory or catalog, a map that moves or is closed
+ *   the change word is known     nobody has committed what is not in memory here
+ *   LMDB's transaction is        nobody has written to the environment; asked, by a read that
+ *   that of then                 lasts as long as the look, only where row sets may have the key
+ *
+ * All of it runs under the GIL, from the first word to the last byte copied: who moves a map moves
+ * the epoch first, and holds the GIL then. LMDB is used through its own module alone. */
+#ifndef TXNKV_NATIVE_PUBLISHED_H
+#define TXNKV_NATIVE_PUBLISHED_H
+
+#include "native/row_table.h"
+#include "tablet/layers.h"
+
+typedef struct published published_t;
+
+typedef enum {
+    PUBLISHED_ABSENT = 0,
+    PUBLISHED_FOUND = 1,
+    PUBLISHED_MISS = 2, /* no error is set */
+    PUBLISHED_ERROR = 3 /* an error of Python is set */
+} published_status_t;
+
+enum { PUBLISHED_LATEST = 0 }; /* as a snapshot: the latest there is */
+
+/* Appends the bytes of the row with this key to `row`; own NULL: no writes of a transaction. */
+published_status_t published_find(published_t *published, const mem_row_set_t *own,
+                                  const uint8_t *key, size_t key_len, uint64_t snapshot,
+                                  row_bytes_t *row);
+
+#endif

@@ -1,0 +1,240 @@
+"""Gets without a step of Python: whatever makes stale what they remember is noticed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests import internals
+from txnkv.coordinator.maintenance import Maintenance
+
+SCHEMA = txnkv.Schema({"k": "int64", "v": "int64", "s": "string?"}, primary_key=["k"])
+ROWS = 3_000
+
+
+def row(k: int, v: int) -> dict[str, Any]:
+    return {"k": k, "v": v, "s": None if k % 3 == 0 else f"{k}:{v}"}
+
+
+@pytest.fixture
+def table(client: txnkv.Client, monkeypatch: pytest.MonkeyPatch) -> txnkv.Table:
+    """Rows on disk, and one in memory; maintenance by hand."""
+    monkeypatch.setattr(Maintenance, "start", lambda self: None)
+    table = client.create_table("t", SCHEMA)
+    with client.transaction() as txn:
+        for k in range(ROWS):
+            txn.insert(table, row(k, 0))
+    internals.flush(client)
+    table.upsert(row(7, 1))
+    return table
+
+
+def short(table: txnkv.Table, key: Any) -> Any:
+    """What the short way answers: NotImplemented where the long one is to be gone."""
+    assert table._reader is not None
+    return table._reader.get(key)
+
+
+def warm(table: txnkv.Table, **now: int) -> None:
+    """By the long way where need be, and then by the short one: rows, and that there is none."""
+    versions = {"k7": 1, "k8": 0} | now
+    for name, version in versions.items():
+        k = int(name[1:])
+        wanted = None if version < 0 else row(k, version)
+        assert table.get(k) == wanted
+        assert short(table, k) == wanted
+    assert table.get(-1) is short(table, -1) is None
+    assert table.get(ROWS + 5) is short(table, ROWS + 5) is None
+
+
+def test_rows_of_memory_and_disk(table: txnkv.Table) -> None:
+    warm(table)
+    assert [table.get(k) for k in range(ROWS)] == [row(k, int(k == 7)) for k in range(ROWS)]
+
+
+def test_keys_that_are_not_known_at_sight(table: txnkv.Table) -> None:
+    warm(table)
+    assert short(table, "7") is NotImplemented
+    for wrong in ("7", 1 << 70, (7, 8), None):
+        with pytest.raises(txnkv.SchemaError):
+            table.get(wrong)
+    with pytest.raises(TypeError):
+        table._reader.get()  # type: ignore[union-attr, call-arg]
+
+
+def test_commits_of_this_process_are_seen_at_once(table: txnkv.Table) -> None:
+    warm(table)
+    for version in range(2, 20):
+        table.upsert(row(8, version))
+        assert short(table, 8) == table.get(8) == row(8, version)
+    table.delete(8)
+    assert short(table, 8) is table.get(8) is None
+    warm(table, k8=-1)
+
+
+def test_commits_of_others_are_looked_for(table: txnkv.Table, elsewhere: Any) -> None:
+    warm(table)
+    elsewhere('client.table("t").upsert({"k": 8, "v": 5, "s": "8:5"}); say()')
+    assert short(table, 7) is NotImplemented
+    warm(table, k8=5)
+    elsewhere('client.table("t").delete(8); client.instance.engine.flush(); say()')
+    assert short(table, 8) is NotImplemented
+    warm(table, k8=-1)
+
+
+def test_row_sets_that_come_and_go(client: txnkv.Client, table: txnkv.Table) -> None:
+    for version in range(2, 5):
+        warm(table, k8=version if version > 2 else 0)
+        table.upsert(row(8, version + 1))
+        internals.flush(client)
+        warm(table, k8=version + 1)
+        table.delete(100 + version)
+        internals.compact(client)
+        warm(table, k8=version + 1, **{f"k{100 + version}": -1})
+
+
+def test_a_map_that_moves_or_is_closed(client: txnkv.Client, table: txnkv.Table) -> None:
+    (tablet,) = internals.tables(client).tablets(table.info)
+    warm(table)
+    assert tablet.environment().close()
+    assert short(table, 8) is NotImplemented
+    warm(table)
+    tablet.environment()._move_map(lambda open_: open_.grow(open_.map_size))
+    assert short(table, 8) is NotImplemented
+    warm(table)
+    for value in (b"to be opened to write", b"and written again"):
+        tablet.environment().write(
+            lambda txn, value=value: txn.put(b"x", value, db=tablet.fence_db)
+        )
+        assert short(table, 8) is NotImplemented
+        warm(table)
+    tablet.environment().write(lambda txn: txn.put(b"x", b"", db=tablet.fence_db))
+    assert short(table, 8) is NotImplemented
+    assert short(table, 7) == row(7, 1)
+    warm(table)
+
+
+def test_tables_that_are_altered_and_dropped(client: txnkv.Client, table: txnkv.Table) -> None:
+    warm(table)
+    with client.snapshot() as before:
+        table.alter(add={"x": txnkv.Column("int64", default=3)}, drop=["s"])
+        assert short(table, 8) is NotImplemented
+        for _ in range(2):
+            assert table.get(8) == {"k": 8, "v": 0, "x": 3}
+            assert table.get(7) == {"k": 7, "v": 1, "x": 3}
+            assert before.get(table, 7) == row(7, 1)
+    client.drop_table("t")
+    for _ in range(2):
+        with pytest.raises(txnkv.TableNotFoundError):
+            table.get(8)
+
+
+def test_a_client_that_is_closed(client: txnkv.Client, table: txnkv.Table, connect: Any) -> None:
+    other = connect()
+    mine = other.table("t")
+    warm(mine)
+    warm(table)
+    other.close()
+    with pytest.raises(txnkv.ClosedError):
+        mine.get(8)
+    warm(table)
+
+
+def test_snapshots_and_transactions_read_at_theirs(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    warm(table)
+    with client.snapshot() as snapshot, client.transaction() as txn:
+        for version in (2, 3):
+            table.upsert(row(8, version))
+            warm(table, k8=version)
+            assert snapshot.get(table, 8) == txn.get(table, 8) == row(8, 0)
+            internals.flush(client)
+            assert snapshot.get(table, 8) == txn.get(table, 8) == row(8, 0)
+            internals.compact(client)
+        txn.upsert(table, row(9, 4))
+        assert txn.get(table, 9) == row(9, 4)
+        assert txn.get(table, 10) == row(10, 0)
+        txn.delete(table, 10)
+        assert txn.get(table, 10) is None
+        assert table.get(10) == row(10, 0)
+
+
+def test_serializable_reads_are_remembered(client: txnkv.Client, table: txnkv.Table) -> None:
+    warm(table)
+    for key, there in ((8, True), (ROWS + 1, False)):
+        txn = client.transaction(isolation="serializable")
+        assert (txn.get(table, key) is not None) == there
+        txn.upsert(table, row(1, 1))
+        table.upsert(row(key, 9))
+        with pytest.raises(txnkv.TransactionConflictError):
+            txn.commit()
+
+
+def test_a_tablet_that_follows_from_the_hash_of_the_key(client: txnkv.Client) -> None:
+    table = client.create_table("p", SCHEMA, partition_by=txnkv.hash_partition("k", 5))
+    ranged = client.create_table("r", SCHEMA, partition_by=txnkv.range_partition("k", [50]))
+    with client.transaction() as txn:
+        for k in range(100):
+            txn.insert(table, row(k, 0))
+            txn.insert(ranged, row(k, 0))
+    internals.flush(client)
+    for _ in range(2):
+        assert [table.get(k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
+        assert [ranged.get(k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
+    assert [short(table, k) for k in range(101)] == [row(k, 0) for k in range(100)] + [None]
+    assert short(ranged, 1) is NotImplemented
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_reads_for_itself(table: txnkv.Table) -> None:
+    warm(table)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            fresh = short(table, 8) is NotImplemented
+            warm(table)
+            code = 0 if fresh else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    warm(table)
+
+
+def test_threads_beside_commits_flushes_and_compactions(
+    client: txnkv.Client, table: txnkv.Table
+) -> None:
+    """A version that was seen is not unseen, whichever way the next get goes."""
+    over, wrong = threading.Event(), list[Any]()
+
+    def read() -> None:
+        seen = dict.fromkeys(range(20), 0)
+        while not over.is_set():
+            for k in seen:
+                found = table.get(k)
+                if found is None or found["v"] < seen[k] or found != row(k, found["v"]):
+                    wrong.append((k, seen[k], found))
+                    return
+                seen[k] = found["v"]
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for version in range(2, 40):
+        with client.transaction() as txn:
+            for k in range(20):
+                txn.upsert(table, row(k, version))
+        if version % 5 == 0:
+            internals.flush(client)
+        if version % 13 == 0:
+            internals.compact(client)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
