@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import txnkv
-from tests import internals
+from tests import hosts, internals
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.clocks import clock
 from txnkv.storage.faults import disarm
@@ -202,19 +202,44 @@ def store_path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    hosts.parametrize(metafunc)
+
+
 @pytest.fixture
-def connect(store_path: Path) -> Iterator[Callable[..., txnkv.Client]]:
+def host(request: pytest.FixtureRequest) -> str:
+    """The word here, or elsewhere: then the test's clients are those of a server."""
+    return getattr(request, "param", "here")
+
+
+@pytest.fixture
+def connect(store_path: Path, host: str) -> Iterator[Callable[..., txnkv.Client]]:
     """Opens clients of the test's store, with connect's options. At the end of the test the
     store is opened again, if need be, and everything in it is checked.
     """
     made: list[txnkv.Client] = []
+    servers: list[Any] = []
 
     def open_client(**options: Any) -> txnkv.Client:
-        made.append(txnkv.connect(store_path, **options))
+        opened = txnkv.connect(store_path, **options)
+        made.append(opened)
+        if host == "elsewhere":
+            if not servers:
+                from txnkv.server import Server
+
+                servers.append(Server(str(store_path), "grpc://127.0.0.1:0"))
+            passed = {"read_only", "keepalive_time"}
+            options = {name: value for name, value in options.items() if name in passed}
+            made.append(txnkv.connect(f"grpc://127.0.0.1:{servers[0].port}", **options))
+            internals.BEHIND[made[-1]] = opened
         return made[-1]
 
     yield open_client
     disarm()
+    if servers:
+        for client in made:
+            client.close()
+        servers[0].close()
     if not made:
         return
     with txnkv.connect(store_path) as last:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import txnkv
 from txnkv.coordinator import Coordinator, Timestamp
 from txnkv.coordinator.maintenance import Maintenance
@@ -9,46 +11,54 @@ from txnkv.storage import Runtime, StatusDatabase, Store
 from txnkv.tables import TableEngine
 from txnkv.tables.maintenance.compactor import Compacted
 from txnkv.topics import TopicEngine
+from txnkv.transaction import Instance
+
+BEHIND: weakref.WeakKeyDictionary[txnkv.Client, txnkv.Client] = weakref.WeakKeyDictionary()
+"""For a client of a server in this process, one that has the store open."""
+
+
+def _instance(client: txnkv.Client) -> Instance:
+    return BEHIND.get(client, client).instance
 
 
 def store(client: txnkv.Client) -> Store:
-    return client.instance.store
+    return _instance(client).store
 
 
 def status(client: txnkv.Client) -> StatusDatabase:
-    return client.instance.store.status
+    return _instance(client).store.status
 
 
 def runtime(client: txnkv.Client) -> Runtime:
-    return client.instance.store.runtime
+    return _instance(client).store.runtime
 
 
 def coordinator(client: txnkv.Client) -> Coordinator:
-    return client.instance.coordinator
+    return _instance(client).coordinator
 
 
 def maintenance(client: txnkv.Client) -> Maintenance:
-    return client.instance.coordinator.maintenance
+    return _instance(client).coordinator.maintenance
 
 
 def latest(client: txnkv.Client) -> Timestamp:
     """The snapshot that a new reader gets."""
-    return client.instance.coordinator.latest()
+    return _instance(client).coordinator.latest()
 
 
 def tables(client: txnkv.Client) -> TableEngine:
-    return client.instance.engine
+    return _instance(client).engine
 
 
 def topics(client: txnkv.Client) -> TopicEngine:
-    return client.instance.topics
+    return _instance(client).topics
 
 
 def flush(client: txnkv.Client) -> Timestamp:
     """Write the committed memory of all tables and the tails of all topics."""
-    return client.instance.engine.flush()
+    return _instance(client).engine.flush()
 
 
 def compact(client: txnkv.Client) -> Compacted:
     """Compact whatever can be compacted."""
-    return client.instance.engine.compactor.compact_all()
+    return _instance(client).engine.compactor.compact_all()

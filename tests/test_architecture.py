@@ -19,8 +19,9 @@ LAYERS = [
     {"coordinator"},
     {"tables", "topics"},
     {
-        "transaction", "client", "aio", "api", "__init__",
+        "transaction", "client", "remote", "aio", "api", "__init__",
     },
+    {"server"},
     {"spark", "cli", "__main__"},
 ]  # fmt: skip
 

@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 9_970, "tables": 8_300, "storage": 3_840, "cli": 3_600, "coordinator": 2_960,
-    "transaction": 3_060, "core": 3_240, "spark": 2_565, "client": 2_525, "aio": 554,
+    "topics": 10_020, "tables": 8_300, "storage": 3_840, "cli": 3_710, "coordinator": 2_960,
+    "transaction": 3_060, "core": 3_240, "spark": 2_565, "client": 2_560, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -93,6 +93,7 @@ aio: a twin of Table.dataset. cli: commands for rows, a small language of condit
 as datasets of Arrow,
 handles in notebooks, the short way of a get. core, cli, spark, topics: JSON, structs, maps, times,
 durations and UUIDs. core: light blocks. coordinator, storage: the epoch of what gets remember.
+cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 """
 
@@ -228,9 +229,10 @@ def test_type_only_imports() -> None:
 
 
 def test_few_modules() -> None:
-    told("modules", list(modules()), 232)
+    # 16 of them are `remote`, `server`, and what they need of client and cli.
+    told("modules", list(modules()), 248)
     top = [name for name in modules() if name.count(".") == 1]
-    told("names at the top of txnkv", top, 14)
+    told("names at the top of txnkv", top, 16)  # with remote and server
 
 
 def test_a_name_means_one_thing() -> None:

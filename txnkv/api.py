@@ -12,7 +12,6 @@ from txnkv.client import (
     Table,
     Topic,
     TxnInfo,
-    connect,
     replicate,
     restore,
 )
@@ -51,6 +50,7 @@ from txnkv.errors import (
     TxnNotFoundError,
     UnavailableError,
 )
+from txnkv.remote import connect
 from txnkv.tables import Column, Schema, hash_partition, range_partition
 from txnkv.topics import AbortedTxn, FetchResult, Message, MessageId
 from txnkv.transaction import Scan, ScanToken, Session, Transaction, TxnToken, WriteResult

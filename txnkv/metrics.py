@@ -159,12 +159,24 @@ class Metrics:
 
 
 class MetricsSnapshot(dict[str, Any]):
-    """Numbers by name, as they were: int for counters, float for gauges, dict for histograms."""
+    """Numbers by name, as they were: int for counters, float for gauges, dict for histograms.
+
+    Attributes:
+        about: kind and help of each.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         found = list(metrics)
         super().__init__((name, each.read()) for name, each in found)
-        self._about = {name: (each.kind, each.help) for name, each in found}
+        self.about = {name: (each.kind, each.help) for name, each in found}
+
+    @classmethod
+    def of(cls, numbers: dict[str, Any], about: dict[str, tuple[str, str]]) -> MetricsSnapshot:
+        """Numbers of another process, and for each its kind and its help."""
+        made = cls.__new__(cls)
+        made.update(numbers)
+        made.about = about
+        return made
 
     def openmetrics(self) -> str:
         """The same as OpenMetrics text, for a collector to scrape.
@@ -185,7 +197,7 @@ class MetricsSnapshot(dict[str, Any]):
                 "numbers from the dict that this is"
             ) from error
 
-        about, numbers = self._about, self
+        about, numbers = self.about, self
 
         class _Collector:
             def collect(self) -> Iterator[Any]:

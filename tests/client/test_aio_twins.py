@@ -23,8 +23,8 @@ TWINS = [
 ]
 
 INSIDE = {
-    "Client": "end_sessions is_open outcome require_open require_writable table_info timestamp_of "
-    "topic_info writer",
+    "Client": "attempts elsewhere end_sessions is_open outcome retries require_open "
+    "require_writable table_info timestamp_of topic_info writer",
     "Scan": "over",
     "Snapshot": "require_open",
     "Consumer": "unpoll",

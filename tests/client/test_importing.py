@@ -77,7 +77,7 @@ def test_commands_load_what_they_show_with(tmp_path: Path) -> None:
 )
 def test_any_module_may_be_the_first(first: str) -> None:
     program = f"import txnkv.{first}, txnkv; print(txnkv.connect.__module__, txnkv.aio.__name__)"
-    assert python(program) == "txnkv.client.client txnkv.aio\n"
+    assert python(program) == "txnkv.remote.address txnkv.aio\n"
 
 
 def test_names_are_listed_and_unknown_ones_refused() -> None:

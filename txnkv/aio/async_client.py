@@ -15,12 +15,11 @@ from txnkv.aio.async_handles import (
     AsyncTransaction,
 )
 from txnkv.aio.calls import Calls, ClosingWrapper, Same, twin
-from txnkv.client import Client
-from txnkv.client import connect as connect_blocking
-from txnkv.coordinator import Timestamp, TxnState
+from txnkv.client import Attempts, Client
+from txnkv.coordinator import TxnState
 from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
-from txnkv.topics import Hold
-from txnkv.transaction import DEADLINE, DEFAULTS, Retries, Transaction, TxnToken
+from txnkv.remote import connect as connect_blocking
+from txnkv.transaction import DEADLINE, Retries, Transaction, TxnToken
 
 T = TypeVar("T")
 
@@ -134,31 +133,24 @@ class AsyncClient(ClosingWrapper[Client]):
         **options: Any,
     ) -> T:
         """Call `await fn(txn)` and commit; again, after a pause, on whatever is retriable."""
-        topics = self.blocking.instance.topics
-        hold = Hold(topics.store, topics.local)
+        tries = await self._calls(self.blocking.attempts, options)
         try:
-            retries = Retries(self.blocking.instance, attempts, deadline)
-            return await self._run(fn, retries, DEFAULTS | options, hold)
+            return await self._run(fn, tries, self.blocking.retries(attempts, deadline))
         finally:
-            await self._calls.to_the_end(hold.release)
+            await self._calls.to_the_end(tries.close)
 
     async def _run(
-        self,
-        fn: Callable[[AsyncTransaction], Awaitable[T]],
-        retries: Retries,
-        settings: dict[str, Any],
-        hold: Hold,
+        self, fn: Callable[[AsyncTransaction], Awaitable[T]], attempts: Attempts, retries: Retries
     ) -> T:
-        age_ts: Timestamp | None = None
         while True:
-            begun = await self._calls(Transaction.begin, self.blocking, **settings, age_ts=age_ts)
-            begun.context.hold = hold
-            age_ts = begun.age
+            begun = await self._calls(attempts.begin)
             try:
                 async with AsyncTransaction(begun, self._calls) as txn:
                     result = await fn(txn)
                 return result
             except CommitOutcomeUnknownError as error:
+                if not error.txn_id:
+                    raise  # nothing to ask by
                 state = await self._calls(self.blocking.outcome, error.txn_id)
                 if state is TxnState.COMMITTED:
                     return result

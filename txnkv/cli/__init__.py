@@ -9,6 +9,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
     load, row_sources, text_sources        files in
     scan_rows                              rows out
     produce, consume, message_lines        messages in and out
+    serve                                  a store for other hosts
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _HOMES = {
     "backup": "txnkv.cli.store_commands",
     "restore": "txnkv.cli.store_commands",
     "repair": "txnkv.cli.store_commands",
+    "serve": "txnkv.cli.serve",
     "demo": "txnkv.cli.demo",
 }
 

@@ -2,6 +2,7 @@
 
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
+attempts                              the transactions of one `run`
 replica, admin                        copies of topics; a whole store seen, checked and compacted
 backup                                a store copied at one timestamp, and made of such a copy
 
@@ -10,10 +11,11 @@ runs.
 """
 
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
+from txnkv.client.attempts import Attempts
 from txnkv.client.backup import BackupReport, RestoreReport, restore
 from txnkv.client.client import Client, connect
 from txnkv.client.consumer import Consumer
-from txnkv.client.producer import Producer
+from txnkv.client.producer import Producer, close_producers
 from txnkv.client.replica import replicate
 from txnkv.client.subscription import Subscription
 from txnkv.client.table import DiffToken, Snapshot, Table
@@ -31,6 +33,7 @@ from txnkv.topics import (
 from txnkv.transaction import FlushMode, Isolation, Locking
 
 __all__ = [
+    "Attempts",
     "BackupReport",
     "Buffer",
     "CheckReport",
@@ -55,6 +58,7 @@ __all__ = [
     "Table",
     "Topic",
     "TxnInfo",
+    "close_producers",
     "connect",
     "replicate",
     "restore",

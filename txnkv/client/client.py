@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
 from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
+from txnkv.client.attempts import Attempts, run
 from txnkv.client.backup import BackupReport, back_up
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
@@ -27,21 +27,18 @@ from txnkv.coordinator import (
     repair_clock,
 )
 from txnkv.errors import (
-    CommitOutcomeUnknownError,
     TableExistsError,
     TableNotFoundError,
     TopicExistsError,
     TopicNotFoundError,
-    TxnkvError,
 )
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
 from txnkv.tables import PartitionBy, Partitioning, Schema
-from txnkv.topics import Buffer, Compression, Hold, TopicOptions
+from txnkv.topics import Buffer, Compression, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
-    DEFAULTS,
     AnyTable,
     AnyTopic,
     Closing,
@@ -356,33 +353,19 @@ class Client(Connection, Closing):
         Raises:
             TxnkvError: the last attempt's, or one that is not retriable.
         """
-        topics = self.instance.topics
-        hold = Hold(topics.store, topics.local)
+        tries = self.attempts(options)
         try:
-            retries = Retries(self.instance, attempts, deadline)
-            return self._run(fn, retries, DEFAULTS | options, hold)
+            return run(tries, self.outcome, fn, self.retries(attempts, deadline))
         finally:
-            hold.release()
+            tries.close()
 
-    def _run(
-        self, fn: Callable[[Transaction], T], retries: Retries, settings: dict[str, Any], hold: Hold
-    ) -> T:
-        age_ts: Timestamp | None = None
-        while True:
-            txn = Transaction.begin(self, **settings, age_ts=age_ts)
-            txn.context.hold = hold
-            age_ts = txn.age
-            try:
-                with txn:
-                    result = fn(txn)
-                return result
-            except CommitOutcomeUnknownError as error:
-                if self.outcome(error.txn_id) is TxnState.COMMITTED:
-                    return result
-                pause = retries.pause(error, retriable=True)
-            except TxnkvError as error:
-                pause = retries.pause(error, retriable=error.retriable)
-            time.sleep(pause)
+    def attempts(self, options: dict[str, Any]) -> Attempts:
+        """The transactions of one `run`, with these options."""
+        return Attempts(self, options)
+
+    def retries(self, attempts: int | None, deadline: float | None) -> Retries:
+        """Tells how often `run` tries again."""
+        return Retries(self.instance.coordinator.metrics, attempts, deadline)
 
     @shielded
     def outcome(self, txn_id: int) -> TxnState:

@@ -107,7 +107,7 @@ class Producer(Closing):
         self._linger = linger
         self._batch_bytes = batch_bytes
         self._encode = encoder_of(topic)
-        self._sender = Sender(connection.instance.topics, topic, name, patience)
+        self._sender = self._make_sender(connection, name, patience)
         self._sticky = Sticky()
         self._pid = os.getpid()
         self._wake = new_condition()
@@ -120,6 +120,9 @@ class Producer(Closing):
         self._failed: BaseException | None = None
         self._closed = False
         _OPEN.add(self)
+
+    def _make_sender(self, connection: Connection, name: str | None, patience: float) -> Sender:
+        return Sender(connection.instance.topics, self._topic, name, patience)
 
     @property
     def name(self) -> str | None:

@@ -37,6 +37,7 @@ from txnkv.tables.partitioning import (
     HashPartition,
     PartitionBy,
     Partitioning,
+    RangePartition,
     hash_partition,
     range_partition,
 )

@@ -29,7 +29,7 @@ from txnkv.transaction.job import Job
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.send_buffer import ValueSchema, declared, encoder_of
 from txnkv.transaction.session import FlushMode, Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
+from txnkv.transaction.session_buffer import BUFFER_BYTES, Room, WriteResult
 from txnkv.transaction.table_scan import Scan, ScanToken, unpin
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.transaction import Transaction

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from txnkv.coordinator import LOCK_TIMEOUT, Timestamp
 from txnkv.errors import TransactionLockedError, TxnkvError
+from txnkv.metrics import Metrics
 from txnkv.storage import back_off, clock
 from txnkv.tables import history
 from txnkv.transaction.context import TxnContext
@@ -75,17 +76,17 @@ class Retries:
     """Counts attempts and time.
 
     Args:
-        instance: whose metrics count them.
+        metrics: count them.
         attempts: how many there may be; None for any number.
         deadline: seconds from now after which no other begins; None for never.
     """
 
-    def __init__(self, instance: Instance, attempts: int | None, deadline: float | None) -> None:
+    def __init__(self, metrics: Metrics, attempts: int | None, deadline: float | None) -> None:
         if attempts is not None and attempts < 1:
             raise ValueError(f"attempts is None or at least 1, not {attempts}")
         if deadline is not None and deadline < 0:
             raise ValueError(f"deadline is None or seconds, at least 0, not {deadline}")
-        self._metrics = instance.coordinator.metrics
+        self._metrics = metrics
         self._attempts = attempts
         self._deadline = deadline
         self._made = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeAlias
@@ -149,7 +149,11 @@ class Connection:
         keepalive_time: seconds without heartbeat after which a transaction is aborted.
         sessions: those outside of transactions.
         is_open: it was not closed.
+        elsewhere: opens what a token names ("join", "open_scan", "open_diff") where the store is on
+            another host; None: it is here.
     """
+
+    elsewhere: Callable[[str, Any], Any] | None = None
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import apsw
 
 from txnkv.coordinator import TxnState, ending_error, jobs, status_table
-from txnkv.errors import CorruptionError
+from txnkv.errors import CorruptionError, NotSupportedError
 from txnkv.storage import StatusDatabase, declare_fault_point, fault_point, shielded
 from txnkv.tables import Scope, manifest
 from txnkv.topics import StagedLots, staged_files
@@ -54,6 +54,8 @@ class Job:
         Raises:
             InvalidTxnStateError: the transaction is not open.
         """
+        if txn.connection.elsewhere is not None:
+            raise NotSupportedError("a job is started on the host that has the store")
         job = cls(txn, uuid.uuid4().hex)
         txn.require_shareable("start a job under")
         row = txn.context.ensure_large().row

@@ -54,6 +54,9 @@ class ScanToken:
             TableNotFoundError: the table was dropped since.
         """
         client.require_open()
+        if client.elsewhere is not None:
+            made: Scan = client.elsewhere("open_scan", self.parts)
+            return made
         engine = client.instance.engine
         asked, view, pieces = scan_tokens.reopen(engine, self.parts)
         found = Scan(client, asked, lambda: (asked, view, scan.plan(engine, asked, view, pieces)))

@@ -335,6 +335,9 @@ class Transaction(Closing):
             TxnNotFoundError: it ended so long ago that it was forgotten.
         """
         client.require_open()
+        if client.elsewhere is not None:
+            joined: Transaction = client.elsewhere("join", token)
+            return joined
         instance = client.instance
         content = tokens.unseal(token, instance.store.store_id, instance.coordinator.token_key)
         try:

@@ -8,7 +8,13 @@ values          values that are rows of declared columns
 
 from txnkv.topics.messages import chunking, message_input, values
 from txnkv.topics.messages.chunking import Reassembly
-from txnkv.topics.messages.message import Message, MessageId, messages_of
+from txnkv.topics.messages.message import (
+    Message,
+    MessageId,
+    messages_from_arrow,
+    messages_of,
+    messages_to_arrow,
+)
 from txnkv.topics.messages.message_input import (
     TIME,
     Outgoing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -157,6 +157,51 @@ def messages_of(
         Message(value, key, headers, at, partition, offset, ids[local], codec)
         for value, key, headers, offset, at, local in zip(*columns, micros, locals_, strict=True)
     ]
+
+
+_ARROW: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("value", pa.large_binary()),
+        ("key", pa.large_binary()),
+        ("headers", pa.large_binary()),
+        ("txn_id", pa.int64()),
+        ("redelivery_count", pa.int32()),
+    ]
+)
+
+
+def messages_to_arrow(messages: Sequence[Message]) -> pa.RecordBatch:
+    """Messages, of several partitions perhaps, as they go to another host."""
+    columns: list[list[Any]] = [
+        [m.partition for m in messages],
+        [m.offset for m in messages],
+        [m._micros for m in messages],
+        [m.raw for m in messages],
+        [m.key for m in messages],
+        [m._headers for m in messages],
+        [0 if m.txn_id is None else m.txn_id.local for m in messages],
+        [m.redelivery_count for m in messages],
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+
+
+def messages_from_arrow(
+    batch: pa.RecordBatch, tcid: int, codec: ValueCodec | None = None
+) -> list[Message]:
+    """Messages that `messages_to_arrow` has sent, of a store with this coordinator id."""
+    found = []
+    for partition, offset, micros, value, key, headers, local, before in zip(
+        *(column.to_pylist() for column in batch.columns), strict=True
+    ):
+        txn_id = TxnId.of(tcid, local) if local else None
+        message = Message(value, key, headers, micros, partition, offset, txn_id, codec)
+        message.redelivery_count = before
+        found.append(message)
+    return found
 
 
 def _shown(value: bytes | None) -> str:

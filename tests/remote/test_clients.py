@@ -1,0 +1,203 @@
+"""A store by the address of its server: tables, transactions and topics, with local ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+import txnkv
+from txnkv.server import Server
+
+Remote = Callable[..., txnkv.Client]
+
+
+def test_a_token_joins_from_here_and_from_there(store: txnkv.Client, remote: Remote) -> None:
+    client, other = remote(), remote()
+    with client.transaction() as txn:
+        txn.insert("t", (1, "begun there"))
+        token = txn.serialize()
+        for joined_by in (store, other):
+            with txnkv.Transaction.deserialize(joined_by, bytes(token)) as joined:
+                joined.insert("t", (2 if joined_by is store else 3, "joined"))
+        assert [row["id"] for row in txn.scan("t", ordered=True)] == [1, 2, 3]
+        assert store.table("t").count() == 0
+    assert store.table("t").count() == 3
+    txn = store.new_transaction()  # and begun here
+    with txnkv.Transaction.deserialize(client, str(txn.serialize())) as joined:
+        joined.upsert("t", (1, "joined from there"))
+    txn.commit()
+    assert client.table("t").get(1) == {"id": 1, "v": "joined from there"}
+
+
+def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote) -> None:
+    client = remote()
+    table = client.table("t")
+    before = next(client.channel._numbers)  # type: ignore[attr-defined]
+    with client.transaction() as txn:
+        txn.insert(table, (1, "a"))
+        txn.upsert(table, {"id": 2})
+        txn.delete_ignore(table, 3)
+    assert next(client.channel._numbers) == before + 2  # type: ignore[attr-defined]
+    assert list(store.table("t").scan(ordered=True)) == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
+
+
+def test_the_begin_is_before_the_next_request(store: txnkv.Client, remote: Remote) -> None:
+    client = remote()
+    table = client.table("t")
+    with client.new_transaction() as txn:
+        assert table.get(1) is None
+        store.table("t").insert((1, "another"))
+        txn.upsert(table, (1, "by what was read before"))
+        with pytest.raises(txnkv.TransactionConflictError):
+            txn.commit()
+    assert table.get(1) == {"id": 1, "v": "another"}
+
+
+def test_streams_of_many_rows(store: txnkv.Client, remote: Remote) -> None:
+    client = remote()
+    rows = pa.table({"id": pa.array(range(300_000), pa.int64()), "v": ["x"] * 300_000})
+    with client.transaction() as txn:
+        assert txn.write("t", rows).inserted == 300_000
+    table = client.table("t")
+    assert table.scan(ordered=True).to_arrow().cast(rows.schema) == rows
+    tokens = table.scan().tokens(rows=50_000)
+    assert len(tokens) > 1
+    assert sum(token.open(client).to_arrow().num_rows for token in tokens) == 300_000
+    assert sum(token.open(store).to_arrow().num_rows for token in tokens) == 300_000
+    assert table.scan([]).to_arrow().num_rows == 300_000
+
+    def broken() -> Any:
+        yield rows.slice(0, 10).to_batches()[0]
+        raise RuntimeError("the source broke")
+
+    reader = pa.RecordBatchReader.from_batches(rows.schema, broken())
+    with pytest.raises(RuntimeError, match="the source broke"), client.new_session() as session:
+        session.write("t", reader, op="upsert")
+    with client.transaction() as txn, pytest.raises(txnkv.RowErrors) as caught:
+        txn.write("t", rows.slice(0, 100_000))
+    assert caught.value.count == 100_000
+
+
+def test_an_exactly_once_pipe(store: txnkv.Client, remote: Remote) -> None:
+    client = remote()
+    topic = client.topic("events")
+    with topic.producer("source") as producer:
+        futures = [producer.send(b"%d" % n) for n in range(10)]
+    assert [future.result().offset for future in futures] == list(range(10))
+    with topic.subscribe("pipe", type="shared") as subscription:
+        done = 0
+        while done < 10:
+            messages = subscription.receive_many(4, timeout=30)
+
+            def work(txn: txnkv.Transaction, messages: list[txnkv.Message] = messages) -> None:
+                for message in messages:
+                    txn.insert("t", (int(message.value), "worked on"))
+                txn.ack(subscription, messages)
+
+            client.run(work)
+            done += len(messages)
+        assert subscription.lag() == {0: 0}
+    assert store.table("t").count() == 10
+
+
+def test_a_client_that_is_gone_gives_back_what_it_had(
+    store: txnkv.Client, remote: Remote, until: Any
+) -> None:
+    client = remote(keepalive_time=0.5)
+    subscription = client.topic("events").subscribe("one")
+    txn = client.new_transaction()
+    txn.insert("t", (1, "never"))
+    assert txn.get("t", 1) is not None
+    client.channel._stop.set()  # type: ignore[attr-defined]  # as with its process
+    until(lambda: _may_subscribe(store))
+    with pytest.raises(txnkv.UnavailableError, match="begin again"):
+        txn.commit()
+    assert store.table("t").count() == 0
+    assert subscription.receive(timeout=0) is None  # made again
+
+
+def _may_subscribe(store: txnkv.Client) -> bool:
+    try:
+        store.topic("events").subscribe("one").close()
+    except txnkv.UnavailableError:
+        return False
+    return True
+
+
+def test_a_forked_child_is_refused(serving: Any) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        table = client.table("t")
+        child = os.fork()
+        if child == 0:
+            try:
+                table.get(1)
+            except txnkv.ClosedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        table.insert((1, "parent"))
+
+
+def test_asyncio(store: txnkv.Client, remote: Remote) -> None:
+    address = remote().path
+
+    async def work() -> int:
+        async with txnkv.aio.connect(address) as client:
+            table = await client.table("t")
+
+            async def write(txn: Any) -> None:
+                await txn.insert(table, (1, "a"))
+                await txn.send("events", b"a")
+
+            await client.run(write)
+            return int(await table.count())
+
+    assert asyncio.run(work()) == 1
+
+
+def test_any_flight_client_reads_tables(store: txnkv.Client, serve: Callable[..., Server]) -> None:
+    store.table("t").insert((1, "a"))
+    store.table("t").insert((2, "b"))
+    client = fl.FlightClient(f"grpc://127.0.0.1:{serve().port}")
+    (info,) = client.list_flights()
+    assert info.total_records == 2
+    assert info.schema == store.table("t").schema.arrow
+    found = client.get_flight_info(fl.FlightDescriptor.for_path("t"))
+    assert client.do_get(found.endpoints[0].ticket).read_all().num_rows == 2
+    asked = {"table": "t", "columns": ["v"], "where": [["id", ">", 1]]}
+    read = client.do_get(fl.Ticket(json.dumps(asked).encode())).read_all()
+    assert read.to_pylist() == [{"v": "b"}]
+    with pytest.raises(fl.FlightServerError, match="no table 'none'"):
+        client.get_flight_info(fl.FlightDescriptor.for_path("none"))
+
+
+def test_what_is_done_on_the_stores_host(store: txnkv.Client, remote: Remote) -> None:
+    client = remote()
+    with pytest.raises(txnkv.NotSupportedError, match="store's host"):
+        client.backup("anywhere")
+    assert client.check().problems == []
+    assert client.stats()["tables"]["t"]["rows"] == 0
+    assert client.metrics()["commits"] >= 0
+    with pytest.raises(ValueError, match="no address"):
+        txnkv.connect("grpc://nowhere")
+    with pytest.raises(txnkv.UnavailableError, match="Nothing was done"):
+        txnkv.connect("grpc://127.0.0.1:1")
+    with pytest.raises(ValueError, match="is a folder"):
+        txnkv.connect("somewhere", credentials="ann.secret")
+
+
+def test_the_command(serving: Any) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        client.table("t").insert((1, "a"))
+    serving.signal(signal.SIGTERM)
+    assert serving.wait() == 0

@@ -1,0 +1,89 @@
+"""Each remote handle sends what its local twin does; one table has the calls."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import txnkv
+from txnkv.remote.methods import METHODS
+from txnkv.remote.remote_client import RemoteClient
+from txnkv.remote.remote_handles import (
+    RemoteConsumer,
+    RemoteProducer,
+    RemoteScan,
+    RemoteSnapshot,
+    RemoteSubscription,
+    RemoteTable,
+    RemoteTopic,
+)
+from txnkv.remote.remote_session import RemoteSession
+from txnkv.remote.remote_transaction import RemoteTransaction
+
+TWINS = [
+    (txnkv.Client, RemoteClient),
+    (txnkv.Table, RemoteTable),
+    (txnkv.Scan, RemoteScan),
+    (txnkv.Snapshot, RemoteSnapshot),
+    (txnkv.Topic, RemoteTopic),
+    (txnkv.Consumer, RemoteConsumer),
+    (txnkv.Subscription, RemoteSubscription),
+    (txnkv.Producer, RemoteProducer),
+    (txnkv.Session, RemoteSession),
+    (txnkv.Transaction, RemoteTransaction),
+]
+
+AS_THEY_ARE = {
+    "Client": "run transaction",
+    "Table": "close dataset",
+    "Scan": "to_pandas to_polars",
+    "Snapshot": "get get_many scan timestamp",
+    "Topic": "buffer close name partitions value_schema",
+    "Subscription": "ack ack_cumulative name receive",
+    "Producer": "close flush hurry name send sent",
+    "Session": "ack ack_cumulative delete delete_ignore insert insert_ignore update update_ignore "
+    "upsert",
+    "Transaction": "ack ack_cumulative delete delete_ignore deserialize flush insert insert_ignore "
+    "pending_errors send send_batch update update_ignore upsert write",
+}
+"""Methods of the local handle that do with others of it, which are sent."""
+
+INSIDE = {
+    "Client": "end_sessions table_info timestamp_of topic_info writer elsewhere",
+    "Scan": "over",
+    "Transaction": "begin require_shareable start_heart",
+}
+"""Methods that nobody calls on a remote handle."""
+
+
+@pytest.mark.parametrize(("here", "there"), TWINS, ids=lambda kind: kind.__name__)
+def test_all_methods_are_sent(here: type, there: type) -> None:
+    own = {name for kind in there.__mro__[: there.__mro__.index(here)] for name in vars(kind)}
+    public = {name for name in dir(here) if not name.startswith("_")}
+    inside = set(INSIDE.get(here.__name__, "").split())
+    assert public - own - inside == set(AS_THEY_ARE.get(here.__name__, "").split())
+
+
+@pytest.mark.parametrize(("here", "there"), TWINS, ids=lambda kind: kind.__name__)
+def test_they_take_the_same(here: type, there: type) -> None:
+    for name in dir(here):
+        one, other = getattr(here, name), getattr(there, name, None)
+        if name.startswith("_") or not callable(one) or (here.__name__, name) in LESS:
+            continue
+        assert list(inspect.signature(other).parameters) == list(
+            inspect.signature(one).parameters
+        ), f"{here.__name__}.{name}"
+
+
+LESS = {("Client", "backup"), ("Client", "accept_loss")}
+"""They are refused: they are done on the store's host."""
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_the_table_names_what_there_is(kind: str) -> None:
+    from txnkv.server.answering import _KINDS, _OWN
+
+    for name in METHODS[kind]:
+        assert (kind, name) in _OWN or hasattr(_KINDS[kind], name), f"{kind}.{name}"
+    assert {name for of, name in _OWN if of == kind} <= set(METHODS[kind])

@@ -1,0 +1,139 @@
+"""`txnkv serve`: a store for programs on other hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from txnkv.cli.console import store_argument
+from txnkv.server import Limits, Server, Users
+from txnkv.server import add_user as add_user_to
+from txnkv.storage import new_event
+
+_LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@store_argument
+@click.option(
+    "--listen",
+    default="grpc://127.0.0.1:8815",
+    show_default=True,
+    metavar="ADDRESS",
+    help="grpc://HOST:PORT, or grpc+tls://HOST:PORT; port 0 takes a free one.",
+)
+@click.option("--tls-cert", type=_file, help="The server's certificate, PEM.")
+@click.option("--tls-key", type=_file, help="Its key, PEM.")
+@click.option(
+    "--tls-ca", type=_file, help="Clients show a certificate of this authority (mutual TLS)."
+)
+@click.option(
+    "--auth",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Users, the hashes of their tokens, and their rights.",
+)
+@click.option("--insecure", is_flag=True, help="Let anybody in, from other hosts too.")
+@click.option("--add-user", metavar="NAME", help="Add a user to --auth FILE, print the token, end.")
+@click.option(
+    "--rights",
+    type=click.Choice(["read", "write", "admin"]),
+    default="read",
+    show_default=True,
+    help="Of the user that is added.",
+)
+@click.option("--tables", multiple=True, metavar="PATTERN", help="Its tables; all by default.")
+@click.option("--topics", multiple=True, metavar="PATTERN", help="Its topics; all by default.")
+@click.option("--max-message", default=Limits.message_bytes, show_default=True, help="Bytes.")
+@click.option(
+    "--max-transactions",
+    default=Limits.transactions,
+    show_default=True,
+    help="Open ones of a user.",
+)
+@click.option(
+    "--max-streams", default=Limits.streams, show_default=True, help="At once, of a user."
+)
+def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **given: Any) -> None:
+    """Serve STORE to programs on other hosts, until it is stopped.
+
+    They connect by the address: txnkv.connect("grpc+tls://host:8815", credentials="TOKEN").
+    """
+    if add_user is not None:
+        _add(auth, add_user, given)
+        return
+    tls, host = _checked(listen, auth, given)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    limits = Limits(
+        message_bytes=given["max_message"],
+        transactions=given["max_transactions"],
+        streams=given["max_streams"],
+    )
+    users = None if auth is None else Users(auth)
+    server = Server(store, listen, users, limits, **tls)
+    stop = new_event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    scheme = listen.partition("://")[0]
+    click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
+    _wait(stop)
+    server.close()
+
+
+def _wait(stop: threading.Event) -> None:
+    while not stop.wait(3600):
+        pass
+
+
+def _add(auth: Path | None, name: str, given: dict[str, Any]) -> None:
+    if auth is None:
+        raise click.UsageError("--add-user adds to a file: say which by --auth FILE")
+    tables, topics = given["tables"] or ("*",), given["topics"] or ("*",)
+    token = add_user_to(auth, name, given["rights"], tables, topics)
+    click.echo(token)
+    click.echo(f"{auth} has its hash; the token itself is nowhere but here", err=True)
+
+
+def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Options of the Flight server, and the host, of a server that lets in nobody unawares."""
+    found = _LISTEN.fullmatch(listen)
+    if found is None:
+        raise click.UsageError(f"--listen {listen}: take grpc://HOST:PORT or grpc+tls://HOST:PORT")
+    scheme, host, _ = found.groups()
+    cert, key, ca = given["tls_cert"], given["tls_key"], given["tls_ca"]
+    insecure = given["insecure"]
+    if scheme == "grpc":
+        if cert or key or ca:
+            raise click.UsageError("a certificate is for grpc+tls://")
+        if not _is_loopback(host) and not insecure:
+            raise click.UsageError(
+                f"{listen} is open to other hosts, without encryption: take grpc+tls:// with "
+                "--tls-cert and --tls-key, or say --insecure"
+            )
+        return {}, host
+    if cert is None or key is None:
+        raise click.UsageError("grpc+tls:// needs --tls-cert and --tls-key")
+    if auth is None and not _is_loopback(host) and not insecure:
+        raise click.UsageError(
+            f"{listen} lets in anybody: say who may by --auth FILE, or say --insecure"
+        )
+    options: dict[str, Any] = {"tls_certificates": [(cert.read_bytes(), key.read_bytes())]}
+    if ca is not None:
+        options |= {"verify_client": True, "root_certificates": ca.read_bytes()}
+    return options, host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,501 @@
+"""The way of one client to its server, over Arrow Flight.
+
+    request    {guest, number, first: [calls], calls: [calls], drop: [handles]}
+    answer     a value for each call, in their order, up to the first error
+
+**A guest** is one client in one process, as the server sees it: its handles live there under
+numbers that the client gives, and for as long as the client is heard of, by its requests or by the
+heartbeat that a thread here sends. A forked child has no part in it.
+
+**Numbers** make each request one. When its answer does not come the same request is sent again,
+under its number, and the server gives the answer that it has, or says that it still works on it. So
+a cut connection costs nothing. Only where the server itself is another one since, nobody knows what
+became of a request that writes: CommitOutcomeUnknownError. What cannot have arrived, and what only
+reads, is UnavailableError, which is retriable.
+
+**Calls that need no answer** wait for the next request, and go in front of its own: to begin a
+transaction, to make a session. So the transaction of a few rows is one request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from txnkv.errors import (
+    AuthenticationError,
+    ClosedError,
+    CommitOutcomeUnknownError,
+    NotSupportedError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.remote.methods import ACTION, BYE, END_OF_PUT, METHODS, PING, VERSION
+from txnkv.remote.wire import LostHandleError, Refer, pack, unpack
+from txnkv.storage import new_event, new_lock
+
+_log = logging.getLogger("txnkv")
+
+_LEAST_PATIENCE: Final = 2.0
+_TRIES: Final = 3
+_NOT_SENT: Final = re.compile(
+    r"failed to connect|connection refused|name resolution|DNS|no such file|handshake",
+    re.IGNORECASE,
+)
+
+
+@dataclass
+class Call:
+    """One call of a request.
+
+    Attributes:
+        twin: the class of the handle at the server.
+        target: what names the handle.
+        makes: the number that the handle gets which it gives; 0: none.
+        done: is given the value.
+    """
+
+    twin: str
+    target: Any
+    name: str
+    args: tuple[Any, ...] = ()
+    named: Mapping[str, Any] | None = None
+    makes: int = 0
+    done: Callable[[Any], None] | None = None
+
+    @property
+    def again(self) -> bool:
+        """It may be made twice."""
+        return METHODS[self.twin][self.name].again
+
+    def content(self) -> list[Any]:
+        """Return the call as it is sent."""
+        return [self.target, self.name, list(self.args), dict(self.named or {}), self.makes]
+
+
+class Channel:
+    """The connection of one client. Shared by threads.
+
+    Args:
+        address: as "grpc://host:port".
+        headers: of each call: the credentials.
+        tls: options of the Flight client.
+        keepalive_time: seconds without a sign of life after which the server gives up this
+            client's handles.
+        refer: names handles in what is sent.
+        read_only: refuse to send what writes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        headers: list[tuple[bytes, bytes]],
+        tls: dict[str, Any],
+        keepalive_time: float,
+        refer: Refer,
+        read_only: bool,
+    ) -> None:
+        self.address = address
+        self.keepalive_time = keepalive_time
+        self.patience = max(_LEAST_PATIENCE, min(keepalive_time, 30.0))
+        self._headers = headers
+        self._tls = tls
+        self._refer = refer
+        self._read_only = read_only
+        self._lock = new_lock()
+        self._pid = os.getpid()
+        self._stop = new_event()
+        self.guest = uuid.uuid4().hex
+        self.server = ""  # which one has answered
+        self._flight: fl.FlightClient | None = None
+        self._numbers = count(1)
+        self._handles = count(1)
+        self._waiting: list[Call] = []
+        self._answered: deque[int] = deque()
+        self._dropped: deque[int] = deque()
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # -- calls -------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        """Return the number of a handle that a call is to make."""
+        self.require_open()
+        return next(self._handles)
+
+    def later(self, call: Call) -> None:
+        """Have a call go in front of the next request, whatever that is."""
+        self.require_open()
+        with self._lock:
+            self._waiting.append(call)
+
+    def forget(self, call: Call) -> bool:
+        """Take back a call that still waits; whether it did."""
+        with self._lock:
+            if call in self._waiting:
+                self._waiting.remove(call)
+                return True
+        return False
+
+    def drop(self, handle: int) -> None:
+        """Have the server give up a handle, with the next request or heartbeat."""
+        self._dropped.append(handle)
+
+    def call(self, *calls: Call) -> Any:
+        """Make calls, one after the other, and return the value of the last one.
+
+        Raises:
+            UnavailableError: the server cannot be reached, or is another one since and has not
+                this handle. Nothing of it was done, or it only reads.
+            CommitOutcomeUnknownError: nobody knows whether it was done.
+            AuthenticationError: the server refused the credentials, or what this user asks for.
+            TxnkvError, ValueError, TypeError: as the call itself raises.
+        """
+        self.require_open()
+        for call in calls:
+            self.require_writable(call)
+        with self._lock:
+            first, self._waiting = self._waiting, []
+        try:
+            return self._call(first, calls)
+        except UnavailableError as error:
+            if not isinstance(error, LostHandleError):
+                with self._lock:  # it did not arrive, or may be made again
+                    self._waiting = first + self._waiting
+            raise
+
+    def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
+        again = all(call.again for call in calls)
+        number = next(self._numbers)
+        body: dict[str, Any] = {
+            "version": VERSION,
+            "guest": self.guest,
+            "keepalive": self.keepalive_time,
+            "server": self.server,
+            "number": number,
+            "once": not again,
+            "first": [call.content() for call in first],
+            "calls": [call.content() for call in calls],
+            "answered": self._some(self._answered),
+            "drop": self._some(self._dropped),
+        }
+        request = pack(body, self._refer)
+        every = (*first, *calls)
+        tries = 0
+        given = 0
+        while True:
+            try:
+                for values, error, state in self._answers(request):
+                    self.server = state["server"]
+                    if state.get("working"):
+                        break
+                    for value in values[max(given - state["at"], 0) :]:
+                        done = every[given].done
+                        given += 1
+                        if done is not None:
+                            done(value)
+                    if error is not None:
+                        self._answered.append(number)
+                        raise error
+                    if given == len(every):
+                        self._answered.append(number)
+                        return values[-1] if values else None
+                else:
+                    raise _Broken("the answer broke off", arrived=True)
+            except _Broken as broken:
+                tries += 1
+                self._after(broken, tries, again)
+            # From now on it is the same request, asked for again.
+            request = pack(body | {"asked": True}, self._refer)
+
+    def _after(self, broken: _Broken, tries: int, again: bool) -> None:
+        """Wait before the same request is sent again, or give up."""
+        words = f"the server at {self.address} does not answer: {broken}"
+        if not broken.arrived and tries == 1:
+            raise UnavailableError(f"{words}. Nothing was done; try again") from None
+        if again and tries >= 2:
+            raise UnavailableError(f"{words}. Nothing was changed; try again") from None
+        if tries >= _TRIES:
+            raise CommitOutcomeUnknownError(
+                f"{words}. Nobody knows whether the call was done: look, before it is made again", 0
+            ) from None
+        time.sleep(0.05 * tries)
+
+    def _answers(self, request: bytes) -> Iterator[tuple[list[Any], Any, dict[str, Any]]]:
+        try:
+            for part in self._client().do_action(fl.Action(ACTION, request), self._options()):
+                answer = unpack(part.body.to_pybytes())
+                yield answer["values"], answer.get("error"), answer
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise self._understood(error) from None
+
+    def _understood(self, error: Exception) -> Exception:
+        """An error of Flight as one of ours, or as a broken connection."""
+        text = _first_line(error)
+        told = getattr(error, "extra_info", b"")
+        if told:
+            found = unpack(bytes(told))
+            if isinstance(found, Exception):
+                return found
+        if isinstance(error, fl.FlightUnauthenticatedError | fl.FlightUnauthorizedError):
+            return AuthenticationError(f"{self.address}: {text}")
+        if isinstance(error, fl.FlightUnavailableError):
+            return _Broken(text, arrived=_NOT_SENT.search(text) is None)
+        if isinstance(error, NotImplementedError):
+            return NotSupportedError(f"{self.address} is no server of txnkv: {text}")
+        if isinstance(error, fl.FlightServerError):
+            return TxnkvError(f"the server at {self.address} failed: {text}")
+        return _Broken(text, arrived=True)
+
+    def require_writable(self, call: Call | None = None) -> None:
+        """Refuse a call that writes, or any, where this client was opened to read only.
+
+        Raises:
+            NotSupportedError: it was.
+        """
+        writes = call is None or METHODS[call.twin][call.name].right in ("write", "admin")
+        if self._read_only and writes:
+            raise NotSupportedError(
+                f"{self.address} was opened with read_only=True: connect without it to write"
+            )
+
+    # -- streams -----------------------------------------------------------------------
+
+    def stream(self, call: Call) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Make a call that is answered by batches, which come as they are asked for.
+
+        Raises:
+            As `call`, here and while they are read.
+        """
+        ticket = fl.Ticket(pack(self._head() | {"calls": [call.content()]}, self._refer))
+        try:
+            reader = self._client().do_get(ticket, self._options(timeout=None))
+            schema = reader.schema
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise self._read_failed(error) from None
+        self._streams.add(reader)
+        return schema, self._batches(reader)
+
+    def _batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
+        while True:
+            try:
+                batch = reader.read_chunk().data
+            except StopIteration:
+                return
+            except (fl.FlightError, pa.ArrowException, OSError) as error:
+                raise self._read_failed(error) from None
+            yield batch
+
+    def _read_failed(self, error: Exception) -> Exception:
+        found = self._understood(error)
+        if isinstance(found, _Broken):
+            return UnavailableError(
+                f"the server at {self.address} does not answer: {found}. Read again"
+            )
+        return found
+
+    def put(self, call: Call, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
+        """Make a call whose last argument is a stream of batches, and return its value.
+
+        Raises:
+            As `call`. A stream that breaks off counts for nothing.
+        """
+        self.require_writable(call)
+        with self._lock:
+            first, self._waiting = self._waiting, []
+        if first:
+            self.call(*first)
+        number = next(self._numbers)
+        head = self._head() | {"number": number, "once": True, "calls": [call.content()]}
+        descriptor = fl.FlightDescriptor.for_command(pack(head, self._refer))
+        try:
+            return self._put(descriptor, schema, batches)
+        except _Broken as broken:
+            if not broken.arrived:
+                self._after(broken, 1, again=False)
+        # It has an answer, or never had the end of the stream and was not done.
+        asked = Call(call.twin, call.target, "put", (number,))
+        return self.call(asked)
+
+    def _put(self, descriptor: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
+        try:
+            writer, answers = self._client().do_put(descriptor, schema, self._options(timeout=None))
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise self._understood(error) from None
+        try:
+            for batch in batches:
+                _flight(writer.write_batch, batch)
+            empty = pa.RecordBatch.from_pylist([], schema=schema)
+            _flight(writer.write_with_metadata, empty, END_OF_PUT)
+            _flight(writer.done_writing)
+            answer = _flight(answers.read)
+        except _FlightFailed as failed:
+            answer = _last_words(answers)
+            if answer is None:
+                raise self._understood(_closed(writer) or failed.error) from None
+        except BaseException:
+            _closed(writer)
+            raise
+        else:
+            _closed(writer)
+        if answer is None:
+            raise _Broken("the answer broke off", arrived=True)
+        found = unpack(answer.to_pybytes())
+        if found["error"] is not None:
+            raise found["error"]
+        return found["values"][-1]
+
+    def _head(self) -> dict[str, Any]:
+        self.require_open()
+        return {
+            "version": VERSION,
+            "guest": self.guest,
+            "keepalive": self.keepalive_time,
+            "server": self.server,
+        }
+
+    # -- the connection ----------------------------------------------------------------
+
+    def _client(self) -> fl.FlightClient:
+        with self._lock:
+            if self._flight is None:
+                try:
+                    self._flight = fl.FlightClient(self.address, **self._tls)
+                except (pa.ArrowException, OSError) as error:
+                    raise ValueError(f"{self.address}: {_first_line(error)}") from None
+            if self._thread is None:
+                self._stop = new_event()
+                self._thread = threading.Thread(
+                    target=_heartbeats,
+                    args=(weakref.ref(self), self._stop, self.keepalive_time / 4),
+                    name="txnkv-heartbeats",
+                    daemon=True,
+                )
+                self._thread.start()
+            return self._flight
+
+    def _options(self, timeout: float | None = 0.0) -> fl.FlightCallOptions:
+        limit = self.patience if timeout == 0.0 else timeout
+        return fl.FlightCallOptions(timeout=limit, headers=self._headers)
+
+    def require_open(self) -> None:
+        """Refuse a closed client, and one that a forked child inherits."""
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"the client of {self.address} belongs to process {self._pid}, and its connections "
+                "do not survive a fork: connect in a process that was spawned, or forked before "
+                "the first connect"
+            )
+        if self._closed:
+            raise ClosedError(f"the client of {self.address} was closed; connect again")
+
+    def beat(self) -> None:
+        """Tell the server that this client lives."""
+        body = self._head() | {"drop": self._some(self._dropped)}
+        try:
+            options = self._options()
+            for _ in self._client().do_action(fl.Action(PING, pack(body)), options):
+                pass
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
+            for reader in list(self._streams):
+                reader.cancel()  # who reads it is told, and does not wait for ever
+
+    def close(self) -> None:
+        """Give up all handles at the server. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.set()
+        if os.getpid() != self._pid or self._flight is None:
+            return
+        body = {"version": VERSION, "guest": self.guest}
+        try:
+            for _ in self._flight.do_action(fl.Action(BYE, pack(body)), self._options()):
+                pass
+            self._flight.close()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            _log.info("%s was not told of the end: %s", self.address, _first_line(error))
+
+    @property
+    def closed(self) -> bool:
+        """It was closed here."""
+        return self._closed
+
+    @staticmethod
+    def _some(waiting: deque[int]) -> list[int]:
+        found = []
+        while waiting:
+            found.append(waiting.popleft())
+        return found
+
+
+class _Broken(Exception):
+    """The connection broke, or nothing came over it in time."""
+
+    def __init__(self, text: str, *, arrived: bool) -> None:
+        super().__init__(text)
+        self.arrived = arrived  # perhaps
+
+
+class _FlightFailed(Exception):
+    """Flight failed, not the source of the batches."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _flight(do: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return do(*args)
+    except (fl.FlightError, pa.ArrowException, OSError) as error:
+        raise _FlightFailed(error) from None
+
+
+def _last_words(answers: Any) -> Any:
+    """Return the answer to a stream of which the server wanted no more."""
+    try:
+        return answers.read()
+    except (fl.FlightError, pa.ArrowException, OSError):
+        return None
+
+
+def _closed(writer: Any) -> Exception | None:
+    """Close a writer, and return the error that it ended with."""
+    try:
+        writer.close()
+    except (fl.FlightError, pa.ArrowException, OSError) as error:
+        return error
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0].partition(". gRPC client debug context")[0][:500]
+
+
+def _heartbeats(channel: weakref.ref[Channel], stop: threading.Event, pause: float) -> None:
+    while not stop.wait(pause):
+        found = channel()
+        if found is None:
+            return
+        try:
+            found.beat()
+        except ClosedError:
+            return
+        del found

@@ -1,0 +1,316 @@
+"""The client of a store on another host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final, TypeVar, get_args
+
+from txnkv.client import CheckReport, Client, CompactReport, Snapshot, Table, Topic, close_producers
+from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
+from txnkv.errors import (
+    NotSupportedError,
+    TxnNotFoundError,
+)
+from txnkv.metrics import Metrics
+from txnkv.remote.channel import Call, Channel
+from txnkv.remote.methods import remote_calls
+from txnkv.remote.remote_handles import (
+    RemoteHandle,
+    RemoteSnapshot,
+    RemoteTable,
+    RemoteTopic,
+    TokenScan,
+    reader_of,
+)
+from txnkv.remote.remote_session import RemoteSession
+from txnkv.remote.remote_transaction import RemoteTransaction
+from txnkv.tables import PartitionBy, Schema
+from txnkv.topics import Buffer, Compression, SubscriptionInfo, TopicInfo
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    DEFAULTS,
+    AnyTable,
+    AnyTopic,
+    FlushMode,
+    Isolation,
+    Locking,
+    Retries,
+    Session,
+    Transaction,
+    ValueSchema,
+    declared,
+)
+
+T = TypeVar("T")
+
+_THREADS: Final = 16
+"""So many `commit_async` are on their way at once."""
+
+_MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "join": lambda client, token: RemoteTransaction(client, client, "join", (token,), at_once=True),
+    "open_scan": TokenScan,
+    "open_diff": lambda client, parts: reader_of(client, "open_diff", parts),
+}
+
+
+@remote_calls(
+    "Client",
+    "tables topics transaction_state transactions abort_transaction keep_transaction_alive "
+    "applied applications forget_applied stats metrics repair_clock",
+)
+class RemoteClient(RemoteHandle, Client):
+    """See `txnkv.Client`.
+
+    Args:
+        address: as "grpc://host:port" or "grpc+tls://host:port".
+        headers: of each call: the credentials.
+        tls: options of the Flight client.
+        keepalive_time: as `txnkv.connect` takes it.
+        read_only: refuse to write.
+    """
+
+    twin = "Client"
+
+    def __init__(
+        self,
+        address: str,
+        headers: list[tuple[bytes, bytes]],
+        tls: dict[str, Any],
+        keepalive_time: float,
+        read_only: bool,
+    ) -> None:
+        if keepalive_time < MIN_KEEPALIVE:
+            raise ValueError(f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s")
+        self._connection = self
+        self._channel = Channel(address, headers, tls, keepalive_time, _reference, read_only)
+        self._metrics = Metrics()
+        self.keepalive_time = keepalive_time
+        self.is_open = True
+        self.tables()  # so that a wrong address or credential shows here
+
+    def reference(self) -> list[Any]:
+        return ["h", 0]
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
+
+    @property
+    def path(self) -> str:
+        return self._channel.address
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._channel.closed else ""
+        return f"<Client of {self.path!r}{closed}>"
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for what is not waited for."""
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-remote")
+
+    def close(self) -> None:
+        if not self._channel.closed:
+            close_producers(self)
+            self.is_open = False
+            if "pool" in self.__dict__:
+                self.pool.shutdown()
+            self._channel.close()
+
+    def require_open(self) -> None:
+        self._channel.require_open()
+
+    def require_writable(self) -> None:
+        self.require_open()
+        self._channel.require_writable()
+
+    def elsewhere(self, name: str, what: Any) -> Any:
+        """Open what a token names, at the server."""
+        self.require_open()
+        return _MADE[name](self, what)
+
+    # -- catalog -----------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        partition_by: PartitionBy = None,
+        exists_ok: bool = False,
+        evolve: bool = False,
+    ) -> Table:
+        self.require_writable()
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema is a txnkv.Schema, not {type(schema).__name__}")
+        return self._table("create_table", name, schema, partition_by, exists_ok, evolve)
+
+    def table(self, name: str) -> Table:
+        return self._table("table", name)
+
+    def recall_table(self, name: str) -> Table:
+        self.require_writable()
+        return self._table("recall_table", name)
+
+    def _table(self, call: str, *args: Any) -> RemoteTable:
+        return RemoteTable(self, self._call(call, *args))
+
+    def drop_table(self, name: AnyTable, missing_ok: bool = False, keep: float = 0.0) -> None:
+        self.require_writable()
+        text = name if isinstance(name, str) else self.table_of(name).name
+        self._call("drop_table", text, missing_ok, keep)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        buffer: Buffer = "marker",
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: Compression | None = None,
+        exists_ok: bool = False,
+        value_schema: ValueSchema | None = None,
+        retain_unacknowledged: bool = False,
+    ) -> Topic:
+        self.require_writable()
+        limits = (retention_seconds, retention_bytes, compression, exists_ok)
+        args = (name, partitions, buffer, *limits, declared(value_schema), retain_unacknowledged)
+        return RemoteTopic(self, self._call("create_topic", *args))
+
+    def topic(self, name: str) -> Topic:
+        return RemoteTopic(self, self._call("topic", name))
+
+    def drop_topic(self, name: AnyTopic, missing_ok: bool = False) -> None:
+        self.require_writable()
+        text = name if isinstance(name, str) else self.topic_of(name).name
+        self._call("drop_topic", text, missing_ok)
+
+    def table_of(self, table: Any) -> RemoteTable:
+        """Return the table of a name or handle."""
+        table = getattr(table, "info", table)
+        if isinstance(table, RemoteTable):
+            return table
+        if not isinstance(table, str):
+            raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
+        return self._table("table", table)
+
+    def topic_of(self, topic: Any) -> RemoteTopic:
+        """Return the topic of a name or handle."""
+        if isinstance(topic, RemoteTopic):
+            return topic
+        topic = getattr(topic, "info", topic)
+        if isinstance(topic, TopicInfo):
+            return RemoteTopic(self, {"info": topic})
+        if not isinstance(topic, str):
+            raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
+        return RemoteTopic(self, self._call("topic", topic))
+
+    # -- transactions ------------------------------------------------------------------
+
+    def new_transaction(
+        self,
+        timeout: float | None = 60.0,
+        isolation: Isolation = "snapshot",
+        locking: Locking = "optimistic",
+        keepalive: bool = True,
+        lock_timeout: float = DEFAULTS["lock_timeout"],
+    ) -> Transaction:
+        return self._begin(
+            {
+                "timeout": timeout,
+                "isolation": isolation,
+                "locking": locking,
+                "keepalive": keepalive,
+                "lock_timeout": lock_timeout,
+            }
+        )
+
+    def _begin(self, options: dict[str, Any]) -> RemoteTransaction:
+        self.require_writable()
+        timeout, lock_timeout = options["timeout"], options["lock_timeout"]
+        sound = (
+            options["isolation"] in get_args(Isolation)
+            and options["locking"] in get_args(Locking)
+            and (timeout is None or timeout > 0)
+            and lock_timeout >= 0
+        )
+        return RemoteTransaction(self, self, "begin", (options,), at_once=not sound)
+
+    def attempts(self, options: dict[str, Any]) -> Any:
+        return _RemoteAttempts(self, options)
+
+    def retries(self, attempts: int | None, deadline: float | None) -> Retries:
+        return Retries(self._metrics, attempts, deadline)
+
+    def outcome(self, txn_id: int) -> TxnState:
+        try:
+            found: TxnState = self._call("outcome", txn_id)
+        except TxnNotFoundError:
+            return TxnState.ABORTED  # it did not arrive
+        return found
+
+    def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> Session:
+        self.require_writable()
+        return RemoteSession(self, None, flush_mode, buffer_bytes)
+
+    def snapshot(self, at: Timestamp | datetime | None = None) -> Snapshot:
+        return RemoteSnapshot(self, at)
+
+    # -- maintenance -------------------------------------------------------------------
+
+    def check(self, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+        found: CheckReport = self._call("check")
+        return found
+
+    def compact(self, progress: Callable[[int, int], None] | None = None) -> CompactReport:
+        found: CompactReport = self._call("compact")
+        return found
+
+    def backup(self, dest: str | os.PathLike[str], **options: Any) -> Any:
+        raise NotSupportedError("a backup is made on the store's host: `txnkv backup` there")
+
+    def accept_loss(self, part: str, *, dry_run: bool = False) -> Any:
+        raise NotSupportedError("a loss is accepted on the store's host: `txnkv repair` there")
+
+
+class _RemoteAttempts(RemoteHandle):
+    """The attempts of one `run`, at the server."""
+
+    twin = "Attempts"
+
+    def __init__(self, connection: RemoteClient, options: dict[str, Any]) -> None:
+        self._connection = connection
+        self._options = options
+        unknown = options.keys() - DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
+        self._make()
+
+    def _make(self) -> None:
+        self._server = self.channel.server
+        call = Call("Client", self._connection, "attempts", (self._options,))
+        call.makes = self.channel.new_handle()
+        self.channel.later(call)
+        self.numbered(call.makes)
+
+    def begin(self) -> Transaction:
+        """The next transaction; it begins with the next request."""
+        if self._server != self.channel.server:
+            self._make()
+        return RemoteTransaction(self._connection, self, "begin", (), at_once=False)
+
+    def close(self) -> None:
+        """The run is over."""
+        self.channel.drop(self.number)
+
+
+def _reference(value: Any) -> list[Any] | None:
+    if isinstance(value, RemoteHandle):
+        return value.reference()
+    if isinstance(value, SubscriptionInfo):
+        return ["sub", [value.topic.name, value.topic.id, value.name]]
+    return None

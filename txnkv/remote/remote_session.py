@@ -1,0 +1,382 @@
+"""Sessions of a store on another host: what waits does so here, checked, until the next request."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any, Final, get_args
+
+import pyarrow as pa
+
+from txnkv.coordinator import TxnId
+from txnkv.errors import (
+    ClosedError,
+    InvalidTxnStateError,
+    RowErrors,
+    SchemaError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.remote.channel import Call
+from txnkv.remote.methods import remote_calls
+from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic, ids_of
+from txnkv.remote.wire import LostHandleError
+from txnkv.storage import new_rlock
+from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
+from txnkv.topics import pending
+from txnkv.transaction import (
+    FlushMode,
+    Room,
+    Session,
+    WriteResult,
+    encoder_of,
+)
+
+_BACKGROUND_ROWS: Final = 8192
+_BACKGROUND_SECONDS: Final = 1.0
+_REQUEST_BYTES: Final = 16 << 20
+"""Rows that take more are sent, and flushed later."""
+
+_SMALL_BYTES: Final = 256 << 10
+"""Arrow data of so much goes in the request itself, not as a stream."""
+
+
+def _require_mode(mode: str) -> None:
+    if mode not in get_args(FlushMode):
+        raise ValueError(f"flush_mode is one of {', '.join(get_args(FlushMode))}, not {mode!r}")
+
+
+class Changes:
+    """Rows and messages that wait, in the order of their calls, for the next request."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[Any]] = []  # op, table, names, rows
+        self.sends: list[list[Any]] = []  # topic, messages
+        self.count = 0
+
+    def add_row(self, table: RemoteTable, op: str, row: Any) -> tuple[Any, ...]:
+        """Check a row, and have it wait.
+
+        Raises:
+            SchemaError: it does not fit the table.
+        """
+        try:
+            values = table.checker.of(op)(row)
+        except SchemaError:
+            before = table.checker
+            _ = table.schema  # perhaps it was altered elsewhere
+            if table.checker is before:
+                raise
+            values = table.checker.of(op)(row)
+        last = self.rows[-1] if self.rows else None
+        if last is None or last[1] is not table or last[0] != op or last[4] is not table.checker:
+            key = op in DELETES
+            names = list(table.known.primary_key) if key else table.known.names
+            last = [op, table, names, [], table.checker]
+            self.rows.append(last)
+        last[3].append(list(values))
+        self.count += 1
+        return values
+
+    def add_message(self, topic: RemoteTopic, message: Any) -> None:
+        """Have a message wait, as `topics.pending` makes it."""
+        if not self.sends or self.sends[-1][0] is not topic:
+            self.sends.append([topic, []])
+        self.sends[-1][1].append(message)
+        self.count += 1
+
+    def calls(self, twin: str, target: Any) -> list[Call]:
+        """Return the calls that send it."""
+        found = []
+        if self.sends:
+            found.append(Call(twin, target, "sends", (self.sends,)))
+        if self.rows:
+            found.append(Call(twin, target, "rows", ([run[:4] for run in self.rows],)))
+        return found
+
+
+@remote_calls("Session", "pending_errors")
+class RemoteSession(RemoteHandle, Session):
+    """See `txnkv.Session`.
+
+    Args:
+        connection: to the server.
+        txn: its transaction; None: each flush is one of its own.
+        flush_mode, buffer_bytes: as `Session` takes them.
+        own: it is the transaction's own session.
+        makes: the name of the call that makes it at the server.
+    """
+
+    twin = "Session"
+
+    def __init__(
+        self,
+        connection: Any,
+        txn: Any,
+        flush_mode: FlushMode,
+        buffer_bytes: int | None,
+        *,
+        own: bool = False,
+        made_by: Call | None = None,
+    ) -> None:
+        _require_mode(flush_mode)
+        self._room = Room(buffer_bytes, refuses=flush_mode == "manual")
+        self._connection = connection
+        self._txn = txn
+        self._own = own
+        self._mode: FlushMode = flush_mode
+        self._changes = Changes()
+        self._left = False
+        self._closed = False
+        self._lock = new_rlock()
+        self._timer: threading.Timer | None = None
+        # Those of `Session.insert` and the like, which go the long way here.
+        self._table, self._op, self._take = None, "", nothing
+        self._tables: dict[str, RemoteTable] = {}
+        self._topics: dict[str, RemoteTopic] = {}
+        self._source = txn or connection
+        if own:
+            assert txn is not None
+            self.number, self.twin = txn.number, "Transaction"
+        elif made_by is not None:
+            self.numbered(made_by.makes)
+        else:
+            self._make()
+
+    def _make(self) -> None:
+        number = self.channel.new_handle()
+        call = Call(self._source.twin, self._source, "new_session", ("manual", None), {}, number)
+        self.channel.later(call)
+        self.numbered(number)
+
+    def _make_again(self) -> bool:
+        if self._txn is not None or self._left:
+            return False
+        self._make()
+        return True
+
+    # -- rows and messages -------------------------------------------------------------
+
+    def _add(self, table: Any, op: str, row: Any) -> None:
+        self._require_open(op)
+        found = self._table_of(table)
+        with self._lock:
+            if self._room.limit is not None:
+                self._room.take(())
+            values = self._changes.add_row(found, op, row)
+            self._room.take(values)
+        self._after_call()
+
+    def _after_call(self) -> None:
+        if self._mode == "auto_sync" or (self._txn is not None and self._txn.ending):
+            self.flush()
+        elif self._mode == "auto_background":
+            self._flush_behind()
+        elif self._room.limit is None and self._changes.count % 4096 == 0:
+            self._send_much()
+
+    def _flush_behind(self) -> None:
+        if self._changes.count >= _BACKGROUND_ROWS or self._room.half_full:
+            self.flush_untold()
+        elif self._timer is None:
+            self._timer = threading.Timer(_BACKGROUND_SECONDS, self._flush_in_background)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _flush_in_background(self) -> None:
+        self._timer = None
+        with suppress(TxnkvError):  # it waits on, and the next flush tells
+            self.flush_untold()
+
+    def _send_much(self) -> None:
+        """Let the server have what waits, once that is much."""
+        size = sum(len(str(run[3][:1])) * len(run[3]) for run in self._changes.rows)
+        if size > _REQUEST_BYTES:
+            self._request()
+
+    def write(self, table: Any, data: Any, op: Operation = "insert") -> WriteResult:
+        require_operation(op)
+        self._require_open("write")
+        found = self._table_of(table)
+        schema, batches = arrow_input.open_stream(data)
+        return self._data("write", found, schema, batches, data, op)
+
+    def send_batch(self, topic: Any, data: Any) -> WriteResult:
+        self._require_open("send")
+        schema, batches = arrow_input.open_stream(data)
+        return self._data("send_batch", self._topic_of(topic), schema, batches, data)
+
+    def _data(
+        self, name: str, to: Any, schema: pa.Schema, batches: Any, data: Any, *more: Any
+    ) -> WriteResult:
+        small = isinstance(data, pa.Table | pa.RecordBatch) and data.nbytes <= _SMALL_BYTES
+        found: WriteResult
+        if small:
+            table = data if isinstance(data, pa.Table) else pa.Table.from_batches([data])
+            return self._request(Call(self.twin, self, name, (to, table, *more)))  # type: ignore[no-any-return]
+        if self._changes.count:
+            self._request()
+        call = Call(self.twin, self, name, (to, None, *more))
+        try:
+            found = self.channel.put(call, schema, batches)
+        except LostHandleError:
+            if isinstance(data, pa.RecordBatchReader) or not self._make_again():
+                raise
+            found = self.channel.put(call, *arrow_input.open_stream(data))
+        return found
+
+    def send(
+        self,
+        topic: Any,
+        value: Any,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        self._require_open("send")
+        to = self._topic_of(topic)
+        encode = encoder_of(to.info)
+        if encode is not None:
+            value = encode(value)
+        message = pending(value, key, partition, headers, timestamp, len(to.info.partitions))
+        row = (message,) if isinstance(message, bytes) else message
+        with self._lock:
+            self._room.take(row)
+            self._changes.add_message(to, list(row))
+        self._after_call()
+
+    def _acknowledge(self, subscription: Any, message: Any, *, cumulative: bool) -> None:
+        self._require_open("acknowledge")
+        info = getattr(subscription, "info", subscription)
+        name = "ack_cumulative" if cumulative else "ack"
+        self._left = self._left or self._txn is None
+        self._request(Call(self.twin, self, name, (info, ids_of(message))))
+        self._after_call()
+
+    # -- flush -------------------------------------------------------------------------
+
+    def flush(self) -> WriteResult:
+        found: WriteResult = self._request(Call(self.twin, self, "flush"))
+        return found
+
+    def flush_untold(self) -> None:
+        self._request(Call(self.twin, self, "flush_untold"))
+
+    def flush_for_commit(self) -> None:
+        self.flush()
+
+    def calls(self) -> list[Call]:
+        """Take what waits, as calls in front of another; `kept` gives it back."""
+        with self._lock:
+            self._tables, self._topics = {}, {}
+            return self._changes.calls(self.twin, self)
+
+    def sent(self) -> None:
+        """All that waited is at the server."""
+        with self._lock:
+            self._changes = Changes()
+            self._room.empty()
+
+    def _request(self, *calls: Call) -> Any:
+        with self._lock:
+            before = self.calls()
+            if before:
+                before[-1].done = lambda _: self.sent()
+            every = (*before, *calls)
+            self._left = self._left or bool(before)
+            try:
+                try:
+                    found = self.channel.call(*every)
+                except LostHandleError:
+                    if not (self._make_again()):
+                        raise
+                    found = self.channel.call(*every)
+            except UnavailableError:
+                raise
+            except (RowErrors, InvalidTxnStateError):
+                self._left = False
+                raise
+            except (TxnkvError, ValueError, TypeError):
+                if before and self._changes.count:
+                    self.sent()  # the server does not take it
+                raise
+            if calls and calls[-1].name.startswith("flush"):
+                self._left = False
+            return found
+
+    # -- as it is ----------------------------------------------------------------------
+
+    @property
+    def txn_id(self) -> TxnId | None:
+        return None if self._txn is None else self._txn.id
+
+    @property
+    def flush_mode(self) -> FlushMode:
+        return self._mode
+
+    @flush_mode.setter
+    def flush_mode(self, mode: FlushMode) -> None:
+        self._require_open("change the flush mode")
+        _require_mode(mode)
+        if self.has_pending:
+            raise InvalidTxnStateError(
+                f"cannot change the flush mode from {self._mode} to {mode}: rows or messages wait. "
+                "Flush the session first"
+            )
+        self._mode = mode
+        self._room.refuses = mode == "manual"
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._changes.count) or self._left
+
+    def waiting(self) -> int:
+        return self._changes.count
+
+    def __repr__(self) -> str:
+        whose = "" if self._txn is None else f" of {self._txn!r}"
+        closed = ", closed" if self._closed else ""
+        return f"<Session{whose}, {self._mode}, {self.waiting()} waiting{closed}>"
+
+    def discard(self) -> None:
+        self.sent()
+        if self._left and not self.channel.closed:
+            with suppress(UnavailableError):
+                self.channel.call(Call(self.twin, self, "discard"))
+        self._left = False
+
+    def end(self) -> None:
+        self._tables, self._topics = {}, {}
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        try:
+            if self._txn is None or not self._txn.over:
+                self.flush()
+        finally:
+            self._closed = True
+            if not self._own:
+                self.channel.drop(self.number)
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise ClosedError(f"cannot {what}: the session was closed; make a new one")
+        self._connection.require_open()
+
+    def _table_of(self, table: Any) -> RemoteTable:
+        if isinstance(table, RemoteTable):
+            return table
+        found = self._tables.get(table) if isinstance(table, str) else None
+        if found is None:
+            found = self._tables[table] = self._connection.table_of(table)
+        return found
+
+    def _topic_of(self, topic: Any) -> RemoteTopic:
+        if isinstance(topic, RemoteTopic):
+            return topic
+        found = self._topics.get(topic) if isinstance(topic, str) else None
+        if found is None:
+            found = self._topics[topic] = self._connection.topic_of(topic)
+        return found

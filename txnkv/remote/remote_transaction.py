@@ -1,0 +1,263 @@
+"""Transactions of a store on another host.
+
+    txn.insert, txn.send    checked here, and wait here
+    txn.get, txn.ack        what waits goes along, in front
+    txn.commit              begin, what waits, and the commit, in one request
+
+A transaction begins at the server with this client's next request, whichever that is: all that this
+client learns from the store after `new_transaction` it learns from after its begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from txnkv.coordinator import Timestamp, TxnId
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    InvalidTxnStateError,
+    RowErrors,
+    TransactionConflictError,
+    TransactionLockedError,
+    TxnkvError,
+)
+from txnkv.remote.channel import Call
+from txnkv.remote.methods import remote_calls
+from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
+from txnkv.remote.remote_session import RemoteSession
+from txnkv.storage import new_rlock
+from txnkv.transaction import (
+    BUFFER_BYTES,
+    FlushMode,
+    Scan,
+    Session,
+    Transaction,
+)
+
+
+@remote_calls("Transaction", "serialize mark_applied state")
+class RemoteTransaction(RemoteHandle, Transaction):
+    """See `txnkv.Transaction`.
+
+    Args:
+        connection: to the server.
+        source: the handle that makes it.
+        name: of the call on that: "begin" or "join".
+        args: of that.
+        at_once: make it now; else with the next request.
+    """
+
+    twin = "Transaction"
+
+    def __init__(
+        self,
+        connection: Any,
+        source: Any,
+        name: str,
+        args: tuple[Any, ...],
+        *,
+        at_once: bool,
+    ) -> None:
+        self._connection = self.connection = connection
+        self._joined = name == "join"
+        self._told: dict[str, Any] | None = None
+        self.over = False
+        self.ending = False
+        self._sessions: list[RemoteSession] = []
+        self._lock = new_rlock()
+        self._own_session = None
+        number = self.channel.new_handle()
+        call = Call(source.twin, source, name, args, {}, number, self._learn)
+        if at_once:
+            self.channel.call(call)
+        else:
+            self.channel.later(call)
+        self.numbered(number)
+
+    def _learn(self, told: Any) -> None:
+        self._told = told if told is not None else self._told
+
+    def _about(self) -> dict[str, Any]:
+        if self._told is None:
+            self._told = self._call("about")
+        assert self._told is not None
+        return self._told
+
+    @property
+    def id(self) -> TxnId:
+        found: TxnId = self._about()["id"]
+        return found
+
+    @property
+    def snapshot(self) -> Timestamp:
+        found: Timestamp = self._about()["snapshot"]
+        return found
+
+    @property
+    def age(self) -> Timestamp:
+        found: Timestamp = self._about()["age"]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Transaction {'not begun yet' if self._told is None else self._told['id']!r}>"
+
+    # -- its end -----------------------------------------------------------------------
+
+    def commit(self) -> Timestamp:
+        return self._finish(self._begin_to_end())
+
+    def _begin_to_end(self) -> list[Call]:
+        with self._lock:
+            self._connection.require_open()
+            calls = [call for session in self._sessions for call in self._with_rows(session)]
+            self.ending = True
+            return calls
+
+    def _finish(self, calls: list[Call]) -> Timestamp:
+        with self._lock:
+            try:
+                found: Timestamp = self.channel.call(*calls, Call(self.twin, self, "commit"))
+            except RowErrors:
+                self.ending = False
+                raise
+            except (TransactionConflictError, TransactionLockedError, InvalidTxnStateError):
+                with suppress(TxnkvError):
+                    self.over = self.state.ended
+                raise
+            except CommitOutcomeUnknownError as error:
+                if error.txn_id or self._told is None:
+                    raise
+                raise CommitOutcomeUnknownError(
+                    f"{error} (transaction {self._told['id']})", self._told["id"]
+                ) from None
+            self.over = True
+            return found
+
+    def _with_rows(self, session: RemoteSession) -> list[Call]:
+        calls = session.calls()
+        if calls:
+            calls[-1].done = lambda _: session.sent()
+        return calls
+
+    def start_commit(self) -> None:
+        if any(session.waiting() for session in self._sessions):
+            raise InvalidTxnStateError(
+                "cannot start committing: a session of the transaction has rows that were not "
+                "flushed. Flush it first, or call commit()"
+            )
+        self.ending = True
+        self._call("start_commit")
+
+    def is_commit_complete(self) -> bool:
+        self.over = bool(self._call("is_commit_complete"))
+        return self.over
+
+    def commit_async(self) -> Future[Timestamp]:
+        calls = self._begin_to_end()
+        found: Future[Timestamp] = self._connection.pool.submit(self._finish, calls)
+        return found
+
+    def rollback(self) -> None:
+        with self._lock:
+            for session in self._sessions:
+                session.sent()
+            self.ending = True
+            self._call("rollback")
+            self.over = True
+
+    def close(self) -> None:
+        if self._told is not None and not self.over and not self.channel.closed:
+            self._call("close")
+
+    # -- sessions ----------------------------------------------------------------------
+
+    def new_session(
+        self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES
+    ) -> Session:
+        self._connection.require_open()
+        if self.ending:
+            raise InvalidTxnStateError(
+                "transaction commit has already started: the transaction takes no new sessions"
+            )
+        session = RemoteSession(self._connection, self, flush_mode, buffer_bytes)
+        self._sessions.append(session)
+        return session
+
+    def _session(self) -> Session:
+        found = self._own_session
+        if found is None:
+            with self._lock:
+                found = self._own_session
+                if found is None:
+                    made = RemoteSession(self._connection, self, "manual", None, own=True)
+                    self._sessions.append(made)
+                    found = self._own_session = made
+        return found
+
+    # -- reading -----------------------------------------------------------------------
+
+    def _read(self, name: str, table: Any, *args: Any) -> Any:
+        found = self._connection.table_of(table)
+        calls = [call for session in self._sessions for call in self._with_rows(session)]
+        return self.channel.call(*calls, Call(self.twin, self, name, (found, *args)))
+
+    def get(self, table: Any, key: Any) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self._read("get", table, key)
+        return found
+
+    def get_many(self, table: Any, keys: Sequence[Any]) -> pa.Table:
+        return self._read("get_many", table, keys)
+
+    def scan(
+        self,
+        table: Any,
+        columns: Sequence[str] | None = None,
+        where: Any = None,
+        ordered: bool = False,
+        limit: int | None = None,
+    ) -> Scan:
+        found = self._connection.table_of(table)
+        return RemoteScan(
+            self._connection, self, columns, where, ordered, limit, table=found,
+            before=self._send_waiting,
+        )  # fmt: skip
+
+    def _send_waiting(self) -> None:
+        calls = [call for session in self._sessions for call in self._with_rows(session)]
+        if calls:
+            self.channel.call(*calls)
+
+    # -- as a context manager ----------------------------------------------------------
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._joined:
+            if kind is None and not self.over:
+                for session in self._sessions:
+                    session.flush_for_commit()
+            self.close()
+        elif error is not None:
+            self._leave(error)
+        elif not self.over:
+            try:
+                self.commit()
+            except BaseException as failed:
+                self._leave(failed)
+                raise
+
+    def _leave(self, error: BaseException) -> None:
+        unsure = isinstance(error, CommitOutcomeUnknownError)
+        if not self.over and not unsure:
+            self._rollback_quietly()
+            if isinstance(error, RowErrors) and self._told is not None:
+                error.note_rollback(self._told["id"])

@@ -1,0 +1,344 @@
+"""The calls of a request, made on the twins of the client's handles.
+
+Most are a method of the twin. Those of `_OWN` are not, since a remote handle does in another way
+what its local twin does: it sends rows that it has checked, waits in turns, takes many ids at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from txnkv.client import Attempts, Client, Consumer, DiffToken, Snapshot, Subscription, Table, Topic
+from txnkv.core import decode_headers
+from txnkv.errors import NotSupportedError, UnavailableError
+from txnkv.remote import METHODS, Method
+from txnkv.server.guests import Guest, Guests, Limits, Reference
+from txnkv.server.users import About
+from txnkv.tables import DELETES, arrow_input
+from txnkv.topics import Encoded, Sender, messages_to_arrow
+from txnkv.transaction import Scan, ScanToken, Session, Transaction
+
+_KINDS: Final[dict[str, type]] = {
+    "Attempts": Attempts,
+    "Client": Client,
+    "Consumer": Consumer,
+    "Scan": Scan,
+    "Sender": Sender,
+    "Session": Session,
+    "Snapshot": Snapshot,
+    "Subscription": Subscription,
+    "Table": Table,
+    "Topic": Topic,
+    "Transaction": Transaction,
+}
+
+_MOST_SECONDS: Final = 10.0
+"""A poll waits at most so long; its client asks again."""
+
+_MOST_IDS: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Prepared(NamedTuple):
+    """A call whose target is found, and that the user may make."""
+
+    method: Method
+    kind: str
+    name: str
+    target: Any
+    about: About | None
+    args: list[Any]
+    named: dict[str, Any]
+    makes: int
+
+
+def prepared(guest: Guest, content: Any, *, wait: bool = True) -> Prepared:
+    """Find what a call is made on, and whether it may be.
+
+    Args:
+        content: as the request has it.
+        wait: a handle that is not there may be about to be made.
+
+    Raises:
+        NotSupportedError: there is no such call.
+        AuthenticationError: the user may not make it.
+        LostHandleError: a handle is not there.
+        ValueError: it makes no sense.
+    """
+    reference, name, args, named, makes = content
+    if not isinstance(reference, Reference) or not isinstance(args, list):
+        raise ValueError("a call names what it is made on, and has arguments")
+    if not isinstance(named, dict) or type(makes) is not int or makes < 0:
+        raise ValueError("a call makes no sense")
+    target = guest.resolve(reference, "none", wait=wait)
+    kind = next((k for k, known in _KINDS.items() if isinstance(target.value, known)), "")
+    method = METHODS.get(kind, {}).get(name)
+    if method is None:
+        raise NotSupportedError(f"there is no call {name!r} of a {kind or 'handle'}")
+    about = target.about
+    if method.names:
+        if not args or not isinstance(args[0], str):
+            raise ValueError(f"{name} takes the name of a {method.names}")
+        about = About(method.names, args[0])  # type: ignore[arg-type]
+    guest.user.require(method.right, about)
+    found = [_found(guest, each, method) for each in args]
+    if found and isinstance(args[0], Reference) and args[0].kind in ("table", "topic"):
+        about = About(args[0].kind, args[0].content[0])  # type: ignore[arg-type]
+    by_name = {key: _found(guest, each, method) for key, each in named.items()}
+    return Prepared(method, kind, name, target.value, about, found, by_name, makes)
+
+
+def _found(guest: Guest, value: Any, method: Method) -> Any:
+    if isinstance(value, Reference):
+        return guest.resolve(value, method.right).value
+    return value
+
+
+def made(guest: Guest, guests: Guests, call: Prepared) -> Any:
+    """Make a call, and return what is sent of its value."""
+    if call.makes and call.makes in guest.handles:
+        return told(guest, guest.find(call.makes).value)  # it was made before
+    if call.makes:
+        _require_room(guest, guests, call)
+    value = value_of(guest, call)
+    if call.makes:
+        guest.add(call.makes, value, call.about)
+    return told(guest, value)
+
+
+def value_of(guest: Guest, call: Prepared) -> Any:
+    """Make a call, and return its value."""
+    own = _OWN.get((call.kind, call.name))
+    if own is not None:
+        return own(guest, call.target, *call.args, **call.named)
+    found = getattr(call.target, call.name)
+    return found(*call.args, **call.named) if callable(found) else found
+
+
+def _require_room(guest: Guest, guests: Guests, call: Prepared) -> None:
+    limits: Limits = guest.limits
+    have = guests.count(guest.user)
+    if have >= limits.handles:
+        raise UnavailableError(
+            f"user {guest.user.name!r} has {have:,} handles, and may have no more: close some"
+        )
+    if call.name in ("begin", "join"):
+        have = guests.count(guest.user, Transaction)
+        if have >= limits.transactions:
+            raise UnavailableError(
+                f"user {guest.user.name!r} has {have:,} open transactions, and may have no more: "
+                "commit or roll back some"
+            )
+
+
+def told(guest: Guest, value: Any) -> Any:
+    """Return what a client is told of a value: of a handle what does not change."""
+    if isinstance(value, Table):
+        return {"name": value.name, "id": value.info.id, "schema": value.schema}
+    if isinstance(value, Topic):
+        return {"info": value.info}
+    if isinstance(value, Transaction):
+        return {"id": value.id, "snapshot": value.snapshot, "age": value.age}
+    if isinstance(value, Snapshot):
+        return {"timestamp": value.timestamp}
+    if isinstance(value, Scan):
+        return {"schema": value.schema}
+    tcid = guest.client.instance.coordinator.tcid
+    if isinstance(value, Consumer):
+        return {"partitions": value.partitions, "tcid": tcid}
+    if isinstance(value, Subscription):
+        return {"info": value.info, "tcid": tcid}
+    if isinstance(value, Sender):
+        return {"sent": value.sent}
+    if isinstance(value, Session | Attempts):
+        return None
+    return value
+
+
+# -- calls of remote handles alone -----------------------------------------------------
+
+
+def _begin(guest: Guest, client: Client, options: dict[str, Any]) -> Transaction:
+    return client.new_transaction(**options)
+
+
+def _join(guest: Guest, client: Client, token: Any) -> Transaction:
+    return Transaction.deserialize(client, token)
+
+
+def _open_scan(guest: Guest, client: Client, parts: Any) -> Scan:
+    _require_table(guest, client, parts)
+    return ScanToken(parts).open(client)
+
+
+def _open_diff(guest: Guest, client: Client, parts: Any) -> pa.RecordBatchReader:
+    _require_table(guest, client, parts)
+    return DiffToken(parts).open(client)
+
+
+def _require_table(guest: Guest, client: Client, parts: Any) -> None:
+    """By the tablets that a token names, not by the name that stands in it."""
+    guest.user.require("read", About("table", parts.table))
+    for tablet_id, _, _ in parts.parts:
+        tablet = client.instance.engine.tablet(tablet_id)
+        if tablet is not None:
+            guest.user.require("read", About("table", tablet.table.name))
+
+
+def _rows(guest: Guest, target: Session | Transaction, runs: Any) -> None:
+    for op, table, names, rows in runs:
+        found = guest.resolve(table, "write").value
+        if op not in _ROW_CALLS:
+            raise ValueError(f"there is no operation {op!r} on rows")
+        add = getattr(target, op)
+        if op in DELETES:
+            for key, *more in rows:
+                add(found, (key, *more) if more else key)
+            continue
+        as_they_are = found.info.schema.names == names
+        for row in rows:
+            if as_they_are and arrow_input.MISSING not in row:
+                add(found, tuple(row))
+            else:
+                pairs = zip(names, row, strict=True)
+                add(found, {name: v for name, v in pairs if v is not arrow_input.MISSING})
+
+
+_ROW_CALLS: Final = frozenset(
+    ["insert", "insert_ignore", "upsert", "update", "update_ignore", "delete", "delete_ignore"]
+)
+
+
+def _sends(guest: Guest, target: Session | Transaction, sends: Any) -> None:
+    for topic, messages in sends:
+        found = guest.resolve(topic, "write").value
+        typed = found.value_schema is not None
+        for value, *more in messages:
+            key, partition, headers, micros = (*more, None, None, None, None)[:4]
+            target.send(
+                found,
+                Encoded(value) if typed and value is not None else value,
+                key,
+                partition,
+                None if headers is None else _headers(headers),
+                None if micros is None else _time(micros),
+            )
+
+
+def _headers(data: bytes) -> list[tuple[str, bytes]]:
+    return decode_headers(data)
+
+
+def _time(micros: int) -> Any:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def _about(guest: Guest, txn: Transaction) -> Transaction:
+    return txn
+
+
+def _put(guest: Guest, target: Any, number: int) -> Any:
+    """Tell the answer of a stream that broke off at its end."""
+    found = guest.answers.get(number)
+    if found is None:
+        raise UnavailableError("the stream of rows broke off, and counts for nothing: write again")
+    if not found.done.wait(_MOST_SECONDS):
+        raise UnavailableError("the stream of rows is still being written: look later")
+    if found.error is not None:
+        raise found.error
+    return found.values[-1]
+
+
+def _next_ids(guest: Guest, table: Table, count: int) -> list[int]:
+    """A range of ids: as many as follow each other, at most `count`."""
+    first = last = table.next_id()
+    for _ in range(min(count, _MOST_IDS) - 1):
+        following = table.next_id()
+        if following != last + 1:
+            break
+        last = following
+    return [first, last + 1]
+
+
+def _poll(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
+    found = consumer.poll(max_messages=most, timeout=min(timeout, _MOST_SECONDS))
+    return {"rows": messages_to_arrow(found), "positions": _positions(consumer)}
+
+
+def _poll_batch(guest: Guest, consumer: Consumer, most: int, timeout: float) -> dict[str, Any]:
+    found = consumer.poll_batch(max_messages=most, timeout=min(timeout, _MOST_SECONDS))
+    return {"rows": found, "positions": _positions(consumer)}
+
+
+def _seek(guest: Guest, consumer: Consumer, partition: int, offset: int) -> dict[int, int]:
+    consumer.seek(partition, offset)
+    return _positions(consumer)
+
+
+def _seek_to_time(guest: Guest, consumer: Consumer, when: Any) -> dict[int, int]:
+    consumer.seek_to_time(when)
+    return _positions(consumer)
+
+
+def _positions(consumer: Consumer) -> dict[int, int]:
+    return {number: consumer.position(number) for number in consumer.partitions}
+
+
+def _receive_many(
+    guest: Guest, subscription: Subscription, most: int, timeout: float
+) -> dict[str, Any]:
+    found = subscription.receive_many(most, min(timeout, _MOST_SECONDS))
+    return {"rows": messages_to_arrow(found)}
+
+
+def _sender(guest: Guest, topic: Topic, name: str | None, patience: float) -> Sender:
+    guest.client.require_writable()
+    return Sender(guest.client.instance.topics, topic.info, name, patience)
+
+
+def _deliver(guest: Guest, sender: Sender, shares: Sequence[Any]) -> Any:
+    found = sender.deliver([(number, batch) for number, batch in shares])
+    return found
+
+
+def _batches(guest: Guest, scan: Scan) -> pa.RecordBatchReader:
+    batches: Iterator[pa.RecordBatch] = scan.to_batches()  # binds it, and so its schema
+    return pa.RecordBatchReader.from_batches(scan.schema, batches)
+
+
+def _names(kind: str) -> Any:
+    """The names that the user may know of."""
+
+    def names(guest: Guest, client: Client) -> list[str]:
+        found = client.tables() if kind == "table" else client.topics()
+        return [name for name in found if guest.user.may("read", About(kind, name))]  # type: ignore[arg-type]
+
+    return names
+
+
+_OWN: Final[dict[tuple[str, str], Any]] = {
+    ("Client", "tables"): _names("table"),
+    ("Client", "topics"): _names("topic"),
+    ("Client", "begin"): _begin,
+    ("Client", "join"): _join,
+    ("Client", "open_scan"): _open_scan,
+    ("Client", "open_diff"): _open_diff,
+    ("Table", "next_ids"): _next_ids,
+    ("Scan", "to_batches"): _batches,
+    ("Topic", "sender"): _sender,
+    ("Sender", "deliver"): _deliver,
+    ("Consumer", "poll"): _poll,
+    ("Consumer", "poll_batch"): _poll_batch,
+    ("Consumer", "seek"): _seek,
+    ("Consumer", "seek_to_time"): _seek_to_time,
+    ("Subscription", "receive_many"): _receive_many,
+    ("Transaction", "about"): _about,
+    **{(kind, "rows"): _rows for kind in ("Session", "Transaction")},
+    **{(kind, "sends"): _sends for kind in ("Session", "Transaction")},
+    **{(kind, "put"): _put for kind in ("Session", "Transaction")},
+}

@@ -1,0 +1,445 @@
+"""A store served to other hosts, over Arrow Flight.
+
+    DoAction  txnkv.call   a request of calls; see `txnkv.remote`
+              txnkv.ping   a heartbeat            txnkv.bye    a client's end
+    DoGet     a ticket     a call that is answered by batches; or of anybody, JSON:
+                           {"table": "orders", "columns": ["id"], "where": [["id", ">", 5]]}
+    DoPut     a command    a call that takes batches; the last one says that it is the last
+    ListFlights, GetFlightInfo    the tables, each with a ticket: any Flight client reads them
+
+It opens the store as any process does; several may serve one. It holds nothing that has to outlive
+it: what was committed is in the store, what was not is gone with it, as with any process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from txnkv.client import connect as connect_here
+from txnkv.errors import (
+    AuthenticationError,
+    NotSupportedError,
+    TableNotFoundError,
+    TopicNotFoundError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
+from txnkv.server.answering import made, prepared, value_of
+from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference
+from txnkv.server.users import EVERYBODY, About, User, Users
+from txnkv.storage import new_lock
+
+_log = logging.getLogger("txnkv.server")
+
+_WORKING_SECONDS: Final = 1.0
+"""So long a request that was asked for again is waited for; then the client asks once more."""
+
+_ERROR_BYTES: Final = 4096
+"""An error of a stream goes in a header, which gRPC lets have 8 KiB."""
+
+_MIDDLEWARE: Final = "user"
+
+
+class Server(fl.FlightServerBase):  # type: ignore[misc]
+    """A server of one store.
+
+    Args:
+        path: the store's directory.
+        location: where it listens, as "grpc://127.0.0.1:8815"; port 0 takes a free one.
+        users: those who may; None: everybody may all.
+        limits: of each user.
+        options: of `FlightServerBase`, for TLS.
+
+    Raises:
+        StoreNotFoundError: there is none.
+        UnavailableError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        location: str,
+        users: Users | None = None,
+        limits: Limits | None = None,
+        **options: Any,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._client = connect_here(path, create=False)
+        self._streams: dict[str, int] = {}
+        self._lock = new_lock()
+        try:
+            middleware = {_MIDDLEWARE: _Knock(users, options.get("verify_client", False))}
+            super().__init__(location, middleware=middleware, **options)
+        except (pa.ArrowException, OSError) as error:
+            self._client.close()
+            raise UnavailableError(f"cannot listen at {location}: {error}") from None
+        self._users = users
+        self._guests = Guests(
+            lambda keepalive: connect_here(path, create=False, keepalive_time=keepalive),
+            self._limits,
+        )
+
+    def close(self) -> None:
+        """Stop: calls that are under way end, clients lose their handles."""
+        self.shutdown()
+        self._guests.close()
+        self._client.close()
+
+    # -- Flight ------------------------------------------------------------------------
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [(ACTION, "calls"), (PING, "a heartbeat"), (BYE, "the end of a client")]
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        user = self._user(context)
+        if action.type == ACTION:
+            return self._request(user, action.body.to_pybytes())
+        with _told_in_header():
+            body = self._body(action.body.to_pybytes())
+            if action.type == BYE:
+                self._guests.end(body["guest"], user)
+                return iter([pack(True)])
+            if action.type == PING:
+                if self._guests.has(body["guest"]):
+                    guest = self._guests.of(body["guest"], body["keepalive"], user)
+                    guest.drop(body["drop"])
+                return iter([pack(True)])
+            raise NotSupportedError(f"there is no action {action.type!r}")
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        user = self._user(context)
+        with _told_in_header():
+            if ticket.ticket[:1] == b"{":
+                reader = self._of_anybody(user, ticket.ticket)
+            else:
+                body = self._body(ticket.ticket)
+                guest = self._guest(user, body)
+                (content,) = body["calls"]
+                call = prepared(guest, content)
+                if not call.method.stream:
+                    raise ValueError(f"{call.name} is not answered by a stream")
+                reader = value_of(guest, call)
+            return fl.GeneratorStream(reader.schema, self._counted(user, reader))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        user = self._user(context)
+        answer = Answer()
+        with _told_in_header():
+            body = self._body(descriptor.command or b"")
+            guest = self._guest(user, body)
+            call = prepared(guest, body["calls"][0])
+            if call.name not in ("write", "send_batch") or len(call.args) < 2:
+                raise ValueError(f"{call.name} takes no stream")
+            answer, mine = guest.answer_of(int(body["number"]), asked=False, known=True)
+            if not mine:
+                raise ValueError("this stream was sent before")
+        batches = self._incoming(reader)
+        call.args[1] = pa.RecordBatchReader.from_batches(
+            reader.schema, self._counted(user, batches)
+        )
+        try:
+            with _busy(guest):
+                answer.values = [value_of(guest, call)]
+        except Exception as error:
+            answer.error = _known(error)
+        answer.done.set()
+        writer.write(pa.py_buffer(pack({"values": answer.values, "error": answer.error})))
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        user = self._user(context)
+        for name in self._client.tables():
+            if user.may("read", About("table", name)):
+                with suppress(TxnkvError):  # it may be dropped meanwhile
+                    yield self._info(name)
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        user = self._user(context)
+        with _told_in_header():
+            if len(descriptor.path or []) != 1:
+                raise ValueError("a flight is named by a path of one part, the name of a table")
+            name = descriptor.path[0].decode()
+            user.require("read", About("table", name))
+            return self._info(name)
+
+    # -- requests ----------------------------------------------------------------------
+
+    def _request(self, user: User, data: bytes) -> Iterator[bytes]:
+        """The answer of a request, in parts: what is known before a commit goes before it."""
+        guest = None
+        try:
+            body = self._body(data)
+            guest = self._guest(user, body)
+            guest.drop(body["drop"])
+            guest.forget(body["answered"])
+        except Exception as error:
+            yield _part(guest, [], _known(error))
+            return
+        if not body["once"]:
+            yield from self._worked(guest, body, Answer())
+            return
+        try:
+            answer, mine = guest.answer_of(
+                body["number"], asked=body["asked"], known=body["server"] == guest.birth
+            )
+        except TxnkvError as error:
+            yield _part(guest, [], error)
+            return
+        if mine:
+            yield from self._worked(guest, body, answer)
+        elif answer.done.wait(_WORKING_SECONDS):
+            yield _part(guest, answer.values, answer.error)
+        else:
+            yield pack({"server": guest.birth, "values": [], "at": 0, "working": True})
+
+    def _worked(self, guest: Guest, body: dict[str, Any], answer: Answer) -> Iterator[bytes]:
+        told = 0
+        wait = body["server"] in ("", guest.birth)  # else a handle of before does not come
+        try:
+            with _busy(guest):
+                for content in body["first"]:
+                    answer.values.append(self._first(guest, content))
+                for content in body["calls"]:
+                    call = prepared(guest, content, wait=wait)
+                    if call.name == "commit" and len(answer.values) > told:
+                        yield _part(guest, answer.values[told:], None, told)
+                        told = len(answer.values)
+                    answer.values.append(made(guest, self._guests, call))
+        except Exception as error:
+            answer.error = _known(error)
+            if isinstance(error, TableNotFoundError | TopicNotFoundError):
+                _abort(guest, body)  # it was to be committed: not without what is gone
+        finally:
+            answer.done.set()
+        try:
+            yield _part(guest, answer.values[told:], answer.error, told)
+        except (TypeError, ValueError) as error:
+            yield _part(guest, [], _known(error))
+
+    def _first(self, guest: Guest, content: Any) -> Any:
+        """Make a call that nobody waits for; who uses its handle is told of an error."""
+        try:
+            return made(guest, self._guests, prepared(guest, content))
+        except Exception as error:
+            makes = content[4] if isinstance(content, list) and len(content) == 5 else 0
+            if type(makes) is int and makes:
+                guest.add(makes, _known(error), None)
+            return None
+
+    def _body(self, data: bytes) -> dict[str, Any]:
+        if len(data) > self._limits.message_bytes:
+            raise ValueError(
+                f"a message of {len(data):,} bytes: this server takes up to "
+                f"{self._limits.message_bytes:,}. Write as a stream, or flush more often"
+            )
+        body = unpack(data, Reference)
+        if not isinstance(body, dict):
+            raise ValueError("a request is an object")
+        if body.get("version") != VERSION:
+            raise NotSupportedError(
+                f"the client speaks version {body.get('version')!r}, this server {VERSION}: take "
+                "the same version of txnkv on both"
+            )
+        return _Members(body)
+
+    def _guest(self, user: User, body: dict[str, Any]) -> Guest:
+        return self._guests.of(body["guest"], body["keepalive"], user)
+
+    def _user(self, context: Any) -> User:
+        found = context.get_middleware(_MIDDLEWARE)
+        if found is None:
+            raise fl.FlightUnauthenticatedError("no credentials")
+        user: User = found.user_of(context)
+        return user
+
+    # -- streams -----------------------------------------------------------------------
+
+    def _counted(self, user: User, batches: Any) -> Iterator[pa.RecordBatch]:
+        """Batches, while the user has not too many streams; errors become those of Flight."""
+        with self._lock:
+            have = self._streams.get(user.name, 0)
+            if have >= self._limits.streams:
+                raise _in_header(
+                    UnavailableError(
+                        f"user {user.name!r} has {have} streams, and may have no more: read some"
+                    )
+                )
+            self._streams[user.name] = have + 1
+        return self._each(user, batches)
+
+    def _each(self, user: User, batches: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            with _told_in_header():
+                yield from batches
+        finally:
+            with self._lock:
+                self._streams[user.name] -= 1
+
+    def _incoming(self, reader: Any) -> Iterator[pa.RecordBatch]:
+        """Batches up to the one that says that it is the last."""
+        if len(reader.schema) > self._limits.columns:
+            raise ValueError(
+                f"{len(reader.schema):,} columns: {self._limits.columns:,} are the most"
+            )
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                raise UnavailableError(
+                    "the stream of rows broke off, and counts for nothing: write again"
+                ) from None
+            if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_PUT:
+                return
+            if chunk.data is None or chunk.data.nbytes > self._limits.message_bytes:
+                raise ValueError(
+                    f"a batch of more than {self._limits.message_bytes:,} bytes: send smaller ones"
+                )
+            chunk.data.validate(full=True)
+            yield chunk.data
+
+    def _of_anybody(self, user: User, data: bytes) -> Any:
+        try:
+            asked = json.loads(data)
+            name, columns = asked["table"], asked.get("columns")
+            where = [tuple(each) for each in asked.get("where") or []]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"the ticket names no table: {error}") from None
+        user.require("read", About("table", name))
+        scan = self._client.table(name).scan(columns, where or None, limit=asked.get("limit"))
+        batches = scan.to_batches()
+        return pa.RecordBatchReader.from_batches(scan.schema, batches)
+
+    def _info(self, name: str) -> Any:
+        table = self._client.table(name)
+        ticket = fl.Ticket(json.dumps({"table": name}).encode())
+        descriptor = fl.FlightDescriptor.for_path(name)
+        endpoints = [fl.FlightEndpoint(ticket, [])]
+        return fl.FlightInfo(table.schema.arrow, descriptor, endpoints, table.count(), -1)
+
+
+class _Members(dict[str, Any]):
+    """The members of a request; one that is missing is a wrong request."""
+
+    _DEFAULTS: Final = {
+        "drop": [],
+        "answered": [],
+        "first": [],
+        "calls": [],
+        "once": False,
+        "asked": False,
+        "server": "",
+        "number": 0,
+    }
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._DEFAULTS:
+            return self._DEFAULTS[name]
+        raise ValueError(f"the request has no {name}")
+
+
+def _abort(guest: Guest, body: dict[str, Any]) -> None:
+    """Roll back the transaction that a request was to commit."""
+    reference, name, *_ = body["calls"][-1]
+    if name == "commit":
+        with suppress(TxnkvError):
+            guest.resolve(reference, "none").value.rollback()
+
+
+def _part(
+    guest: Guest | None, values: list[Any], error: BaseException | None, at: int = 0
+) -> bytes:
+    server = "" if guest is None else guest.birth
+    return pack({"server": server, "values": values, "error": error, "at": at})
+
+
+@contextmanager
+def _busy(guest: Guest) -> Iterator[None]:
+    guest.busy += 1
+    try:
+        yield
+    finally:
+        guest.busy -= 1
+
+
+def _known(error: Exception) -> Exception:
+    """An error as a client is told of it; one that should not be stands in the log."""
+    if isinstance(error, TxnkvError | ValueError | TypeError | OSError | RuntimeError):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return TxnkvError(f"the server failed: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def _told_in_header() -> Iterator[None]:
+    try:
+        yield
+    except fl.FlightError:
+        raise
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        raise _in_header(_known(error)) from None
+
+
+def _in_header(error: Exception) -> fl.FlightError:
+    told = pack(error)
+    if len(told) > _ERROR_BYTES:
+        told = pack(TxnkvError(f"{type(error).__name__}: {str(error)[:1000]}..."))
+    kind = fl.FlightUnauthorizedError if isinstance(error, AuthenticationError) else None
+    return (kind or fl.FlightServerError)(str(error)[:1000], told)
+
+
+# -- who is there ----------------------------------------------------------------------
+
+
+class _Knock(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets in those whom it knows.
+
+    Args:
+        users: those who may; None: everybody.
+        by_certificate: a client without a token is who its certificate says.
+    """
+
+    def __init__(self, users: Users | None, by_certificate: bool) -> None:
+        self._users = users
+        self._by_certificate = by_certificate
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> Any:
+        if self._users is None:
+            return _Known(lambda _: EVERYBODY)
+        given = [each for name, values in headers.items() if name.lower() == "authorization"
+                 for each in values]  # fmt: skip
+        if not given and self._by_certificate:
+            return _Known(self._certified)
+        kind, _, token = str(given[0] if given else "").partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise fl.FlightUnauthenticatedError(
+                "this server wants a token: connect(..., credentials=...)"
+            )
+        try:
+            user = self._users.of_token(token.strip())
+        except AuthenticationError as error:
+            raise fl.FlightUnauthenticatedError(str(error)) from None
+        except (OSError, ValueError) as error:
+            _log.error("the file of users cannot be read: %s", error)
+            raise fl.FlightUnauthenticatedError("nobody can be let in now") from None
+        return _Known(lambda _: user)
+
+    def _certified(self, context: Any) -> User:
+        assert self._users is not None
+        try:
+            return self._users.named(context.peer_identity().decode())
+        except AuthenticationError as error:
+            raise fl.FlightUnauthenticatedError(str(error)) from None
+
+
+class _Known(fl.ServerMiddleware):  # type: ignore[misc]
+    def __init__(self, user_of: Callable[[Any], User]) -> None:
+        self.user_of = user_of

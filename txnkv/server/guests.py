@@ -1,0 +1,386 @@
+"""The clients of a server, and the handles that each has there.
+
+    guest "5f0c..."    user ann, heard of 0.4 s ago
+      1   Transaction                2   Session of it            5   Scan of orders
+      requests  41: its answer       42: being worked on
+
+A guest is given up when it says so, or when it was not heard of for its keepalive time: its handles
+are closed, so that places of subscriptions, leases and pinned history are free again. Transactions
+that nobody else knows of are rolled back with it; the others lose a heartbeat, no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from txnkv.client import Client, Table, Topic
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    TableNotFoundError,
+    TopicNotFoundError,
+    TxnkvError,
+    UnavailableError,
+)
+from txnkv.remote import LostHandleError, Right
+from txnkv.server.users import About, User
+from txnkv.storage import new_condition, new_event, new_lock
+from txnkv.topics import SubscriptionInfo
+
+_log = logging.getLogger("txnkv.server")
+
+_MADE_SOON: Final = 5.0
+"""Seconds for which a call waits for a handle that another request of its client makes."""
+
+_KEPT_ANSWERS: Final = 1000
+_KNOWN: Final = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of what one user may take of a server.
+
+    Attributes:
+        message_bytes: of one request, and of one batch of a stream.
+        handles: of all clients of a user.
+        transactions: of those.
+        streams: batches that are read or written at once, and requests under way.
+        guests: clients of a user.
+        columns: of a batch.
+    """
+
+    message_bytes: int = 256 << 20
+    handles: int = 20_000
+    transactions: int = 5_000
+    streams: int = 1_000
+    guests: int = 2_000
+    columns: int = 10_000
+
+
+@dataclass
+class Reference:
+    """A handle, table, topic or subscription as a request names it."""
+
+    kind: str
+    content: Any
+
+
+class Answer:
+    """A request that must not be made twice: its answer, once there is one."""
+
+    def __init__(self) -> None:
+        self.done = new_event()
+        self.values: list[Any] = []
+        self.error: BaseException | None = None
+
+
+@dataclass
+class Held:
+    """A handle of a guest.
+
+    Attributes:
+        value: the twin, or the error that it could not be made for.
+        about: the table or topic that it is of, which rights are asked for.
+    """
+
+    value: Any
+    about: About | None = None
+
+
+@dataclass
+class Guest:
+    """One client.
+
+    Attributes:
+        birth: tells it from an earlier guest of this id, whose handles are gone.
+        client: opened for it, so that its transactions have its keepalive time.
+    """
+
+    id: str
+    user: User
+    client: Client
+    limits: Limits
+    birth: str = field(default_factory=lambda: uuid.uuid4().hex)
+    seen: float = field(default_factory=time.monotonic)
+    busy: int = 0
+    handles: dict[int, Held] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=new_condition)
+    _known: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+
+    # -- handles -----------------------------------------------------------------------
+
+    def add(self, number: int, value: Any, about: About | None) -> None:
+        """Keep a handle, under the number that the client gave it."""
+        with self.changed:
+            self.handles[number] = Held(value, about)
+            self.changed.notify_all()
+
+    def find(self, number: Any, *, wait: bool = True) -> Held:
+        """Return a handle, which another request may be about to make.
+
+        Raises:
+            LostHandleError: there is none.
+            TxnkvError: it could not be made.
+        """
+        if number == 0:
+            return Held(self.client)
+        if type(number) is not int:
+            raise ValueError(f"a handle is a number, not {number!r}")
+        with self.changed:
+            self.changed.wait_for(lambda: number in self.handles, _MADE_SOON if wait else 0)
+            found = self.handles.get(number)
+        if found is None:
+            raise lost()
+        if isinstance(found.value, BaseException):
+            raise found.value.with_traceback(None)
+        return found
+
+    def drop(self, numbers: Iterable[Any]) -> None:
+        """Close handles that their client has dropped."""
+        for number in numbers:
+            with self.changed:
+                found = self.handles.pop(number, None) if isinstance(number, int) else None
+            if found is not None:
+                give_up(found.value)
+
+    # -- what requests name ------------------------------------------------------------
+
+    def resolve(self, reference: Reference, right: Right, *, wait: bool = True) -> Held:
+        """Return what a request names, for a user who has this right to it."""
+        if reference.kind == "h":
+            found = self.find(reference.content, wait=wait)
+            if found.about is not None:
+                self.user.require(right, found.about)
+            return found
+        if reference.kind == "table":
+            name, number = reference.content
+            self.user.require(right, About("table", name))
+            return Held(self._table(name, number), About("table", name))
+        if reference.kind == "topic":
+            name, number = reference.content
+            self.user.require(right, About("topic", name))
+            return Held(self._topic(name, number), About("topic", name))
+        if reference.kind == "sub":
+            topic, number, name = reference.content
+            self.user.require(right, About("topic", topic))
+            return Held(self._subscription(self._topic(topic, number), name))
+        raise ValueError(f"a request names a {reference.kind!r}")
+
+    def _table(self, name: str, number: int) -> Table:
+        def find() -> Table:
+            try:
+                found = self.client.table(name)
+            except TableNotFoundError:
+                raise TableNotFoundError(f"table {name!r} was dropped") from None
+            if found.info.id != number:
+                raise TableNotFoundError(
+                    f"table {name!r} was dropped, and another one made: take client.table({name!r})"
+                )
+            return found
+
+        found: Table = self._cached(("table", name, number), find)
+        return found
+
+    def _topic(self, name: str, number: int) -> Topic:
+        def find() -> Topic:
+            try:
+                found = self.client.topic(name)
+            except TopicNotFoundError:
+                raise TopicNotFoundError(f"topic {name!r} was dropped") from None
+            if found.info.id != number:
+                raise TopicNotFoundError(
+                    f"topic {name!r} was dropped, and another one made: take client.topic({name!r})"
+                )
+            return found
+
+        found: Topic = self._cached(("topic", name, number), find)
+        return found
+
+    def _cached(self, key: tuple[str, str, int], find: Callable[[], Any]) -> Any:
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            found = self._known[key] = find()
+        return found
+
+    def _subscription(self, topic: Topic, name: str) -> SubscriptionInfo:
+        for found in self.client.instance.topics.subscriptions.of_topic(topic.info):
+            if found.name == name:
+                return found
+        raise TopicNotFoundError(f"topic {topic.name!r} has no subscription {name!r}")
+
+    # -- requests ----------------------------------------------------------------------
+
+    def answer_of(self, number: int, *, asked: bool, known: bool) -> tuple[Answer, bool]:
+        """Return the answer of a request, and whether it is still to be worked out, here.
+
+        Args:
+            number: of the request.
+            asked: it was sent before.
+            known: to this guest, not to an earlier one of its id.
+
+        Raises:
+            CommitOutcomeUnknownError: an earlier guest of this id may have done it.
+        """
+        with self.changed:
+            found = self.answers.get(number)
+            if found is not None:
+                return found, False
+            if asked and not known:
+                raise CommitOutcomeUnknownError(
+                    "the server was started again, or had given up this client, before its answer "
+                    "was heard. Nobody knows whether the call was done: look, before it is made "
+                    "again",
+                    0,
+                )
+            while len(self.answers) >= _KEPT_ANSWERS:
+                self.answers.pop(next(iter(self.answers)))
+            made = self.answers[number] = Answer()
+            return made, True
+
+    def forget(self, numbers: Iterable[Any]) -> None:
+        """Forget answers that the client has."""
+        with self.changed:
+            for number in numbers:
+                if isinstance(number, int):
+                    self.answers.pop(number, None)
+
+    def close(self) -> None:
+        """Give up all that it has."""
+        with self.changed:
+            values = [each.value for each in self.handles.values()]
+            self.handles.clear()
+        for value in reversed(values):
+            give_up(value)
+        with suppress(TxnkvError):
+            self.client.close()
+
+
+def lost() -> LostHandleError:
+    """The error for a handle that is not there."""
+    return LostHandleError(
+        "the server has not this handle any more: it was started again, or had not heard of this "
+        "client for its keepalive time. What was not committed is not; begin again"
+    )
+
+
+def give_up(value: Any) -> None:
+    """Close a handle that nobody uses any more."""
+    try:
+        if hasattr(value, "commit") and hasattr(value, "serialize"):
+            _leave_transaction(value)
+        elif hasattr(value, "discard"):
+            value.discard()
+            value.close()
+        elif hasattr(value, "close"):
+            value.close()
+    except TxnkvError as error:
+        _log.info("%s was given up: %s", type(value).__name__, error)
+
+
+def _leave_transaction(txn: Any) -> None:
+    """End what nobody else can end; what others may know of is theirs, and lives by heartbeats."""
+    context = txn.context
+    if not context.local.ended and not context.stored:
+        txn.rollback()
+    txn.close()
+
+
+class Guests:
+    """All clients of a server. Shared by threads.
+
+    Args:
+        open_client: opens the store for a client with a keepalive time.
+        limits: of each user.
+    """
+
+    def __init__(self, open_client: Callable[[float], Client], limits: Limits) -> None:
+        self._open = open_client
+        self._limits = limits
+        self._lock = new_lock()
+        self._guests: dict[str, Guest] = {}
+        self._stop = new_event()
+        self._thread = threading.Thread(target=self._watch, name="txnkv-guests", daemon=True)
+        self._thread.start()
+
+    def of(self, id: Any, keepalive: Any, user: User) -> Guest:
+        """Return the guest of an id, a new one if need be.
+
+        Raises:
+            ValueError: it has no sound id or keepalive time, or is another user's.
+            UnavailableError: the user has too many.
+        """
+        if not isinstance(id, str) or not 16 <= len(id) <= 64:
+            raise ValueError("a request names the client that sends it")
+        if not isinstance(keepalive, int | float) or not 0.5 <= keepalive <= 86400:
+            raise ValueError(f"a keepalive time is 0.5 to 86,400 s, not {keepalive!r}")
+        with self._lock:
+            found = self._guests.get(id)
+            if found is None:
+                mine = sum(each.user.name == user.name for each in self._guests.values())
+                if mine >= self._limits.guests:
+                    raise UnavailableError(
+                        f"user {user.name!r} has {mine} clients, and may have no more: close some"
+                    )
+                client = self._open(float(keepalive))
+                found = self._guests[id] = Guest(id, user, client, self._limits)
+            if found.user.name != user.name:
+                raise ValueError("this client's id is another user's")
+            found.user = user
+            found.seen = time.monotonic()
+            return found
+
+    def has(self, id: Any) -> bool:
+        """Tell whether a guest is known."""
+        return id in self._guests
+
+    def count(self, user: User, kind: type | None = None) -> int:
+        """Return the number of handles of a user, of one class or all."""
+        with self._lock:
+            mine = [each for each in self._guests.values() if each.user.name == user.name]
+        if kind is None:
+            return sum(len(each.handles) for each in mine)
+        return sum(
+            isinstance(handle.value, kind) for each in mine for handle in [*each.handles.values()]
+        )
+
+    def end(self, id: Any, user: User) -> None:
+        """Give up a guest that says good-bye."""
+        with self._lock:
+            found = self._guests.get(id)
+            if found is None or found.user.name != user.name:
+                return
+            del self._guests[id]
+        found.close()
+
+    def close(self) -> None:
+        """Give up all of them."""
+        self._stop.set()
+        self._thread.join()
+        with self._lock:
+            every, self._guests = list(self._guests.values()), {}
+        for guest in every:
+            guest.close()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.25):
+            now = time.monotonic()
+            with self._lock:
+                gone = [
+                    each
+                    for each in self._guests.values()
+                    if not each.busy and now - each.seen > each.client.keepalive_time
+                ]
+                for guest in gone:
+                    del self._guests[guest.id]
+            for guest in gone:
+                _log.info("client %s of %s is gone", guest.id[:8], guest.user.name)
+                guest.close()
