@@ -186,7 +186,10 @@ def test_producers_and_applications_go_on(shop, tmp_path: Path) -> None:
 def test_an_incremental_one_links_what_is_there(shop, tmp_path: Path) -> None:
     table = shop.table("t")
     with shop.transaction() as txn:
-        txn.write(table, pa.table({"id": range(20_000), "n": range(20_000)}))
+        rows = range(20_000)
+        txn.write(
+            table, pa.table({"id": rows, "n": [i * 0x9E3779B97F4A7C15 % 2**62 for i in rows]})
+        )
     first = shop.backup(tmp_path / "b" / "1")
     with shop.transaction() as txn:
         txn.upsert(table, {"id": 0, "n": -1})
