@@ -50,6 +50,13 @@ from txnkv.storage import new_event, new_lock
 _log = logging.getLogger("txnkv")
 
 _LEAST_PATIENCE: Final = 2.0
+_RECONNECT: Final = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+"""A server that is there again is found soon; gRPC itself waits for up to two minutes."""
+
 _TRIES: Final = 3
 _NOT_SENT: Final = re.compile(
     r"failed to connect|connection refused|name resolution|DNS|no such file|handshake",
@@ -374,7 +381,9 @@ class Channel:
         with self._lock:
             if self._flight is None:
                 try:
-                    self._flight = fl.FlightClient(self.address, **self._tls)
+                    self._flight = fl.FlightClient(
+                        self.address, generic_options=_RECONNECT, **self._tls
+                    )
                 except (pa.ArrowException, OSError) as error:
                     raise ValueError(f"{self.address}: {_first_line(error)}") from None
             if self._thread is None:

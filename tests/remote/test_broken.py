@@ -1,0 +1,168 @@
+"""A server that is killed, stopped or started again, and connections that are cut."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.server import Server
+
+
+class Wire:
+    """Passes bytes between a client and a server, and cuts the connection when it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.answers = True
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here, _ = self._listening.accept()
+                there = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [here, there]
+                for one, other, answers in ((here, there, False), (there, here, True)):
+                    threading.Thread(
+                        target=self._pass, args=(one, other, answers), daemon=True
+                    ).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket, answers: bool) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                if answers and not self.answers:
+                    continue
+                other.sendall(data)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+    def cut(self) -> None:
+        """Cut all connections; the next ones pass everything."""
+        opened, self._open = self._open, []
+        for one in opened:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()
+
+
+@pytest.fixture
+def wire(serve: Callable[..., Server]) -> Iterator[Wire]:
+    made = Wire(serve().port)
+    yield made
+    made.close()
+
+
+def test_a_server_that_is_started_again(serving: Any, store: txnkv.Client) -> None:
+    serving.start()
+    with txnkv.connect(serving.address) as client:
+        table, topic = client.table("t"), client.topic("events")
+        table.insert((1, "before"))
+        consumer, subscription = topic.consumer(), topic.subscribe("one", type="shared")
+        txn = client.new_transaction()
+        txn.insert(table, (2, "never"))
+        assert txn.get(table, 2) is not None
+        serving.kill()
+        with pytest.raises(txnkv.UnavailableError):
+            table.get(1)
+        serving.start()
+        assert _patiently(lambda: table.get(1)) == {"id": 1, "v": "before"}
+        with pytest.raises(txnkv.UnavailableError, match="begin again"):
+            txn.commit()
+        table.insert((3, "after"))
+        with client.transaction() as txn:
+            txn.send(topic, b"after")
+        assert [m.value for m in consumer.poll(timeout=30)] == [b"after"]
+        assert [m.value for m in subscription.receive_many(timeout=30)] == [b"after"]
+        calls = []
+
+        def work(txn: txnkv.Transaction) -> None:
+            calls.append(txn.id)
+            if len(calls) == 1:
+                serving.kill()
+                serving.start()
+            txn.insert(table, (4, "once"))
+
+        client.run(work, deadline=None)
+        assert len(calls) > 1
+    assert sorted(row["id"] for row in store.table("t").scan()) == [1, 3, 4]
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    """Ask until the server is there again."""
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return ask()
+        except txnkv.UnavailableError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("point", ["log.written", "log.durable"])
+def test_killed_at_a_step_of_a_commit(serving: Any, store: txnkv.Client, point: str) -> None:
+    serving.start(fault=f"{point}=kill")
+    with txnkv.connect(serving.address, keepalive_time=0.5) as client:
+        txn = client.new_transaction()
+        txn.insert("t", (1, "a"))
+        id = txn.id
+        with pytest.raises(txnkv.CommitOutcomeUnknownError) as caught:
+            txn.commit()
+        assert caught.value.txn_id == id
+        serving.wait()
+        serving.start()
+        try:
+            state = _patiently(lambda: client.transaction_state(id))
+        except txnkv.TxnNotFoundError:
+            state = txnkv.TxnState.ABORTED
+        there = store.table("t").count() == 1
+        assert (state is txnkv.TxnState.COMMITTED) == there
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:
+    with txnkv.connect(f"grpc://127.0.0.1:{wire.port}") as client:
+        table = client.table("t")
+        for number in range(3):
+            wire.answers = False
+            cut = threading.Timer(0.3, lambda: (setattr(wire, "answers", True), wire.cut()))
+            cut.start()
+            with client.transaction() as txn:
+                txn.insert(table, (number, "once"))  # a second time it would be refused
+            cut.join()
+        wire.cut()
+        table.insert((3, "once"))
+        wire.cut()
+        assert table.count() == 4
+    assert store.table("t").count() == 4
+
+
+def test_a_server_that_hangs(serving: Any, store: txnkv.Client) -> None:
+    serving.start()
+    with txnkv.connect(serving.address, keepalive_time=0.5) as client:
+        table = client.table("t")
+        txn = client.new_transaction()
+        txn.insert(table, (1, "a"))
+        id = txn.id
+        serving.signal(signal.SIGSTOP)
+        with pytest.raises(txnkv.UnavailableError):
+            table.get(1)
+        with pytest.raises(txnkv.CommitOutcomeUnknownError) as caught:
+            txn.commit()
+        assert caught.value.txn_id == id
+        serving.signal(signal.SIGCONT)
+        assert _patiently(lambda: table.get(7)) is None

@@ -1,0 +1,164 @@
+"""Who is let in and what they may do; and what a bad client cannot do."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from click.testing import CliRunner
+
+import txnkv
+from txnkv.cli import main
+from txnkv.remote import ACTION, pack
+from txnkv.server import Limits, Server, Users, add_user
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> tuple[Users, dict[str, str]]:
+    path = tmp_path / "users.toml"
+    tokens = {
+        "ann": add_user(path, "ann", "admin", ["*"], ["*"]),
+        "bob": add_user(path, "bob", "write", ["t"], []),
+        "eve": add_user(path, "eve", "read", ["other*"], ["*"]),
+    }
+    assert path.stat().st_mode & 0o077 == 0
+    assert not any(token.partition(".")[2] in path.read_text() for token in tokens.values())
+    return Users(path), tokens
+
+
+def test_users_have_their_rights(
+    store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
+) -> None:
+    known, tokens = users
+    address = f"grpc://127.0.0.1:{serve(known).port}"
+    for wrong in (None, "bob", "bob.wrong", "nobody.secret", tokens["bob"] + "x"):
+        with pytest.raises(txnkv.AuthenticationError) as caught:
+            txnkv.connect(address, credentials=wrong)
+        assert tokens["bob"] not in str(caught.value)
+    store.create_table("other", store.table("t").schema)
+    store.table("t").insert((1, "a"))
+    (part,) = store.table("t").scan().tokens()
+    with txnkv.connect(address, credentials=tokens["bob"]) as bob:
+        assert bob.tables() == ["t"]
+        assert bob.topics() == []
+        bob.table("t").upsert((1, "b"))
+        assert part.open(bob).to_arrow().num_rows == 1
+        for refused in (
+            lambda: bob.table("other"),
+            lambda: bob.topic("events"),
+            lambda: bob.drop_table("t"),
+            lambda: bob.create_table("t2", store.table("t").schema),
+            lambda: bob.transactions(),
+        ):
+            with pytest.raises(txnkv.AuthenticationError, match="no right"):
+                refused()
+    with txnkv.connect(address, credentials=tokens["eve"]) as eve:
+        other = eve.table("other")
+        assert other.count() == 0
+        with pytest.raises(txnkv.AuthenticationError, match="no right to write"):
+            other.insert((1, "x"))
+        with pytest.raises(txnkv.AuthenticationError), eve.transaction() as txn:
+            txn.insert(other, (1, "x"))
+        with pytest.raises(txnkv.AuthenticationError):
+            part.open(eve)
+        with pytest.raises(txnkv.AuthenticationError):
+            eve.table("t")
+    assert store.table("other").count() == 0
+
+
+def test_tls_both_ways(store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
+         str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    pair = [(cert.read_bytes(), key.read_bytes())]
+    address = f"grpc+tls://127.0.0.1:{serve(tls_certificates=pair).port}"
+    with txnkv.connect(address, credentials={"ca": str(cert)}) as client:
+        assert client.tables() == ["t"]
+    with pytest.raises(txnkv.UnavailableError):
+        txnkv.connect(address)
+    mutual = serve(tls_certificates=pair, verify_client=True, root_certificates=cert.read_bytes())
+    address = f"grpc+tls://127.0.0.1:{mutual.port}"
+    with pytest.raises((txnkv.UnavailableError, txnkv.AuthenticationError)):
+        txnkv.connect(address, credentials={"ca": str(cert)})
+    own = {"ca": str(cert), "cert": str(cert), "key": str(key)}
+    with txnkv.connect(address, credentials=own) as client:
+        assert client.tables() == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--listen", "grpc://0.0.0.0:0"], "--insecure"),
+        (["--listen", "grpc+tls://0.0.0.0:0"], "--tls-cert"),
+        (["--listen", "nowhere"], "grpc://HOST:PORT"),
+        (["--add-user", "ann"], "--auth FILE"),
+    ],
+)
+def test_the_command_lets_in_nobody_unawares(options: list[str], words: str) -> None:
+    found = CliRunner().invoke(main, ["serve", "nowhere", *options])
+    assert found.exit_code == 2
+    assert words in found.output
+
+
+def test_one_user_cannot_take_all(store: txnkv.Client, serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(transactions=2, guests=2, message_bytes=1 << 16))
+    address = f"grpc://127.0.0.1:{server.port}"
+    with txnkv.connect(address) as client, txnkv.connect(address) as other:
+        kept = [client.new_transaction() for _ in range(2)]
+        assert len({txn.id for txn in kept}) == 2
+        with pytest.raises(txnkv.UnavailableError, match="open transactions"):
+            _ = other.new_transaction().id
+        with pytest.raises(txnkv.UnavailableError, match="clients"):
+            txnkv.connect(address)
+        with pytest.raises(ValueError, match="65,536"):
+            client.table("t").insert((1, "x" * (1 << 17)))
+        for txn in kept:
+            txn.rollback()
+
+
+def test_hostile_bytes(store: txnkv.Client, serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(columns=100))
+    port = server.port
+    client = fl.FlightClient(f"grpc://127.0.0.1:{port}")
+    chance = random.Random(14)
+    head: dict[str, Any] = {"version": 1, "guest": "g" * 20, "keepalive": 5.0, "number": 1}
+    sound = [
+        pack(head | {"calls": [[{"!": ["h", 0]}, "tables", [], {}, 0]]}),
+        pack(head | {"calls": [[None, "begin", [{"timeout": 1.0}], {}, 3]]}),
+        pack(head | {"first": [[1, 2, 3]], "calls": [["x", "__class__", [], {}, -1]]}),
+        pack({"a": [[[[[1]]]]] * 3, "b": b"bytes", "c": (1, 2)}),
+        b"\x00\x00\x00\x02[]", b"", b"{", b'{"table": 1}', b"\xff" * 100,
+        b"\x00\x01\x00\x00" + b"[" * 65536,
+    ]  # fmt: skip
+
+    def attempt(do: Callable[[], Any]) -> None:
+        with suppress(fl.FlightError, pa.ArrowException, NotImplementedError):
+            do()
+
+    for _ in range(150):
+        data = bytearray(chance.choice(sound))
+        for _ in range(chance.randrange(4)):
+            if data:
+                data[chance.randrange(len(data))] = chance.randrange(256)
+        data = data[: chance.randrange(len(data) + 1)] if chance.random() < 0.3 else data
+        action = fl.Action(chance.choice([ACTION, "txnkv.ping", "none"]), bytes(data))
+        attempt(lambda: list(client.do_action(action)))  # noqa: B023
+        attempt(lambda: client.do_get(fl.Ticket(bytes(data))).read_all())  # noqa: B023
+    with txnkv.connect(f"grpc://127.0.0.1:{port}") as good:
+        wide = pa.table({f"c{n}": [1] for n in range(200)})
+        with pytest.raises((ValueError, txnkv.TxnkvError)), good.new_session() as session:
+            session._data("write", good.table("t"), wide.schema, wide.to_batches(), None, "insert")  # type: ignore[attr-defined]
+        good.table("t").insert((1, "still there"))
+        assert good.check().problems == []
+    assert store.table("t").count() == 1
