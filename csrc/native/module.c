@@ -14,13 +14,16 @@ static int fill(PyObject *module) {
     if (add_type(module, "MemRowSet", &mem_set_spec) < 0) return -1;
     if (add_type(module, "Published", &published_spec) < 0) return -1;
     if (add_type(module, "Reader", &reader_spec) < 0) return -1;
+    if (add_type(module, "RowCheck", &row_check_spec) < 0) return -1;
     if (add_type(module, "Table", &row_table_spec) < 0) return -1;
     return add_type(module, "Words", &words_spec);
 }
 
 static PyMethodDef functions[] = {
+    {"end_turn", turn_end, METH_O, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
+    {"take_turn", turn_take, METH_O, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -8,6 +8,7 @@
 extern PyType_Spec mem_set_spec;
 extern PyType_Spec published_spec;
 extern PyType_Spec reader_spec;
+extern PyType_Spec row_check_spec;
 extern PyType_Spec row_table_spec;
 extern PyType_Spec words_spec;
 
@@ -17,5 +18,9 @@ PyObject *payload_pack(PyObject *module, PyObject *const *args, Py_ssize_t n);
 /* wall_micros() since 2020-01-01 UTC, and monotonic_micros() of CLOCK_MONOTONIC. */
 PyObject *clock_wall(PyObject *module, PyObject *none);
 PyObject *clock_monotonic(PyObject *module, PyObject *none);
+
+/* take_turn(descriptor) and end_turn(descriptor): see turn.c. */
+PyObject *turn_take(PyObject *module, PyObject *descriptor);
+PyObject *turn_end(PyObject *module, PyObject *descriptor);
 
 #endif

@@ -33,4 +33,21 @@ static inline uint32_t row_table_nulls(const row_table_t *table) {
     return (table->n - table->n_key + 7) / 8;
 }
 
+enum { ROW_SLOT = 16 };
+
+/* The slot of a value of fixed width, as Arrow has it. */
+row_table_status_t row_slot_put(const row_column_spec_t *column, PyObject *value, bool strict,
+                                uint8_t out[ROW_SLOT]);
+
+/* The bytes of a text or binary value, which the value keeps. */
+const char *row_slot_bytes(const row_column_spec_t *column, PyObject *value, Py_ssize_t *len);
+
+/* What stands in the row for a value: itself, or what `to` makes of it; a new reference. OTHER
+ * when it is not known at sight, and has to be. */
+row_table_status_t row_slot_convert(const row_column_spec_t *column, PyObject *value, bool strict,
+                                    PyObject **out);
+
+/* A status as callers hear of it: at sight no error is one, but of memory. */
+row_table_status_t row_slot_finish(row_table_status_t status, bool strict);
+
 #endif

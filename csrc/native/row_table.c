@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "native/native.h"
 #include "native/row_column.h"
 
 static void drop_columns(row_table_t *table) {
@@ -124,7 +125,7 @@ static int make_empty(row_table_t *table) {
     return 0;
 }
 
-static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *columns, *key, *error;
     if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Table takes no names of arguments");
@@ -212,7 +213,20 @@ static PyObject *table_dict(PyObject *self, PyObject *const *args, Py_ssize_t n)
                           (const uint8_t *)row, (size_t)row_len);
 }
 
+/* fits(column, value): the value is known at sight. */
+static PyObject *table_fits(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    row_table_t *table = (row_table_t *)self;
+    const long column = n == 2 ? PyLong_AsLong(args[0]) : -1;
+    if (column < 0 || column >= (long)table->n) {
+        PyErr_SetString(PyExc_TypeError, "fits() takes the number of a column and a value");
+        return NULL;
+    }
+    const row_table_status_t status = row_table_fits(table, (uint32_t)column, args[1]);
+    return status == ROW_TABLE_ERROR ? NULL : PyBool_FromLong(status == ROW_TABLE_OK);
+}
+
 static PyMethodDef methods[] = {
+    {"fits", (PyCFunction)(void (*)(void))table_fits, METH_FASTCALL, NULL},
     {"key", table_key, METH_O, NULL},
     {"row", table_row, METH_O, NULL},
     {"values", table_values, METH_O, NULL},
@@ -221,7 +235,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_new, (void *)table_new},
+    {Py_tp_new, (void *)row_table_new},
     {Py_tp_dealloc, (void *)table_dealloc},
     {Py_tp_methods, (void *)methods},
     {0, NULL},

@@ -48,6 +48,9 @@ uint8_t *row_bytes_more(row_bytes_t *bytes, size_t len);
 
 typedef struct row_table row_table_t;
 
+/* What makes one; a type that is made so is Table. */
+PyObject *row_table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
 /* Appended to `key` and `row`, which hold half a row after another answer than OK. */
 row_table_status_t row_table_key(row_table_t *table, PyObject *given, row_bytes_t *key);
 row_table_status_t row_table_row(row_table_t *table, PyObject *given, row_bytes_t *key,
@@ -55,11 +58,16 @@ row_table_status_t row_table_row(row_table_t *table, PyObject *given, row_bytes_
 row_table_status_t row_table_values(row_table_t *table, PyObject *values, row_bytes_t *key,
                                     row_bytes_t *row);
 
+/* The values of a row in schema order, or of a key in its order, as a tuple, if all of them are
+ * known at sight: a new reference, the tuple itself that was given. */
+row_table_status_t row_table_check(row_table_t *table, PyObject *given, PyObject **out);
+row_table_status_t row_table_check_key(row_table_t *table, PyObject *given, PyObject **out);
+row_table_status_t row_table_fits(row_table_t *table, uint32_t column, PyObject *value);
+/* About what values take: eight bytes each, and the length of text and bytes. */
+uint64_t row_table_size(PyObject *values);
+
 /* A new dict, in schema order; NULL with the table's error set when the bytes are damaged. */
 PyObject *row_table_dict(row_table_t *table, const uint8_t *key, size_t key_len,
                          const uint8_t *row, size_t row_len);
-
-/* The type's specification, for the module. */
-extern PyType_Spec row_table_spec;
 
 #endif

@@ -4,7 +4,7 @@
 #include "common/bits.h"
 #include "native/row_column.h"
 
-enum { SLOT = 16 };
+
 
 /* Sets the table's error in place of whatever is set. */
 static PyObject *damaged(const row_table_t *table, const char *what) {
@@ -54,7 +54,7 @@ static PyObject *back(const row_column_spec_t *column, PyObject *value) {
 
 /* -- keys --------------------------------------------------------------------------------- */
 
-static void from_ordered(uint32_t code, const uint8_t *key, uint8_t slot[SLOT]) {
+static void from_ordered(uint32_t code, const uint8_t *key, uint8_t slot[ROW_SLOT]) {
     switch (code) {
         case KEY_I8: slot[0] = (uint8_t)(*key ^ 0x80); break;
         case KEY_I16: store_le16(slot, (uint16_t)(load_be16(key) ^ 0x8000)); break;
@@ -103,7 +103,7 @@ static PyObject *from_key(const row_column_spec_t *column, const uint8_t *key, s
                           bool last, size_t *at) {
     if (column->width != 0) {
         if (column->width > len - *at) return NULL;
-        uint8_t slot[SLOT];
+        uint8_t slot[ROW_SLOT];
         from_ordered(column->code, key + *at, slot);
         if (column->code == KEY_BOOL && slot[0] > 1) return NULL;
         *at += column->width;

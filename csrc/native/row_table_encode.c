@@ -4,90 +4,10 @@
 #include "common/bits.h"
 #include "native/row_column.h"
 
-enum { COLUMNS = 64, SLOT = 16 };
-
-/* `OTHER`, whatever error says why. */
-static row_table_status_t other(void) {
-    PyErr_Clear();
-    return ROW_TABLE_OTHER;
-}
-
-static row_table_status_t put_signed(PyObject *number, uint32_t width, uint8_t *out) {
-    int overflow;
-    const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    if (value == -1 && PyErr_Occurred() != NULL) return ROW_TABLE_ERROR;
-    const long long high = width == 8 ? INT64_MAX : (INT64_C(1) << (8 * width - 1)) - 1;
-    if (overflow != 0 || value > high || value < -high - 1) {
-        PyErr_Format(PyExc_ValueError, "%R is out of the range of %u bytes", number, width);
-        return ROW_TABLE_ERROR;
-    }
-    store_le64(out, (uint64_t)value);
-    return ROW_TABLE_OK;
-}
-
-static row_table_status_t put_unsigned(PyObject *number, uint32_t width, uint8_t *out) {
-    const unsigned long long value = PyLong_AsUnsignedLongLong(number);
-    if (value == (unsigned long long)-1 && PyErr_Occurred() != NULL) return ROW_TABLE_ERROR;
-    if (width < 8 && value >> (8 * width) != 0) {
-        PyErr_Format(PyExc_ValueError, "%R is out of the range of %u bytes", number, width);
-        return ROW_TABLE_ERROR;
-    }
-    store_le64(out, value);
-    return ROW_TABLE_OK;
-}
-
-static row_table_status_t put_float(PyObject *value, uint32_t code, bool strict, uint8_t *out) {
-    const double number = PyFloat_AsDouble(value);
-    if (number == -1.0 && PyErr_Occurred() != NULL) return ROW_TABLE_ERROR;
-    if (code == KEY_F64) {
-        memcpy(out, &number, sizeof number);
-        return ROW_TABLE_OK;
-    }
-    if (strict && !(number >= -3.4028234663852886e38 && number <= 3.4028234663852886e38)) {
-        PyErr_SetNone(PyExc_ValueError); /* infinities and such: Arrow says what they are */
-        return ROW_TABLE_ERROR;
-    }
-    const float rounded = (float)number;
-    memcpy(out, &rounded, sizeof rounded);
-    return ROW_TABLE_OK;
-}
-
-static row_table_status_t put_raw(PyObject *bytes, uint32_t width, uint8_t *out) {
-    char *data;
-    Py_ssize_t len;
-    if (PyBytes_AsStringAndSize(bytes, &data, &len) < 0) return ROW_TABLE_ERROR;
-    if ((size_t)len != width) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes for a column of %u", len, width);
-        return ROW_TABLE_ERROR;
-    }
-    memcpy(out, data, width);
-    return ROW_TABLE_OK;
-}
-
-/* The slot of a value of fixed width, as Arrow has it. */
-static row_table_status_t put_slot(const row_column_spec_t *column, PyObject *value, bool strict,
-                                   uint8_t out[SLOT]) {
-    switch (column->code) {
-        case KEY_BOOL: {
-            const int truth = PyObject_IsTrue(value);
-            out[0] = (uint8_t)(truth == 1);
-            return truth < 0 ? ROW_TABLE_ERROR : ROW_TABLE_OK;
-        }
-        case KEY_F32:
-        case KEY_F64: return put_float(value, column->code, strict, out);
-        case KEY_DECIMAL128:
-        case KEY_UUID:
-        case ROW_TABLE_RAW: return put_raw(value, column->width, out);
-        case KEY_U8:
-        case KEY_U16:
-        case KEY_U32:
-        case KEY_U64: return put_unsigned(value, column->width, out);
-        default: return put_signed(value, column->width, out);
-    }
-}
+enum { COLUMNS = 64 };
 
 /* A slot as memcmp orders it. */
-static void put_ordered(uint32_t code, const uint8_t slot[SLOT], uint8_t *to) {
+static void put_ordered(uint32_t code, const uint8_t slot[ROW_SLOT], uint8_t *to) {
     switch (code) {
         case KEY_I8: *to = (uint8_t)(slot[0] ^ 0x80); break;
         case KEY_I16: store_be16(to, (uint16_t)(load_le16(slot) ^ 0x8000)); break;
@@ -107,35 +27,6 @@ static void put_ordered(uint32_t code, const uint8_t slot[SLOT], uint8_t *to) {
     }
 }
 
-/* The bytes of a text or binary value, which the value keeps. */
-static const char *bytes_of(const row_column_spec_t *column, PyObject *value, Py_ssize_t *len) {
-    if (column->code == ROW_TABLE_TEXT) return PyUnicode_AsUTF8AndSize(value, len);
-    char *data;
-    return PyBytes_AsStringAndSize(value, &data, len) < 0 ? NULL : data;
-}
-
-/* What stands in the row for a value: itself, or what `to` makes of it; a new reference. OTHER
- * when it is not known at sight, and has to be. */
-static row_table_status_t converted(const row_column_spec_t *column, PyObject *value, bool strict,
-                                    PyObject **out) {
-    if (strict) {
-        if ((PyObject *)Py_TYPE(value) != column->exact) return ROW_TABLE_OTHER;
-        if (column->zone != NULL) {
-            PyObject *zone = PyObject_GetAttrString(value, "tzinfo");
-            if (zone == NULL) return ROW_TABLE_ERROR;
-            Py_DECREF(zone);
-            if (zone != column->zone) return ROW_TABLE_OTHER;
-        }
-    }
-    if (column->to == NULL) {
-        Py_INCREF(value);
-        *out = value;
-        return ROW_TABLE_OK;
-    }
-    *out = PyObject_CallFunctionObjArgs(column->to, value, NULL);
-    return *out == NULL ? ROW_TABLE_ERROR : ROW_TABLE_OK;
-}
-
 static int escape(const uint8_t *from, size_t len, row_bytes_t *out) {
     for (size_t i = 0; i < len; i++) {
         uint8_t *to = row_bytes_more(out, from[i] == 0 ? 2 : 1);
@@ -153,8 +44,8 @@ static int escape(const uint8_t *from, size_t len, row_bytes_t *out) {
 static row_table_status_t put_key_value(const row_column_spec_t *column, PyObject *value,
                                         bool strict, bool last, row_bytes_t *out) {
     if (column->width != 0) {
-        uint8_t slot[SLOT];
-        const row_table_status_t status = put_slot(column, value, strict, slot);
+        uint8_t slot[ROW_SLOT];
+        const row_table_status_t status = row_slot_put(column, value, strict, slot);
         if (status != ROW_TABLE_OK) return status;
         uint8_t *to = row_bytes_more(out, column->width);
         if (to == NULL) return ROW_TABLE_ERROR;
@@ -162,7 +53,7 @@ static row_table_status_t put_key_value(const row_column_spec_t *column, PyObjec
         return ROW_TABLE_OK;
     }
     Py_ssize_t len;
-    const char *data = bytes_of(column, value, &len);
+    const char *data = row_slot_bytes(column, value, &len);
     if (data == NULL) return ROW_TABLE_ERROR;
     if (!last) {
         return escape((const uint8_t *)data, (size_t)len, out) < 0 ? ROW_TABLE_ERROR
@@ -174,11 +65,6 @@ static row_table_status_t put_key_value(const row_column_spec_t *column, PyObjec
     return ROW_TABLE_OK;
 }
 
-static row_table_status_t finished(row_table_status_t status, bool strict) {
-    if (status != ROW_TABLE_ERROR || !strict) return status;
-    return PyErr_ExceptionMatches(PyExc_MemoryError) ? ROW_TABLE_ERROR : other();
-}
-
 /* values: of the key's columns, in its order. */
 static row_table_status_t put_key(row_table_t *table, PyObject *const *values, bool strict,
                                   row_bytes_t *key) {
@@ -186,28 +72,27 @@ static row_table_status_t put_key(row_table_t *table, PyObject *const *values, b
     for (uint32_t i = 0; i < table->n_key && status == ROW_TABLE_OK; i++) {
         const row_column_spec_t *column = table->columns + table->key[i];
         PyObject *given;
-        status = converted(column, values[i], strict, &given);
+        status = row_slot_convert(column, values[i], strict, &given);
         if (status != ROW_TABLE_OK) break;
         status = put_key_value(column, given, strict, i + 1 == table->n_key, key);
         Py_DECREF(given);
     }
-    return finished(status, strict);
+    return row_slot_finish(status, strict);
 }
 
 static row_table_status_t put_column(const row_table_t *table, const row_column_spec_t *column,
-                                     uint32_t number, PyObject *value, bool strict,
+                                     PyObject *value, bool strict,
                                      size_t row_at, row_bytes_t *row) {
     PyObject *given;
-    row_table_status_t status = converted(column, value, strict, &given);
+    row_table_status_t status = row_slot_convert(column, value, strict, &given);
     if (status != ROW_TABLE_OK) return status;
-    (void)number;
     if (column->width != 0) {
-        uint8_t slot[SLOT];
-        status = put_slot(column, given, strict, slot);
+        uint8_t slot[ROW_SLOT];
+        status = row_slot_put(column, given, strict, slot);
         memcpy(row->data + row_at + column->at, slot, column->width);
     } else {
         Py_ssize_t len;
-        const char *data = bytes_of(column, given, &len);
+        const char *data = row_slot_bytes(column, given, &len);
         uint8_t *to = data == NULL ? NULL : row_bytes_more(row, (size_t)len);
         if (to == NULL) {
             status = ROW_TABLE_ERROR;
@@ -243,9 +128,9 @@ static row_table_status_t put_row(row_table_t *table, PyObject *const *values, b
                 store_le32(row->data + at + column->at, (uint32_t)(row->len - at - table->head));
             }
         } else {
-            status = put_column(table, column, i, values[i], strict, at, row);
+            status = put_column(table, column, values[i], strict, at, row);
         }
-        if (status != ROW_TABLE_OK) return finished(status, strict);
+        if (status != ROW_TABLE_OK) return row_slot_finish(status, strict);
     }
     return ROW_TABLE_OK;
 }

@@ -124,7 +124,7 @@ def test_close_waits_for_a_large_one(connect: Any, until: Any) -> None:
     future = txn.commit_async()
     closing = threading.Thread(target=client.close)
     closing.start()
-    until(lambda: client._closed)
+    until(lambda: not client.is_open)
     go_on.set()
     closing.join(30)
     assert future.result(30) > txn.snapshot

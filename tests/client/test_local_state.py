@@ -134,7 +134,7 @@ class World:
     def flush_late(self) -> int:
         """The flush of a row that was taken while the transaction was open."""
         writer = self.client.writer(self.table)
-        row = writer.checker.of("insert")((2, "late"))
+        row = writer.checker["insert"].take((2, "late"))
         return self.txn.context.write_rows(writer, "insert", [row]).inserted
 
 

@@ -482,15 +482,15 @@ def test_a_statement_that_fails_leaves_nothing(
     txn = client.new_transaction()
     txn.insert(table, (1, "a"))
     txn.flush()
-    present = lookup.present
+    find_row = lookup.find_row
     left = iter(range(3))
 
-    def failing(*args: Any) -> bool:
+    def failing(*args: Any) -> Any:
         if next(left, None) is None:
             raise txnkv.UnavailableError("the disk is away")
-        return present(*args)
+        return find_row(*args)
 
-    monkeypatch.setattr(lookup, "present", failing)
+    monkeypatch.setattr(lookup, "find_row", failing)
     for id in range(2, 8):
         txn.insert(table, (id, "a"))
     with pytest.raises(txnkv.UnavailableError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -61,12 +62,17 @@ def test_it_has_the_bytes_of_the_python_codecs(made):
     whole = tuple(row.values())
     assert table.values(whole) == (key, value)
     assert list(table.dict(key, value).items()) == list(row.items())
-    known = all(types[name] not in OTHERS or row[name] is None for name in types)
+    known = all(row[name] is None or at_sight(types[name], row[name]) for name in types)
     for given_row in (row, whole):
         assert table.row(given_row) == ((key, value) if known else None)
     wanted = tuple(row[name] for name in order)
-    if all(types[name] not in OTHERS for name in order):
+    if all(at_sight(types[name], row[name]) for name in order):
         assert table.key(wanted[0] if len(wanted) == 1 else wanted) == key
+
+
+def at_sight(type_, value):
+    infinite = type_ == pa.float32() and math.isinf(value)
+    return type_ not in OTHERS and not infinite
 
 
 @given(st.lists(st.binary(max_size=4), min_size=3, max_size=3))

@@ -143,7 +143,7 @@ def test_put_refuses_what_does_not_follow(log: Log, offset: int) -> None:
 
 
 def test_put_refuses_what_is_no_batch(log: Log) -> None:
-    with pytest.raises(CorruptionError, match="nothing was put"):
+    with pytest.raises(CorruptionError, match="Nothing was put"):
         log.write("put", [b"x" * 100])
     assert log.end == 0
 

@@ -330,7 +330,7 @@ class Client(Connection, Closing):
 
         Takes the options of `new_transaction`.
         """
-        return self.new_transaction(**options)
+        return Transaction.begin(self, **options)
 
     def run(
         self,

@@ -394,7 +394,7 @@ class Table(Closing):
     def _write(self, op: Operation, row: Any) -> None:
         self._connection.require_writable()
         writer = self._connection.writer(self)
-        values = [writer.checker.of(op)(row)]
+        values = [writer.checker[op].take(row)]
 
         def write(context: TxnContext) -> Outcome:
             return context.write_rows(writer, op, values, counted=False)

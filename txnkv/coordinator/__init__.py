@@ -27,7 +27,7 @@ from txnkv.coordinator import (
 from txnkv.coordinator.applications import Applied, Mark, Marks
 from txnkv.coordinator.catalog import Catalog, forget_extents, least_snapshot, remove_strays
 from txnkv.coordinator.commit_log import CommitLog
-from txnkv.coordinator.commit_queue import SmallCommit
+from txnkv.coordinator.commit_queue import SmallCommit, commit_of
 from txnkv.coordinator.coordinator import KEEPALIVE_TIME, Coordinator, renew
 from txnkv.coordinator.damage import DAMAGE, EVERY, Kinds, Loss, LostRows, raise_first
 from txnkv.coordinator.held import Key
@@ -47,6 +47,6 @@ from txnkv.coordinator.jobs import name_transaction
 from txnkv.coordinator.liveness import MIN_KEEPALIVE, Lease
 from txnkv.coordinator.orchestration import Participants, ending_error
 from txnkv.coordinator.partition_locks import LOCK_TIMEOUT, Verdict
-from txnkv.coordinator.payload import Section
+from txnkv.coordinator.payload import Section, section_of
 from txnkv.coordinator.status_schema import one
 from txnkv.coordinator.status_table import PARTITION, TxnRow, TxnState, late_by, past_timeout

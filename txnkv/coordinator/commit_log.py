@@ -49,6 +49,7 @@ from txnkv.errors import (
 )
 from txnkv.metrics import Metrics
 from txnkv.storage import (
+    CHANGE,
     GATE,
     Store,
     armed,
@@ -172,7 +173,8 @@ class CommitLog:
         """The latest snapshot. All small commits at or below it are in memory here."""
         known = self._known
         if known is not None:
-            number = self.runtime.change_word()
+            words = self.runtime.words
+            number = self.runtime.change_word() if words is None else words[CHANGE]
             # Nothing was acknowledged since then, if all that is on its way to the disk is this
             # process's own group: its COMMIT makes the number odd, and then one higher.
             if number == known[0] or number in self._in_flight:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 import apsw
@@ -54,6 +55,10 @@ class SmallCommit(NamedTuple):
     validate: Callable[[apsw.Cursor, Timestamp], None]
     write: Callable[[apsw.Cursor, Timestamp], Sequence[Section]] | None = None
     size: int = 0
+
+
+commit_of: Final = partial(tuple.__new__, SmallCommit)
+"""A commit of a tuple of all its fields."""
 
 
 class CommitRequest:

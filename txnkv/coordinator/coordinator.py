@@ -25,6 +25,7 @@ from txnkv.coordinator.ids import (
     low_water_mark,
     raise_clock,
     refuse_jump,
+    stamp_of,
 )
 from txnkv.coordinator.jobs import find_named, name_transaction
 from txnkv.coordinator.maintenance import Maintenance
@@ -169,9 +170,8 @@ class Coordinator:
         """
         if snapshot is None:
             snapshot = self.latest()
-        now = Timestamp(max(clock.now_micros() << LOGICAL_BITS, snapshot))
+        now = stamp_of(max(clock.now_micros() << LOGICAL_BITS, snapshot))
         micros = None if timeout is None else int(timeout * 1e6)
-        owner_slot, owner_start = self.log.runtime.owner
         return status_table.opened(
             txn_id=self.ids.begin(held),
             state=TxnState.OPEN,
@@ -186,8 +186,8 @@ class Coordinator:
             heartbeat_slot=None,
             isolation=isolation,
             locking=locking,
-            owner_slot=owner_slot,
-            owner_start=owner_start,
+            owner_slot=0,
+            owner_start=0,
             reason=None,
             error=None,
             age_ts=age_ts,
@@ -215,7 +215,8 @@ class Coordinator:
             slot = None if there is None else there.heartbeat_slot
             if slot is None:
                 slot = liveness.free_slot(cur, self.store)
-            row = replace(row, heartbeat_slot=slot)
+            owner_slot, owner_start = self.log.runtime.owner
+            row = replace(row, heartbeat_slot=slot, owner_slot=owner_slot, owner_start=owner_start)
             now = clock.monotonic_micros()
             self.store.runtime.heartbeat_register(slot, row.txn_id, now)
             status_table.insert(cur, row)

@@ -19,6 +19,7 @@ Version 1 had one directory, entries without checksum, count and first, and one 
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Final, NamedTuple
 
 from txnkv import core
@@ -57,6 +58,10 @@ class Section(NamedTuple):
     def is_whole(self, commit_ts: int) -> bool:
         """Tell whether the bytes are those that were stored."""
         return self.crc is None or self.crc == _crc(self.data, commit_ts)
+
+
+section_of: Final = partial(tuple.__new__, Section)
+"""A section of a tuple of all its fields: each commit makes some."""
 
 
 def differs(payload: bytes, commit_ts: int) -> bool:

@@ -93,14 +93,17 @@ from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.native import (
     CoreError,
     PublishedRows,
+    RowCheck,
     RowReader,
     RowTable,
     SharedWords,
     crc32c,
+    end_turn,
     hash64,
     monotonic_micros,
     pack,
     release_pages,
+    take_turn,
     wall_micros,
 )
 from txnkv.core.row_layout import RowBytes, RowLayout, row_table

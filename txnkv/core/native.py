@@ -62,9 +62,9 @@ try:
     from txnkv._native import MemRowSet as MemRowSetBase
     from txnkv._native import Published as PublishedRows
     from txnkv._native import Reader as RowReader
+    from txnkv._native import RowCheck, end_turn, monotonic_micros, pack, take_turn, wall_micros
     from txnkv._native import Table as RowTable
     from txnkv._native import Words as SharedWords
-    from txnkv._native import monotonic_micros, pack, wall_micros
 except ModuleNotFoundError:
     for _name in ("txnkv._core", "txnkv._native"):
         _load_from_zip(_name)
@@ -72,20 +72,22 @@ except ModuleNotFoundError:
     from txnkv._native import MemRowSet as MemRowSetBase
     from txnkv._native import Published as PublishedRows
     from txnkv._native import Reader as RowReader
+    from txnkv._native import RowCheck, end_turn, monotonic_micros, pack, take_turn, wall_micros
     from txnkv._native import Table as RowTable
     from txnkv._native import Words as SharedWords
-    from txnkv._native import monotonic_micros, pack, wall_micros
 
 __all__ = [
     "CoreError",
     "MemRowSetBase",
     "PublishedRows",
     "RowReader",
+    "RowCheck",
     "RowTable",
     "SharedWords",
     "allocate",
     "check",
     "crc32c",
+    "end_turn",
     "ffi",
     "hash64",
     "lib",
@@ -94,6 +96,7 @@ __all__ = [
     "pointer",
     "readable",
     "release_pages",
+    "take_turn",
     "wall_micros",
     "writable",
 ]

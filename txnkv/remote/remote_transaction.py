@@ -200,6 +200,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
                     found = self._own_session = made
         return found
 
+    def _put(self, table: Any, op: str, row: Any) -> None:
+        getattr(self._session(), op)(table, row)
+
     # -- reading -----------------------------------------------------------------------
 
     def _read(self, name: str, table: Any, *args: Any) -> Any:

@@ -32,6 +32,7 @@ from txnkv.storage.environments import Environments
 from txnkv.storage.faults import (
     FAULT_POINTS,
     FULL_ERRNOS,
+    InjectedFault,
     arm,
     armed,
     declare_fault_point,
@@ -45,6 +46,7 @@ from txnkv.storage.lmdb_open import Map, StaleHandleError
 from txnkv.storage.lmdb_replace import mend, shrink
 from txnkv.storage.locks import new_baton, new_condition, new_event, new_lock, new_rlock
 from txnkv.storage.runtime import Pin, Runtime
+from txnkv.storage.runtime_file import CHANGE
 from txnkv.storage.status_db import StatusDatabase, changed_copy, read_copy
 from txnkv.storage.store import Store, require_same
 from txnkv.storage.threads import WhenDropped, go_on, settle_dropped, shielded, shielded_steps

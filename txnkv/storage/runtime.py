@@ -57,7 +57,11 @@ _PID, _START, _SNAPSHOT, _MANIFEST = 0, 1, 2, 3
 
 
 class Runtime:
-    """The runtime file of a store in this process. Shared by threads; one a process and store."""
+    """The runtime file of a store in this process. Shared by threads; one a process and store.
+
+    Attributes:
+        words: of the file, by index; None while it is not mapped.
+    """
 
     LEADER = HEARTBEATS - 1  # the heartbeat of who leads; those before it are of transactions
     HEARTBEATS = LEADER
@@ -68,7 +72,7 @@ class Runtime:
         self._read_only = read_only
         self._lock = new_lock()
         self._file: RuntimeFile | None = None
-        self._words: memoryview | None = None
+        self.words: memoryview | None = None
         self._slot: int | None = None
         self._started = 0
         self._forget_pins()
@@ -113,7 +117,7 @@ class Runtime:
             file, self._file = self._file, None
             if file is not None:
                 self._clear_slot()
-                self._words = None
+                self.words = None
                 file.detach()
 
     # -- the change number -------------------------------------------------------------
@@ -123,13 +127,13 @@ class Runtime:
 
         Whoever sees the same number again has missed nothing in between.
         """
-        words = self._words
+        words = self.words
         number = (self._attached() if words is None else words)[CHANGE]
         return None if number & 1 else number
 
     def change_word(self) -> int:
         """The number as it stands: odd while a change is under way, one above the last."""
-        words = self._words
+        words = self.words
         return (self._attached() if words is None else words)[CHANGE]
 
     def change_view(self) -> memoryview:
@@ -235,21 +239,9 @@ class Runtime:
 
     # -- pins --------------------------------------------------------------------------
 
-    def pin_snapshot(self, timestamp: int, pin: Pin | None = None) -> None:
-        """Publishes that this process reads at `timestamp`. Counted: unpin as often."""
-        self._pin(_SNAPSHOT, timestamp, pin)
-
-    def unpin(self, timestamp: int, pin: Pin | None = None) -> None:
-        """Takes one pin of a snapshot back.
-
-        Raises:
-            ValueError: it is not pinned here.
-        """
-        self._unpin(_SNAPSHOT, timestamp, pin)
-
     def pin_manifest(self, version: int) -> None:
         """Publishes that this process reads by a manifest version. Counted: unpin as often."""
-        self._pin(_MANIFEST, version)
+        self.pin_snapshot(version, None, _MANIFEST)
 
     def unpin_manifest(self, version: int) -> None:
         """Takes one pin of a manifest version back.
@@ -257,7 +249,7 @@ class Runtime:
         Raises:
             ValueError: it is not pinned here.
         """
-        self._unpin(_MANIFEST, version)
+        self.unpin(version, None, _MANIFEST)
 
     def least_pin(self) -> int | None:
         """The least snapshot that a live process pins; None when none does."""
@@ -271,7 +263,8 @@ class Runtime:
     # after any call: so the count and what tells of it change side by side, and what was
     # published too low is found the next time.
 
-    def _pin(self, field: int, value: int, pin: Pin | None = None) -> None:
+    def pin_snapshot(self, value: int, pin: Pin | None = None, field: int = _SNAPSHOT) -> None:
+        """Publishes that this process reads at a timestamp. Counted: unpin as often."""
         if not 0 <= value < NOTHING:
             raise ValueError(f"cannot pin {value}: it does not fit a word")
         # Each transaction pins: no fork gate, for a fork leaves the mapping and the slot alone.
@@ -288,7 +281,12 @@ class Runtime:
                 pin.snapshot = value
             pins[value] = count
 
-    def _unpin(self, field: int, value: int, pin: Pin | None = None) -> None:
+    def unpin(self, value: int, pin: Pin | None = None, field: int = _SNAPSHOT) -> None:
+        """Takes one pin of a snapshot back.
+
+        Raises:
+            ValueError: it is not pinned here.
+        """
         file = self._file or self._attach()
         with self._lock:
             pins = self._pins[field]
@@ -357,7 +355,7 @@ class Runtime:
 
     def after_fork_in_child(self) -> None:
         """Forgets mapping, slot and pins; the inherited descriptor is left open on purpose."""
-        self._words = None
+        self.words = None
         self._file = None
         self._slot = None
         self._forget_pins()
@@ -370,7 +368,7 @@ class Runtime:
     # -- attaching ---------------------------------------------------------------------
 
     def _attached(self) -> memoryview:
-        words = self._words
+        words = self.words
         return self._attach().words if words is None else words
 
     def _attach(self) -> RuntimeFile:
@@ -379,7 +377,7 @@ class Runtime:
                 raise self._is_closed()
             if self._file is None:
                 self._file = self._open_file()
-                self._words = self._file.words
+                self.words = self._file.words
             return self._file
 
     def _is_closed(self) -> ClosedError:
@@ -423,9 +421,9 @@ class Runtime:
 
     def _clear_slot(self) -> None:
         slot, self._slot = self._slot, None
-        if slot is not None and self._words is not None:
-            self._words[_word(slot, _SNAPSHOT)] = NOTHING
-            self._words[_word(slot, _MANIFEST)] = NOTHING
+        if slot is not None and self.words is not None:
+            self.words[_word(slot, _SNAPSHOT)] = NOTHING
+            self.words[_word(slot, _MANIFEST)] = NOTHING
 
 
 def _word(slot: int, field: int) -> int:

@@ -25,6 +25,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
+from txnkv import core
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage.directory import removed
 from txnkv.storage.faults import lmdb_error
@@ -222,18 +223,10 @@ class WriteQueue(WriteTurn):
         me = threading.get_ident()
         if self._owner != me and self._lock.acquire(blocking=False):
             descriptor = self._descriptor
-            if descriptor is not None and not self._retired:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if not self._refusing and os.fstat(descriptor).st_nlink:
-                        self._owner = me
-                        return
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-                except OSError:
-                    pass  # taken, or it fails below too
-                except BaseException:
-                    self._lock.release()
-                    raise
+            refused = self._retired or self._refusing
+            if descriptor is not None and not refused and core.take_turn(descriptor):
+                self._owner = me
+                return
             self._lock.release()
         super().acquire(wait=wait)
 
@@ -242,7 +235,7 @@ class WriteQueue(WriteTurn):
         self._owner = None
         try:
             if self._descriptor is not None:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                core.end_turn(self._descriptor)
         finally:
             self._lock.release()
 

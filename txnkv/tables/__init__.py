@@ -12,7 +12,7 @@ table_engine                            the wiring: work on tables, in transacti
 """
 
 from txnkv.tables import arrow_input, table_catalog
-from txnkv.tables.arrow_input import Normaliser
+from txnkv.tables.arrow_input import MISSING, Normaliser
 from txnkv.tables.commit import LockedByYoungerError, timed_out
 from txnkv.tables.maintenance import (
     Counted,
@@ -71,7 +71,7 @@ from txnkv.tables.row_writer import (
     to_batch,
 )
 from txnkv.tables.schema import Column, Schema
-from txnkv.tables.schema_change import AnyColumn, altered
+from txnkv.tables.schema_change import AnyColumn, altered, evolved
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest

@@ -140,6 +140,15 @@ class Tables(Catalog[TableInfo]):
             return Tablet(self.store, table, tablet.number, self.log, self.memory)
         return self.tablets(table)[tablet.number]
 
+    def known_writer(self, table: TableInfo) -> RowWriter | None:
+        """Return the writer of a table that is as it is now, if it is known already that it is."""
+        log = self.log
+        log.latest()
+        known = self._current.get(table.id)
+        if known is None or known[0] != log.catalog_version or known[1] is not table:
+            return None
+        return self._writers.get((table.id, table.since))
+
     def row_writer(self, table: TableInfo) -> RowWriter:
         """Return the writer of a table, which checks, encodes and places single rows and keys."""
         at = table.id, table.since

@@ -386,39 +386,40 @@ def check_partition(engine: TopicEngine, id: int) -> Iterator[str]:
         What is wrong, one line each.
     """
     partition = engine.partition(id)
-    if partition is not None:
-        for problem in _problems(engine, partition):
-            yield f"{partition.label}: {problem}"
-
-
-def _problems(engine: TopicEngine, partition: Partition) -> Iterator[str]:
+    if partition is None:
+        return
     try:
         latest = engine.log.latest()
         # The tail first: what leaves it meanwhile is in the log by then.
-        entries = engine.tail.entries(partition.id, 0, latest)
+        entries = engine.tail.entries(id, 0, latest)
         end = 0
         if partition.exists:
             with partition.environment.read() as txn:
                 end = partition.log.end(txn)
-                yield from log_check.problems(partition.log, txn)
+                for problem in log_check.problems(partition.log, txn):
+                    yield f"{partition.label}: {problem}"
                 if partition.side is not None:
-                    yield from side_problems(partition.side, partition.log, txn)
+                    for problem in side_problems(partition.side, partition.log, txn):
+                        yield f"{partition.label}: {problem}"
         with engine.store.status.read() as cur:
-            upto = topic_catalog.next_offset(cur, partition.id)
-            noted = markers_between(cur, partition.id, end, upto)
+            upto = topic_catalog.next_offset(cur, id)
+            noted = markers_between(cur, id, end, upto)
     except StoreNotFoundError:
         return  # dropped meanwhile
     except TxnkvError as error:
-        yield str(error)
+        yield f"{partition.label}: {error}"
         return
-    yield from _unknown_transactions(engine, partition)
+    for problem in _unknown_transactions(engine, partition):
+        yield f"{partition.label}: {problem}"
     if entries and entries[-1].next_offset > upto:
         given = entries[-1].next_offset - 1
-        yield f"a small commit has offset {given}, the next one is {upto}"
+        yield f"{partition.label}: a small commit has offset {given}, the next one is {upto}"
     if end > upto and partition.topic.options.replica_of is None:
-        yield f"its log ends at {end}, above the next offset, {upto}"
-    yield from _tail_problems(entries, [(m.first_offset, m.next_offset) for m in noted])
-    yield from value_problems(engine, partition)
+        yield f"{partition.label}: its log ends at {end}, above the next offset, {upto}"
+    for problem in _tail_problems(entries, [(m.first_offset, m.next_offset) for m in noted]):
+        yield f"{partition.label}: {problem}"
+    for problem in value_problems(engine, partition):
+        yield f"{partition.label}: {problem}"
 
 
 def _unknown_transactions(engine: TopicEngine, partition: Partition) -> Iterator[str]:

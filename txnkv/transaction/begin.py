@@ -38,10 +38,22 @@ def begin(
     isolation: str,
     locking: str,
     keepalive: float,
+    lock_timeout: float = LOCK_TIMEOUT,
     age_ts: Timestamp | None = None,
     transactional: bool = True,
 ) -> TxnContext:
-    """A new transaction at the latest snapshot, which stays pinned until its end. No I/O."""
+    """A new transaction at the latest snapshot, which stays pinned until its end. No I/O.
+
+    Raises:
+        ValueError: an option makes no sense.
+    """
+    if isolation not in ISOLATIONS or locking not in LOCKINGS:
+        one_of("isolation", isolation, ISOLATIONS)
+        one_of("locking", locking, LOCKINGS)
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
+    if lock_timeout < 0:
+        raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
     holding = Holding(instance)
     coordinator = instance.coordinator
     row = coordinator.begin(
@@ -53,7 +65,9 @@ def begin(
         snapshot=history.pin_latest(coordinator, holding.held),
         held=holding.held,
     )
-    return TxnContext(instance, row, stored=False, transactional=transactional, holding=holding)
+    context = TxnContext(instance, row, stored=False, transactional=transactional, holding=holding)
+    context.lock_timeout = lock_timeout
+    return context
 
 
 DEFAULTS: Final[dict[str, Any]] = {

@@ -207,10 +207,16 @@ class Connection:
         """Return the row writer of a table that is not dropped, with its schema of now or, in a
         transaction, that of its snapshot.
         """
+        engine = self.instance.engine
+        info = getattr(table, "info", None)
+        known = engine.known_writer(info) if type(info) is TableInfo else None
+        as_now = known is not None and (snapshot is None or snapshot >= known.table.since)
+        if known is not None and as_now and self.is_open:
+            return known
         info = self.table_info(table)
         if snapshot is not None and snapshot < info.since:
             info = info.at(snapshot)
-        return self.instance.engine.row_writer(info)
+        return engine.row_writer(info)
 
     def topic_info(self, topic: AnyTopic) -> TopicInfo:
         """The catalog entry of a name or a handle, of a topic that is not dropped."""

@@ -192,7 +192,7 @@ class TxnContext:
         if self._pid != _PID:
             self.require_process()
         if self.local.at is Local.IN_MEMORY:
-            if past_timeout(self.row):
+            if self.row.deadline is not None and past_timeout(self.row):
                 raise timed_out(self.row, what)
         elif self.local.at is not Local.STORED:
             raise self.not_open(what)
@@ -300,7 +300,7 @@ class TxnContext:
     def get(self, writer: RowWriter, key: Any) -> dict[str, Any] | None:
         """The row with this key, in the snapshot or the transaction's own writes."""
         with self.lock:
-            if self._may_be_small:
+            if self.may_be_small:
                 return self._parts("read").rows.get(writer, key)
         view = self.view()
         engine = self.instance.engine
@@ -326,8 +326,9 @@ class TxnContext:
             writer, rows = now, now.adapted(rows, op, writer)
         if len(rows) <= write_buffer.FEW_ROWS:
             with self.lock:
-                self.settle()
-                if self._may_be_small:
+                if self._own is not None or self._storing or self._staged_sends is not None:
+                    self.settle()
+                if self.may_be_small:
                     outcome = Outcome()
                     own = self._parts().rows
                     self.has_written = True
@@ -348,7 +349,7 @@ class TxnContext:
             return Outcome()
         if len(ahead) == 1 and _is_small(ahead[0]):
             with self.lock:
-                if self._may_be_small:
+                if self.may_be_small:
                     outcome = Outcome()
                     own = self._parts().rows
                     self.has_written = True
@@ -361,8 +362,10 @@ class TxnContext:
         )
 
     @property
-    def _may_be_small(self) -> bool:
-        return not self.local.stored and not self._storing and self.row.locking != "partition"
+    def may_be_small(self) -> bool:
+        """It is open for all that this process knows, and what it writes stays in memory."""
+        at_first = self.local.at is Local.IN_MEMORY and not self._storing
+        return at_first and self.row.locking != "partition"
 
     def _parts(self, what: str = "write") -> SmallParts:
         at = self.local.at
@@ -510,7 +513,7 @@ class TxnContext:
             self.require_open("mark it as a version of an application")
             with status.read() as cur:
                 applications.refuse_applied(cur, mark)
-            if self._may_be_small:
+            if self.may_be_small:
                 self._parts().marks.add(mark)
             else:
                 self.ensure_large()
@@ -530,26 +533,26 @@ class TxnContext:
 
     # -- the end -----------------------------------------------------------------------
 
-    @property
-    def small(self) -> SmallParts | None:
-        """The parts that the transaction holds in memory; None when they are empty."""
-        own = self._own
-        return None if own is None or own.empty else own
-
     def time_out(self, what: str) -> TransactionTimedOutError:
         """End it because it is past its timeout; what to raise."""
         error = timed_out(self.row, what)
         self.end(TxnState.ABORTED, "timed out", error)
         return error
 
-    def begin_to_commit(self) -> tuple[Attempt, SmallCommit]:
-        """Take what is in memory for the commit log: nothing comes in any more."""
+    def begin_to_commit(self) -> tuple[Attempt, SmallCommit | None]:
+        """Take what is in memory for the commit log: nothing comes in any more. None when there
+        is nothing; the transaction has ended then, for its snapshot holds by itself.
+        """
         with self.lock:
-            assert self._own is not None
-            commit = self._own.commit()
-            self.local.move(Local.COMMITTING)
-            attempt = self.local.attempt = Attempt()
-            return attempt, commit
+            commit = None if self._own is None else self._own.commit()
+            if commit is not None:
+                self.local.move(Local.COMMITTING)
+                attempt = self.local.attempt = Attempt()
+                return attempt, commit
+            if past_timeout(self.row):
+                raise self.time_out("commit")
+            self.end(TxnState.COMMITTED)
+            return Attempt(self.snapshot), None
 
     def end(
         self, state: TxnState, reason: str | None = None, error: TxnkvError | None = None
@@ -557,16 +560,18 @@ class TxnContext:
         """It has ended: give back what it held. Again is harmless."""
         local = self.local
         with self.lock:
-            if local.ended:
+            if local.at is Local.COMMITTED or local.at is Local.ABORTED:
                 return
-            local.reason = reason
-            local.error = None if error is None else type(error).__name__
-            committed = state in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS)
+            if reason is not None or error is not None:
+                local.reason = reason
+                local.error = None if error is None else type(error).__name__
+            committed = state is TxnState.COMMITTED or state is TxnState.FINALIZE_IN_PROGRESS
             local.move(Local.COMMITTED if committed else Local.ABORTED)
             own, self._own = self._own, None
-            for session in self.sessions:
-                session.end()
-            self.sessions = []  # they refer to this: nothing is left for the garbage collector
+            if self.sessions:
+                for session in self.sessions:
+                    session.end()
+                self.sessions = []  # they refer to this: nothing is left for the collector
             if self._holding is not None:
                 self._holding.end()
             if own is not None:

@@ -92,11 +92,13 @@ class Attempt:
         began: monotonic seconds.
         queued: the commit log has it: nothing but its outcome ends it.
         stamp, error: the outcome, one of them.
+        gate: released with the outcome, where somebody waits.
+        future_asked: of the outcome, where somebody wants one.
     """
 
     error: BaseException | None = None
-    _future: Future[Timestamp] | None = None
-    _gate: threading.Lock | None = None
+    future_asked: Future[Timestamp] | None = None
+    gate: threading.Lock | None = None
 
     def __init__(self, stamp: Timestamp | None = None) -> None:
         self.began = time.monotonic()
@@ -111,7 +113,7 @@ class Attempt:
     def wait(self, seconds: float) -> bool:
         """Wait for the outcome; False when it is not there in time."""
         # Most attempts nobody waits for. One lock for all who do; the outcome is looked for after.
-        gate = self._gate or self.__dict__.setdefault("_gate", new_baton())
+        gate = self.gate or self.__dict__.setdefault("gate", new_baton())
         if not self.done and gate.acquire(timeout=seconds):
             gate.release()
         return self.done
@@ -140,28 +142,22 @@ class Attempt:
         self.queued = not self.done
         return self.queued
 
-    def settle(self, stamp: Timestamp | None, error: BaseException | None) -> None:
-        """Take the outcome, under the lock of the state; `tell` comes next."""
-        self.stamp, self.error = stamp, error
-        if self._gate is not None:
-            self._gate.release()
-
     def future(self) -> Future[Timestamp]:
         """A future of the outcome. Asked for under the lock of the state."""
-        if self._future is not None:
-            return self._future
+        if self.future_asked is not None:
+            return self.future_asked
         future: Future[Timestamp] = Future()
         future.set_running_or_notify_cancel()  # what is on its way is not called back
         if self.done:
             self._complete(future)
         else:
-            self._future = future
+            self.future_asked = future
         return future
 
     def tell(self) -> None:
         """Complete the future, if there is one. Whoever settled calls it, without the lock."""
-        if self._future is not None:
-            self._complete(self._future)
+        if self.future_asked is not None:
+            self._complete(self.future_asked)
 
     def _complete(self, future: Future[Timestamp]) -> None:
         if self.error is not None:
@@ -225,12 +221,15 @@ class LocalState:
             if to not in MOVES[self.at]:
                 raise ValueError(f"no transaction moves from {self.at.name} to {to.name}")
             self.at = to
-            if to is Local.STORED:
-                self.stored = True
+            self.stored = self.stored or to is Local.STORED
 
     def settle(
         self, attempt: Attempt, stamp: Timestamp | None, error: BaseException | None = None
     ) -> None:
-        """The attempt that was on its way has its outcome. Under the lock, after the move."""
+        """The attempt that was on its way has its outcome. Under the lock, after the move;
+        `Attempt.tell` comes next.
+        """
         self.attempt = None
-        attempt.settle(stamp, error)
+        attempt.stamp, attempt.error = stamp, error
+        if attempt.gate is not None:
+            attempt.gate.release()

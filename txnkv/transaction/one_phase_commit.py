@@ -21,7 +21,6 @@ from txnkv.coordinator import (
     TxnRow,
     TxnState,
     commit_log,
-    past_timeout,
     status_table,
 )
 from txnkv.errors import (
@@ -65,6 +64,8 @@ def commit_small(context: TxnContext) -> Timestamp | None:
         return None
     if commit is not None:
         _drive(context, attempt, commit)
+    if attempt.stamp is not None:
+        return attempt.stamp
     try:
         return attempt.result()
     finally:
@@ -101,11 +102,7 @@ def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
         if local.attempt is not None:
             return local.attempt, None
         if local.at is Local.IN_MEMORY:
-            if context.small is not None:
-                return context.begin_to_commit()
-            if past_timeout(context.row):
-                raise context.time_out("commit")
-            context.end(TxnState.COMMITTED)  # its snapshot holds by itself
+            return context.begin_to_commit()
         return Attempt(local.commit_ts or context.snapshot), None
 
 
@@ -173,7 +170,8 @@ def _committed(context: TxnContext, attempt: Attempt, stamp: Timestamp) -> None:
         context.local.commit_ts = stamp
         context.end(TxnState.COMMITTED)
         context.local.settle(attempt, stamp)
-    attempt.tell()
+    if attempt.future_asked is not None:
+        attempt.tell()
 
 
 def _stays_open(context: TxnContext, attempt: Attempt, error: TxnkvError) -> None:

@@ -281,7 +281,7 @@ class _Columns(Schema):
 @lru_cache(maxsize=256)
 def _encoder(codec: ValueCodec) -> Encode:
     columns = _Columns({f.name: Column(f.type, f.nullable) for f in codec.schema})
-    check = RowChecker(columns).of("insert")
+    check = RowChecker(columns)["insert"].take
     to_bytes = codec.encode_one
 
     def encode(value: Any) -> bytes | None:

@@ -70,6 +70,7 @@ class Session(Closing):
         flush_mode: "manual": rows and messages wait for `flush` or the commit; "auto_sync": each
             call is a flush; "auto_background": a thread flushes them, after a second or when they
             are 8,192 or half of `buffer_bytes`.
+        rows: that wait already, of the transaction's own session.
         buffer_bytes: about what rows and messages that wait may take. Once they do, mode "manual"
             refuses more with InvalidTxnStateError until they are flushed, and "auto_background"
             waits for its thread. None for no limit.
@@ -81,6 +82,7 @@ class Session(Closing):
         context: TxnContext | None,
         flush_mode: FlushMode,
         buffer_bytes: int | None,
+        rows: SessionRows | None = None,
     ) -> None:
         if flush_mode not in FLUSH_MODES:
             one_of("flush_mode", flush_mode, FLUSH_MODES)
@@ -91,19 +93,17 @@ class Session(Closing):
         # What `send_batch` failed with and has taken, and how many messages it is.
         self._unsent: tuple[Any, int] | None = None
         self._connection = connection
-        self._context = context
-        self._mode: FlushMode = flush_mode
-        self._rows = SessionRows(self._room)
+        self._context, self._mode = context, flush_mode
+        self._rows = SessionRows(self._room) if rows is None else rows
         self._unsure: Unsure | None = None
         self._flushed = Outcome()
-        self._closed = False
-        self._lock = new_rlock()
+        self._lock = new_rlock() if context is None or rows is None else context.lock
         self._sending = SendBuffer(self._lock)
         self._errors = ErrorBuffer(self._lock, context)
         self._background: Background | None = None
         # The run that rows are added to without ado, while table and operation stay the same.
         self._table: AnyTable | None = None
-        self._op = ""
+        self._op, self._closed = "", False
         self._take: Adder = nothing
         if context is None:
             connection.sessions.add(self)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from txnkv.errors import InvalidTxnStateError, RowError, RowErrors
-from txnkv.tables import PARTIAL, Adder, Outcome, RowWriter, Shape, Values, shape_of
+from txnkv.tables import MISSING, PARTIAL, Adder, Outcome, RowWriter, Shape, Values, shape_of
 from txnkv.topics import MessageId, SubscriptionInfo
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -29,6 +29,7 @@ BUFFER_BYTES: Final = 64 << 20
 Acks: TypeAlias = tuple[SubscriptionInfo, list[MessageId], bool]
 """Acknowledged messages of a subscription; whether each with all before it."""
 
+_FEW: Final = 8
 _BACKGROUND_ROWS: Final = 8192
 _BACKGROUND_SECONDS: Final = 1.0
 _BUFFERS: Final = 4
@@ -110,6 +111,10 @@ class Room:
         return self.limit is not None and 2 * self.left[0] <= self.limit
 
 
+NO_LIMIT: Final = Room(None, refuses=False)
+"""Room for any number of rows."""
+
+
 # -- rows that wait --------------------------------------------------------------------
 
 
@@ -118,11 +123,11 @@ class Run:
 
     __slots__ = ("op", "rows", "shape", "writer")
 
-    def __init__(self, writer: RowWriter, op: str, shape: Shape) -> None:
+    def __init__(self, writer: RowWriter, op: str, shape: Shape, rows: list[Values]) -> None:
         self.writer = writer
         self.op = op
         self.shape = shape
-        self.rows: list[Values] = []
+        self.rows = rows
 
     def write(self, context: TxnContext, *, counted: bool = True) -> Outcome:
         return context.write_rows(self.writer, self.op, self.rows, counted=counted)
@@ -133,19 +138,22 @@ class SessionRows:
 
     Args:
         room: what they may take, together with messages.
+
+    Attributes:
+        runs: rows of one kind that follow each other.
     """
 
-    __slots__ = ("_room", "_runs")
+    __slots__ = ("_room", "runs")
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._runs: list[Run] = []
+        self.runs: list[Run] = []
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return bool(self.runs)
 
     def __len__(self) -> int:
-        return sum(len(run.rows) for run in self._runs)
+        return sum(len(run.rows) for run in self.runs)
 
     def add(self, writer: RowWriter, op: str, row: Any) -> Run:
         """Check and keep a row; the run that it is in.
@@ -154,20 +162,25 @@ class SessionRows:
             SchemaError: it does not fit the table.
             InvalidTxnStateError: there is no room.
         """
-        values = writer.checker.of(op)(row)
-        self._room.take(values)
-        run = self._run_for(writer, op, shape_of(values) if op in PARTIAL else None)
-        run.rows.append(values)
+        values = writer.checker[op].take(row)
+        if self._room.limit is not None:
+            self._room.take(values)
+        shape = shape_of(values) if op in PARTIAL and MISSING in values else None
+        runs = self.runs
+        if runs:
+            last = runs[-1]
+            if last.writer is writer and last.op == op and last.shape == shape:
+                last.rows.append(values)
+                return last
+        run = Run(writer, op, shape, [values])
+        runs.append(run)
         return run
 
-    def _run_for(self, writer: RowWriter, op: str, shape: Shape) -> Run:
-        """The last run, where a row of this kind goes on with it, or a new one."""
-        if self._runs:
-            last = self._runs[-1]
-            if last.writer is writer and last.op == op and last.shape == shape:
-                return last
-        self._runs.append(Run(writer, op, shape))
-        return self._runs[-1]
+    @property
+    def are_few(self) -> bool:
+        """So few, of a transaction's single calls, that they wait without a session."""
+        runs = self.runs
+        return not runs or (len(runs) < _FEW and len(runs[-1].rows) < _FEW)
 
     def adder(self, run: Run) -> Adder:
         """Adds whole rows to a run, as long as it is the last and waits."""
@@ -177,17 +190,18 @@ class SessionRows:
             self._room.take(values)
             append(values)
 
-        return run.writer.checker.adder(run.op, append, self._room.left, more)
+        return run.writer.checker[run.op].adder(run.rows, self._room.left, more).add
 
     def take(self) -> list[Run]:
         """All of them. Messages were taken before, or are next: there is room again."""
-        runs, self._runs = self._runs, []
-        self._room.empty()
+        runs, self.runs = self.runs, []
+        if self._room.limit is not None:
+            self._room.empty()
         return runs
 
     def put_back(self, runs: list[Run]) -> None:
         """Keep what could not be written, in front of what came since."""
-        self._runs = runs + self._runs
+        self.runs = runs + self.runs
         self._room.take_back(sum(size_of(row) for run in runs for row in run.rows))
 
 

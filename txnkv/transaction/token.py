@@ -22,7 +22,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from txnkv.errors import InvalidTokenError
+from txnkv.coordinator import Coordinator, TxnRow, late_by
+from txnkv.errors import InvalidTokenError, TxnNotFoundError
+from txnkv.storage import clock
 
 _VERSION: Final = 1
 _BODY: Final = struct.Struct(">B16sQQQB")
@@ -120,12 +122,36 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
     return TokenContent(store_id, txn_id, expires or None, keepalive_time, bool(flags & _KEEPALIVE))
 
 
-def expired(txn_id: int, late: int) -> InvalidTokenError:
-    """The error for a token whose transaction passed its timeout so many microseconds ago."""
-    return InvalidTokenError(
-        f"the token expired {late / 1e6:.1f} s ago, with the timeout of transaction {txn_id}: "
-        "begin a new transaction, with a longer timeout or timeout=None"
-    )
+def issue(coordinator: Coordinator, store_id: str, row: TxnRow, keepalive: bool) -> TxnToken:
+    """Return the token of a transaction."""
+    expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
+    content = TokenContent(store_id, row.txn_id, expires, row.keepalive, keepalive)
+    return seal(content, coordinator.token_key)
+
+
+def admit(
+    coordinator: Coordinator, store_id: str, token: TxnToken | bytes | str
+) -> tuple[TxnRow, bool]:
+    """Return the row of the transaction that a token names, and whether who joins keeps it alive.
+
+    Raises:
+        InvalidTokenError: as `unseal`; or its transaction passed its timeout.
+        TxnNotFoundError: the transaction ended so long ago that it was forgotten.
+    """
+    content = unseal(token, store_id, coordinator.token_key)
+    try:
+        row = coordinator.get(content.txn_id)
+        late = late_by(row)
+    except TxnNotFoundError:
+        late = -1 if content.expires is None else clock.now_micros() - content.expires
+        if late <= 0:
+            raise
+    if late > 0:
+        raise InvalidTokenError(
+            f"the token expired {late / 1e6:.1f} s ago, with the timeout of transaction "
+            f"{content.txn_id}: begin a new transaction, with a longer timeout or timeout=None"
+        )
+    return row, content.keepalive
 
 
 def _raw(token: TxnToken | bytes | str) -> bytes:

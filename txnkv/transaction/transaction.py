@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState, ending_error, late_by
+from txnkv.coordinator import LOCK_TIMEOUT, Mark, Timestamp, TxnId, TxnState, ending_error
 from txnkv.errors import (
     InvalidTxnStateError,
     NotSupportedError,
@@ -21,13 +21,12 @@ from txnkv.errors import (
     TableNotFoundError,
     TopicNotFoundError,
     TxnkvError,
-    TxnNotFoundError,
 )
-from txnkv.storage import clock, new_rlock, shielded
+from txnkv.storage import new_rlock, shielded
 from txnkv.tables import Operation, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import ISOLATIONS, LOCKINGS, Isolation, Locking, begin, one_of
+from txnkv.transaction.begin import Isolation, Locking, begin
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -40,7 +39,7 @@ from txnkv.transaction.connection import (
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Local
 from txnkv.transaction.session import FlushMode, Session
-from txnkv.transaction.session_buffer import BUFFER_BYTES, WriteResult
+from txnkv.transaction.session_buffer import BUFFER_BYTES, NO_LIMIT, SessionRows, WriteResult
 from txnkv.transaction.table_scan import Scan
 from txnkv.transaction.token import TxnToken
 from txnkv.transaction.uncommitted import Heart
@@ -61,11 +60,11 @@ class Transaction(Closing):
     ) -> None:
         self.connection = connection
         self._own_session: Session | None = None
+        self._rows: SessionRows | None = None  # of single calls
         self.context = context
         self._joined = joined
         self._keepalive = keepalive
         self._heart: Heart | None = None
-        self._lock = new_rlock()
         self._pid = os.getpid()
         # Weakly, so that who drops the handle stops its heartbeats, whatever sessions live on.
         context.handle = weakref.ref(self)
@@ -88,23 +87,17 @@ class Transaction(Closing):
         Args:
             age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
         """
-        connection.require_writable()
-        if isolation not in ISOLATIONS or locking not in LOCKINGS:
-            one_of("isolation", isolation, ISOLATIONS)
-            one_of("locking", locking, LOCKINGS)
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is seconds above 0, or None, not {timeout!r}")
-        if lock_timeout < 0:
-            raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
+        if not connection.is_open or connection.instance.read_only:
+            connection.require_writable()
         context = begin(
             connection.instance,
             timeout=timeout,
             isolation=isolation,
             locking=locking,
             keepalive=connection.keepalive_time,
+            lock_timeout=lock_timeout,
             age_ts=age_ts,
         )
-        context.lock_timeout = lock_timeout
         return cls(connection, context, joined=False, keepalive=keepalive)
 
     # -- what it is --------------------------------------------------------------------
@@ -137,22 +130,14 @@ class Transaction(Closing):
         return one_phase_commit.current(self.context).state
 
     def __repr__(self) -> str:
-        row = self.context.row
-        at = f"snapshot {int(self.snapshot)}"
+        row, at = self.context.row, f"snapshot {int(self.snapshot)}"
         return f"<Transaction {self.id.local}, {row.isolation}, {row.locking}, {at}>"
 
     def _grid(self) -> Grid:
-        row = self.context.row
-        return ["id", "state", "begun", "isolation", "locking", "snapshot"], [
-            (
-                self.id.local,
-                self.state.name,
-                f"{row.begin_ts.datetime:%Y-%m-%d %H:%M:%S} UTC",
-                row.isolation,
-                row.locking,
-                int(self.snapshot),
-            )
-        ]
+        row, state, at = self.context.row, self.state.name, int(self.snapshot)
+        begun = f"{row.begin_ts.datetime:%Y-%m-%d %H:%M:%S} UTC"
+        names = ["id", "state", "begun", "isolation", "locking", "snapshot"]
+        return names, [(self.id.local, state, begun, row.isolation, row.locking, at)]
 
     # -- commit ------------------------------------------------------------------------
 
@@ -187,7 +172,8 @@ class Transaction(Closing):
             InvalidTxnStateError: a session has rows that were not flushed, or it is not open.
         """
         self.connection.require_open()
-        if any(session.has_pending for session in self.context.sessions):
+        pending = self._rows is not None and self._rows.runs
+        if pending or any(session.has_pending for session in self.context.sessions):
             raise InvalidTxnStateError(
                 "cannot start committing: a session of the transaction has rows that were not "
                 "flushed. Flush it first, or call commit()"
@@ -272,7 +258,9 @@ class Transaction(Closing):
         """
         self.connection.require_open()
         self.context.require_process()
-        with self._lock:  # not from under a commit that flushes: it would commit the rest
+        # Not from under a commit that flushes: it would commit the rest.
+        with self._gate, self.context.lock:
+            self._rows = None if self._own_session is None else self._rows
             for session in self.context.sessions:
                 session.discard()
         self._abort("rolled back")
@@ -304,12 +292,10 @@ class Transaction(Closing):
         self.require_shareable("serialize")
         if not self.context.stored:
             self.context.ensure_large("serialize")
-        row = self.context.row
-        expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
-        content = tokens.TokenContent(
-            self.context.instance.store.store_id, row.txn_id, expires, row.keepalive, keepalive
+        instance = self.context.instance
+        return tokens.issue(
+            instance.coordinator, instance.store.store_id, self.context.row, keepalive
         )
-        return tokens.seal(content, self.context.instance.coordinator.token_key)
 
     def require_shareable(self, what: str) -> None:
         """Refuse to share what only one process can validate.
@@ -339,18 +325,9 @@ class Transaction(Closing):
             joined: Transaction = client.elsewhere("join", token)
             return joined
         instance = client.instance
-        content = tokens.unseal(token, instance.store.store_id, instance.coordinator.token_key)
-        try:
-            row = instance.coordinator.get(content.txn_id)
-            late = late_by(row)
-        except TxnNotFoundError:
-            late = -1 if content.expires is None else clock.now_micros() - content.expires
-            if late <= 0:
-                raise
-        if late > 0:
-            raise tokens.expired(content.txn_id, late)
+        row, keepalive = tokens.admit(instance.coordinator, instance.store.store_id, token)
         context = TxnContext(instance, row, stored=True)
-        return cls(client, context, joined=True, keepalive=content.keepalive)
+        return cls(client, context, joined=True, keepalive=keepalive)
 
     # -- sessions ----------------------------------------------------------------------
 
@@ -363,39 +340,44 @@ class Transaction(Closing):
             InvalidTxnStateError: commit was called already, or it is not open.
         """
         self.connection.require_open()
-        session = self._new_session(flush_mode, buffer_bytes)
-        self.context.require_open("make a session")
+        context = self.context
+        if context.local.commit_called:
+            said = f"transaction {context.row.txn_id} takes no new sessions"
+            raise InvalidTxnStateError(f"transaction commit has already started: {said}")
+        session = Session(self.connection, context, flush_mode, buffer_bytes)
+        context.sessions.append(session)
+        context.require_open("make a session")
         return session
 
     # -- writing: on a session of its own, made at the first call -------------------------
 
     def insert(self, table: AnyTable, row: Any) -> None:
         """Insert a row; see `Session.insert`."""
-        self._session().insert(table, row)
+        self._put(table, "insert", row)
 
     def insert_ignore(self, table: AnyTable, row: Any) -> None:
         """Insert a row, unless its key is there; see `Session.insert_ignore`."""
-        self._session().insert_ignore(table, row)
+        self._put(table, "insert_ignore", row)
 
     def upsert(self, table: AnyTable, row: Any) -> None:
         """Insert a row, or give the one that is there new values; see `Session.upsert`."""
-        self._session().upsert(table, row)
+        self._put(table, "upsert", row)
 
     def update(self, table: AnyTable, row: Any) -> None:
         """Give the row with this key new values; see `Session.update`."""
-        self._session().update(table, row)
+        self._put(table, "update", row)
 
     def update_ignore(self, table: AnyTable, row: Any) -> None:
         """Give the row with this key new values, if it is there; see `Session.update_ignore`."""
-        self._session().update_ignore(table, row)
+        self._put(table, "update_ignore", row)
 
     def delete(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key; see `Session.delete`."""
-        self._session().delete(table, key)
+        self._put(table, "delete", key)
 
     def delete_ignore(self, table: AnyTable, key: Any) -> None:
         """Delete the row with this key, if it is there; see `Session.delete_ignore`."""
-        self._session().delete_ignore(table, key)
+        self._put(table, "delete_ignore", key)
 
     def write(self, table: AnyTable, data: Any, op: Operation = "insert") -> WriteResult:
         """Write Arrow data; see `Session.write`."""
@@ -433,16 +415,33 @@ class Transaction(Closing):
         """Return the rows refused since the last call; see `Session.pending_errors`."""
         return self._session().pending_errors()
 
+    def _put(self, table: AnyTable, op: str, row: Any) -> None:
+        """Let a row wait, in a small transaction of a few rows without a session."""
+        context = self.context
+        with context.lock:
+            rows = self._rows
+            if rows is None:
+                rows = self._rows = SessionRows(NO_LIMIT)
+            if self._own_session is None and rows.are_few and context.may_be_small:
+                self.connection.require_open()
+                context.require_open(op)
+                rows.add(self.connection.writer(table, context.row.snapshot_ts), op, row)
+                return
+        getattr(self._session(), op)(table, row)
+
     def _session(self) -> Session:
         found = self._own_session
         if found is None:
-            with self._lock:
+            with self.context.lock:
                 found = self._own_session
                 if found is None:
-                    found = self._own_session = self._new_session("manual", None)
+                    rows = self._rows = self._rows or SessionRows(NO_LIMIT)
+                    found = Session(self.connection, self.context, "manual", None, rows)
+                    self.context.sessions.append(found)
+                    self._own_session = found
                     # Rows and messages by the thousand go straight there.
-                    self.__dict__["insert"] = found.insert
-                    self.__dict__["send"] = found.send
+                    for name in ("insert", "upsert", "update", "delete", "send"):
+                        self.__dict__[name] = getattr(found, name)
         return found
 
     # -- reading -----------------------------------------------------------------------
@@ -486,19 +485,11 @@ class Transaction(Closing):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _new_session(self, flush_mode: FlushMode, buffer_bytes: int | None) -> Session:
-        if self.context.local.commit_called:
-            raise InvalidTxnStateError(
-                f"transaction commit has already started: transaction {self.context.row.txn_id} "
-                "takes no new sessions"
-            )
-        session = Session(self.connection, self.context, flush_mode, buffer_bytes)
-        self.context.sessions.append(session)
-        return session
-
     def _before_read(self) -> None:
         self.connection.require_open()
         self.context.require_open("read")
+        if self._rows is not None and not self._write_rows(self._rows):
+            self._session()
         for session in self.context.sessions:
             if session.has_pending:
                 session.flush_for_commit()
@@ -513,22 +504,50 @@ class Transaction(Closing):
         self.connection.require_open()
         context = self.context
         context.require_process()
-        with self._lock:  # who comes second finds nothing to flush, and all of it flushed
-            context.local.commit_called = True
-            if not context.local.open:
+        # Who comes second finds nothing to flush, and all of it flushed.
+        with self._gate if context.sessions else context.lock:
+            local = context.local
+            local.commit_called = True
+            if local.at is not Local.IN_MEMORY and local.at is not Local.STORED:
                 return
             try:
-                for session in context.sessions if flush else ():
-                    session.flush_for_commit()
-                context.settle()
+                if flush and self._rows is not None and not self._write_rows(self._rows):
+                    self._session()
+                if flush and context.sessions:
+                    for session in context.sessions:
+                        session.flush_for_commit()
+                if context.unsettled:
+                    context.settle()
             except (TableNotFoundError, TopicNotFoundError) as error:
                 with suppress(InvalidTxnStateError):  # the rest is not committed without them
                     self._abort(str(error))
                 raise
 
-    def _abort(self, reason: str) -> None:
+    def _write_rows(self, rows: SessionRows) -> bool:
+        """Write the rows that wait without a session; False where that is a session's work."""
         context = self.context
-        if not one_phase_commit.abort_small(context, reason):
+        with context.lock:
+            if self._own_session is not None or not context.may_be_small:
+                return not rows.runs
+            for run in rows.runs:
+                if run.op != "upsert" or run.shape is not None:
+                    return False  # it may be refused, and somebody is to be told
+            runs = rows.take()
+            try:
+                for run in runs:
+                    context.write_rows(run.writer, run.op, run.rows, counted=False)
+            except BaseException:
+                rows.put_back(runs)
+                raise
+            return True
+
+    @property
+    def _gate(self) -> Any:
+        """Held while sessions are flushed for the end, so made where there are some."""
+        return self.__dict__.get("_ending") or self.__dict__.setdefault("_ending", new_rlock())
+
+    def _abort(self, reason: str) -> None:
+        if not one_phase_commit.abort_small(context := self.context, reason):
             context.instance.coordinator.abort(context.row.txn_id, reason)
         context.end(TxnState.ABORTED, reason)
         self.close()
@@ -556,7 +575,7 @@ class Transaction(Closing):
             self.close()
         elif error is not None:
             self._leave(error)
-        elif not local.ended:
+        elif local.at is not Local.COMMITTED and local.at is not Local.ABORTED:
             try:
                 self.commit()
             except BaseException as failed:
@@ -565,7 +584,8 @@ class Transaction(Closing):
 
     def _leave(self, error: BaseException) -> None:
         """Roll back on the way out of an exception, but not a commit that is on its way."""
-        with self._lock:  # a commit of which the wait alone has ended may still be flushing
+        # A commit of which the wait alone has ended may still be flushing.
+        with self._gate, self.context.lock:
             on_its_way = self.context.local.at in (Local.COMMITTING, Local.FINISHING)
         if not on_its_way and not self.context.local.ended:
             self._rollback_quietly()

@@ -66,11 +66,12 @@ class Holding:
 
 
 def _give_back(instance: Instance, held: IdPin) -> None:
+    coordinator = instance.coordinator
     if held.txn_id is not None:
-        instance.coordinator.ids.ended(held.txn_id)
+        coordinator.ids.ended(held.txn_id)
     if held.snapshot is not None:
         try:
-            instance.coordinator.log.runtime.unpin(held.snapshot, held)
+            coordinator.log.runtime.unpin(held.snapshot, held)
         except ClosedError:
             return  # with the store went its pins
 
@@ -90,6 +91,10 @@ class SmallParts:
         transactional: False for a write outside of any transaction.
     """
 
+    _rows: SmallWrites | None = None
+    _outbox: Outbox | None = None
+    _marks: Marks | None = None
+
     def __init__(
         self,
         instance: Instance,
@@ -104,24 +109,12 @@ class SmallParts:
         self._reads = reads
         self._hold = hold
         self._transactional = transactional
-        self._rows: SmallWrites | None = None
-        self._outbox: Outbox | None = None
-        self._marks: Marks | None = None
-
-    @property
-    def empty(self) -> bool:
-        return (
-            (self._rows is None or self._rows.empty)
-            and (self._outbox is None or self._outbox.empty)
-            and self._marks is None
-        )
 
     @property
     def too_large(self) -> bool:
         """More than a row of the commit log should hold."""
-        return (self._rows is not None and self._rows.too_large) or (
-            self._outbox is not None and self._outbox.too_large
-        )
+        rows, outbox = self._rows, self._outbox
+        return (rows is not None and rows.too_large) or (outbox is not None and outbox.too_large)
 
     @property
     def shown(self) -> SmallWrites | None:
@@ -154,11 +147,14 @@ class SmallParts:
             self._marks = Marks()
         return self._marks
 
-    def commit(self) -> SmallCommit:
-        """Return the commit of all parts, for the commit log."""
+    def commit(self) -> SmallCommit | None:
+        """Return the commit of all parts, for the commit log; None when they are empty."""
         outbox = self._outbox
         if outbox is None or outbox.empty:
-            commit = (self._rows or self.rows).commit()
+            rows = self._rows or self.rows
+            if not rows.memories and self._marks is None:
+                return None
+            commit = rows.commit()
         else:
             commit = self._commit_with(outbox)
         return commit if self._marks is None else self._marks.within(commit)

@@ -60,7 +60,7 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
         row: dict[str, Any] | None = writer.reader.get(key, view.snapshot, add_key)
         if row is not NotImplemented:
             return row
-    values = writer.checker.of("delete")(key)
+    values = writer.checker["delete"].take(key)
     encoded = writer.key(values)
     tablet = writer.tablet(values, encoded)
     found = find_row(tables, tablet, view, encoded)

@@ -14,12 +14,13 @@ each key. Nothing is written anywhere before the commit, and nothing at all when
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.coordinator import Section, SmallCommit, TxnRow, payload
+from txnkv.coordinator import Section, SmallCommit, TxnRow, commit_of, payload, section_of
 from txnkv.core import compute as pc
 from txnkv.errors import (
     RowError,
@@ -58,8 +59,20 @@ class SmallWrites:
     Not for two threads at a time; readers may read meanwhile.
 
     Attributes:
+        memories: its entries by tablet.
         too_large: they are more than a row of the commit log should hold.
     """
+
+    # Each transaction makes one: what begins alike stands in the class.
+    _statements = 0
+    _before = 0
+    _counted = True
+    _rows = 0
+    _bytes = 0
+    _catalog: int | None = None
+    _lone: bytes | None = None
+    _replaces = False
+    too_large = False
 
     def __init__(
         self, tables: Tables, row: TxnRow, reads: ReadSet | None, *, transactional: bool
@@ -68,28 +81,22 @@ class SmallWrites:
         self._row = row
         self._transactional = transactional
         self._reads = reads
-        self._view = ReadView(row.snapshot_ts, reads=reads)
         self._add_key = None if reads is None else reads.add_key
-        self._memory: dict[int, core.MemRowSet] = {}
+        self.memories: dict[int, core.MemRowSet] = {}
         self._tablets: dict[int, Tablet] = {}
-        self._statements = 0
-        self._before = 0
-        self._counted = True
         self._found: dict[tuple[int, bytes], Values | None] = {}
-        self._rows = 0
-        self._bytes = 0
-        self._catalog: int | None = None
-        self._lone: bytes | None = None
-        self._replaces = False
-        self.too_large = False
+
+    @cached_property
+    def _view(self) -> ReadView:
+        return ReadView(self._row.snapshot_ts, reads=self._reads)
 
     def memory(self, tablet_id: int) -> core.MemRowSet | None:
         """Its entries for a tablet; None when there are none."""
-        return self._memory.get(tablet_id)
+        return self.memories.get(tablet_id)
 
     @property
     def empty(self) -> bool:
-        return not self._memory
+        return not self.memories
 
     # -- batches -----------------------------------------------------------------------
 
@@ -144,6 +151,12 @@ class SmallWrites:
         rule = RULES[op]
         try:
             for values in rows:
+                if op == "upsert" and not counted and MISSING not in values:
+                    self._replaces = True  # perhaps
+                    key, row = writer.rows.values(values)
+                    lone = writer.lone
+                    self._put(writer.tablet_of(values, key) if lone is None else lone, key, row)
+                    continue
                 error = self._apply(writer, rule, values, outcome)
                 if error is None:
                     continue
@@ -169,9 +182,7 @@ class SmallWrites:
         else:
             key, row = writer.rows.values(values)
         tablet = writer.tablet(given, key)
-        # A whole upsert whose count nobody wants needs no look at what is there.
-        blind = not self._counted and rule.there is rule.absent and not partial
-        old = () if blind else self._find(writer, tablet, key, decode=partial)
+        old = self._find(writer, tablet, key, decode=partial)
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
             earlier = own is not None and own[0] > self._before
@@ -190,7 +201,7 @@ class SmallWrites:
             outcome.deleted += 1
         elif old is None:
             outcome.inserted += 1
-        elif not blind:
+        else:
             outcome.updated += 1
         return None
 
@@ -229,26 +240,32 @@ class SmallWrites:
             SchemaError: the key does not fit the table.
             HistoryExpiredError: the snapshot is older than the history.
         """
-        if not self._memory:
-            row = writer.reader.get(key, self._view.snapshot, self._add_key)
+        if not self.memories:
+            row = writer.reader.get(key, self._row.snapshot_ts, self._add_key)
             if row is not NotImplemented:
                 return row  # type: ignore[no-any-return]
-        values = writer.checker.of("delete")(key)
+        values = writer.checker["delete"].take(key)
         encoded = writer.key(values)
         found = self._find(writer, writer.tablet(values, encoded), encoded, decode=True)
         return None if found is None else writer.row(values, found)
 
     def _own(self, tablet: Tablet, key: bytes) -> tuple[int, bytes | None] | None:
-        if not self._memory:
+        if not self.memories:
             return None
-        memory = self._memory.get(tablet.id)
+        memory = self.memories.get(tablet.id)
         return None if memory is None else memory.get(key, 0, EVERY_STAMP)
 
     def _put(self, tablet: Tablet, key: bytes, row: bytes | None) -> None:
-        self._statements += 1
-        self._lone = key if self._statements == 1 else None
-        self._of(tablet).put(key, self._statements, row)
-        self._count(1, len(key) + (0 if row is None else len(row)))
+        self._statements = number = self._statements + 1
+        self._lone = key if number == 1 else None
+        memory = self.memories.get(tablet.id)
+        if memory is None:
+            memory = self._of(tablet)
+        memory.put(key, number, row)
+        self._rows += 1
+        self._bytes += len(key) + (0 if row is None else len(row)) + _ENTRY_BYTES
+        if self._rows > MAX_ROWS or self._bytes > MAX_BYTES:
+            self.too_large = True
 
     def _count(self, rows: int, size: int) -> None:
         self._rows += rows
@@ -257,20 +274,20 @@ class SmallWrites:
 
     def _undo(self, statement: int) -> None:
         """Forget what came after a statement."""
-        for id, memory in list(self._memory.items()):
+        for id, memory in list(self.memories.items()):
             kept = memory.copy(0, statement)
             if kept.n:
-                self._memory[id] = kept
+                self.memories[id] = kept
             else:
-                del self._memory[id], self._tablets[id]
+                del self.memories[id], self._tablets[id]
 
     def _of(self, tablet: Tablet) -> core.MemRowSet:
-        memory = self._memory.get(tablet.id)
+        memory = self.memories.get(tablet.id)
         if memory is None:
             version = self._tables.require_unchanged(tablet.table)
             self._tables.refuse_held((tablet.id,))
             self._catalog = version if self._catalog is None else min(version, self._catalog)
-            memory = self._memory[tablet.id] = core.MemRowSet(tablet.codec.width)
+            memory = self.memories[tablet.id] = core.MemRowSet(tablet.codec.width)
             self._tablets[tablet.id] = tablet
         return memory
 
@@ -278,9 +295,10 @@ class SmallWrites:
 
     def commit(self) -> SmallCommit:
         """Return the commit that the commit log is to make."""
-        sections = [
-            Section(payload.TABLET, id, memory.serialize()) for id, memory in self._memory.items()
-        ]
+        sections = []
+        for id, memory in self.memories.items():
+            section: Section = section_of((payload.TABLET, id, memory.serialize(), 0, 0, None))
+            sections.append(section)
         validation = Validation(
             self._tables,
             self._row,
@@ -290,14 +308,15 @@ class SmallWrites:
             self._tablets,
             self._written,
         )
-        return SmallCommit(self._row.txn_id, sections, validation)
+        made: SmallCommit = commit_of((self._row.txn_id, sections, validation, None, 0))
+        return made
 
     def _written(self) -> Iterator[tuple[Tablet, core.Keys]]:
         if self._lone is not None:
             for tablet in self._tablets.values():
                 yield tablet, core.Keys.one(self._lone)
             return
-        for id, memory in self._memory.items():
+        for id, memory in self.memories.items():
             yield self._tablets[id], memory.select(None, None, 0, EVERY_STAMP).keys
 
     # -- outgrowing --------------------------------------------------------------------
@@ -306,7 +325,7 @@ class SmallWrites:
         """All of it as staging takes it."""
         return [
             part
-            for id, memory in self._memory.items()
+            for id, memory in self.memories.items()
             for part in _evaluated(self._tablets[id], memory, self._replaces)
         ]
 

@@ -25,7 +25,6 @@ from txnkv.topics.log.log_chunks import (
     read_marker,
     seek_at_or_below,
     unlike,
-    walked,
     whole,
 )
 from txnkv.topics.log.log_state import DATABASES, LOG, NEVER, STATE, Segment

@@ -9,13 +9,13 @@ import lmdb
 
 from txnkv.core import CoreError, check_batch
 from txnkv.errors import CorruptionError
-from txnkv.topics.log.log_chunks import walked
 from txnkv.topics.log.log_state import (
     DATABASES,
     LogParts,
     LogState,
+    Segment,
 )
-from txnkv.topics.log.log_writer import counted_segment, replay
+from txnkv.topics.log.log_writer import bytes_of, replay, walked
 from txnkv.topics.log.partition_log import PartitionLog
 from txnkv.topics.log.partition_state import CommitEntry, MemoryOpenTxns
 
@@ -76,7 +76,13 @@ def _segments(parts: LogParts, record: LogState, has_side: bool) -> Iterator[str
     segments = parts.segments.all()
     ends = [segment.base for segment in segments[1:]] + [record.end]
     for segment, end in zip(segments, ends, strict=False):
-        counted = counted_segment(parts, segment.base, end)
+        counted = Segment.empty(segment.base)
+        for _, chunk in parts.chunks().between(segment.base, end):
+            for at, header in walked(chunk):
+                size = counted.bytes + bytes_of(chunk, at, header)
+                newest = max(counted.max_timestamp, header.max_timestamp)
+                created = counted.created if counted.bytes else header.max_timestamp
+                counted = Segment(segment.base, created, size, newest)
         if has_side:  # a segment that began with a marker may begin with its messages now
             counted = counted._replace(created=segment.created)
         if counted != segment:

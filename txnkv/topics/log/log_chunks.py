@@ -38,7 +38,6 @@ from txnkv.core import (
     read_control,
     read_header,
     sound,
-    walk,
 )
 from txnkv.errors import CorruptionError
 from txnkv.topics.log.partition_state import AbortedEntry
@@ -139,18 +138,6 @@ def whole(batches: Any) -> Any:
         return intact(batches)
     except CoreError:
         raise damaged(base_at(batches, 0)) from None
-
-
-def walked(chunk: Any, what: str = "log") -> list[tuple[int, BatchHeader]]:
-    """The place of each batch of a chunk, and its header.
-
-    Raises:
-        CorruptionError: they are none.
-    """
-    try:
-        return walk(chunk)
-    except CoreError as error:
-        raise CorruptionError(f"{what}: {error}") from None
 
 
 def is_side_list(chunk: Any) -> bool:

@@ -8,13 +8,13 @@ Cutting the end takes the state back to an earlier offset: it is replayed from a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import lmdb
 
-from txnkv.core import BatchHeader, read_control
+from txnkv.core import BatchHeader, CoreError, read_control, walk
 from txnkv.errors import CorruptionError
 from txnkv.storage import Environment, clock, declare_fault_point, fault_point
 from txnkv.topics.log.log_chunks import (
@@ -26,7 +26,6 @@ from txnkv.topics.log.log_chunks import (
     next_offset,
     position_of,
     side_bytes,
-    walked,
 )
 from txnkv.topics.log.log_state import (
     LogParts,
@@ -107,7 +106,7 @@ class LogWriter:
         begin = 0
         state, segment = self._state, self._segment
         size, newest = segment.bytes, segment.max_timestamp
-        for at, header in walked(view, "put into a log, of which nothing was put"):
+        for at, header in _walked(view):
             if header.base_offset != state.end:
                 raise self._misplaced(header)
             length, timestamp = header.length, header.max_timestamp
@@ -225,6 +224,13 @@ class LogWriter:
         state.changes = 0
         self._snapshot_micros = clock.now_micros()
         fault_point("partition.snapshot")
+
+
+def _walked(view: memoryview) -> Iterable[tuple[int, BatchHeader]]:
+    try:
+        return walk(view)
+    except CoreError as error:
+        raise CorruptionError(f"put into a log: {error}. Nothing was put") from None
 
 
 declare_fault_point("partition.truncated", "the end of a log is cut off, not committed")
@@ -356,26 +362,27 @@ class LogCutter:
         """Leaves at least one: the first stays when the log is empty now."""
         holding = self._parts.segments.before(end) or Segment.empty(end)
         self._parts.segments.drop_from(holding.base)
-        self._parts.segments.put(counted_segment(self._parts, holding.base, end))
+        segment = Segment.empty(holding.base)
+        for header, size in sizes(self._parts, holding.base, end):
+            segment = Segment(
+                segment.base,
+                segment.created if segment.bytes else header.max_timestamp,
+                segment.bytes + size,
+                max(segment.max_timestamp, header.max_timestamp),
+            )
+        self._parts.segments.put(segment)
 
 
-def counted_segment(parts: LogParts, base: int, end: int) -> Segment:
-    """The segment of the batches in [base, end), both at a batch's edge.
+def sizes(parts: LogParts, low: int, high: int) -> Iterator[tuple[BatchHeader, int]]:
+    """The headers of the batches in [low, high), both at a batch's edge, and their bytes.
 
     Raises:
-        CorruptionError: a batch is damaged.
+        CorruptionError: there is something else in the log.
     """
-    segment = Segment.empty(base)
-    for _, chunk in parts.chunks().between(base, end):
+    for _, chunk in parts.chunks().between(low, high):
         for at, header in walked(chunk):
-            if base <= header.base_offset < end:
-                segment = Segment(
-                    base,
-                    segment.created if segment.bytes else header.max_timestamp,
-                    segment.bytes + bytes_of(chunk, at, header),
-                    max(segment.max_timestamp, header.max_timestamp),
-                )
-    return segment
+            if low <= header.base_offset < high:
+                yield header, bytes_of(chunk, at, header)
 
 
 def counted(chunk: memoryview) -> int:
@@ -419,3 +426,15 @@ def replay(parts: LogParts, snapshot: StateSnapshot, end: int) -> PartitionState
                 control = read_control(chunk, at) if header.attributes & CONTROL else None
                 state.apply(header, control)
     return state
+
+
+def walked(chunk: memoryview) -> list[tuple[int, BatchHeader]]:
+    """The batches of a chunk.
+
+    Raises:
+        CorruptionError: there is something else in it.
+    """
+    try:
+        return walk(chunk)
+    except CoreError as error:
+        raise CorruptionError(f"log: {error}") from None

@@ -29,7 +29,6 @@ from txnkv.topics.log.log_chunks import (
     first_length,
     is_side_list,
     next_offset,
-    walked,
     whole,
 )
 from txnkv.topics.log.log_indexes import compare
@@ -39,7 +38,7 @@ from txnkv.topics.log.log_state import (
     LogState,
     Segment,
 )
-from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter
+from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, walked
 from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn
 
 Buffer: TypeAlias = Any

@@ -45,10 +45,12 @@ import lmdb
 from txnkv.core import (
     Attributes,
     BatchHeader,
+    CoreError,
     check_batch,
     crc32c,
     place,
     read_header,
+    walk,
 )
 from txnkv.errors import ClosedError, CorruptionError, StoreNotFoundError, UnavailableError
 from txnkv.storage import (
@@ -59,7 +61,7 @@ from txnkv.storage import (
     make_private_directory,
     sync_directory,
 )
-from txnkv.topics.log import CHUNK_BYTES, OWN, SHARED, SideRun, walked
+from txnkv.topics.log import CHUNK_BYTES, OWN, SHARED, SideRun
 
 _KEY: Final = struct.Struct(">QQ")
 _ATTRIBUTES: Final = struct.Struct("<H")
@@ -124,13 +126,15 @@ def gathered(buffers: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def batches_of(chunk: Any) -> list[tuple[int, BatchHeader]]:
-    """The place of each batch of a chunk, and its header; CorruptionError if they are none."""
-    return walked(chunk, "side log")
+    """The batches of a chunk of a side log, with where they begin.
 
-
-def _count(chunk: Any) -> int:
-    """Count the messages of a chunk."""
-    return sum(header.count for _, header in batches_of(chunk))
+    Raises:
+        CorruptionError: there is something else in it.
+    """
+    try:
+        return walk(chunk)
+    except CoreError as error:
+        raise CorruptionError(f"side log: {error}") from None
 
 
 class SideChunks:
@@ -170,7 +174,7 @@ class SideChunks:
         with self._txn.cursor(db=self._db) as cursor:
             first, chunk = self._holding(cursor, txn_id, index)
             while True:
-                count = _count(chunk)
+                count = sum(header.count for _, header in batches_of(chunk))
                 at, first_batch = _position(chunk, index - first) if first < index else (0, 0)
                 yield first + first_batch, chunk[at:]
                 index = first + count
@@ -186,7 +190,7 @@ class SideChunks:
             there = cursor.prev() if cursor.set_range(chunk_key(txn_id + 1, 0)) else cursor.last()
             if not there or read_chunk_key(cursor.key())[0] != txn_id:
                 return 0
-            count = _count(cursor.value())
+            count = sum(header.count for _, header in batches_of(cursor.value()))
             return int(read_chunk_key(cursor.key())[1]) + count
 
     def delete(self, txn_id: int, index: int, upto: int | None, most: int = 1 << 62) -> int:
@@ -219,7 +223,7 @@ class SideChunks:
         if found:
             owner, first = read_chunk_key(cursor.key())
             chunk = cursor.value()
-            if owner == txn_id and index < first + _count(chunk):
+            if owner == txn_id and index < first + sum(h.count for _, h in batches_of(chunk)):
                 return first, chunk
         raise self._missing(txn_id, index)
 
