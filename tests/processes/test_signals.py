@@ -203,8 +203,8 @@ def _interrupt(world: World, call: Callable[[], None], some: int | None) -> None
     whole.run(call)
     world.settle()
     instants = range(1, whole.passed + 1)
-    assert len(instants) > 5
-    for n in instants if some is None else random.sample(instants, some):
+    assert len(instants) > 3  # a get has few: most of it is one call of C
+    for n in instants if some is None else random.sample(instants, min(some, len(instants))):
         interruption = Interruption(n)
         interruption.run(call)
         try:
