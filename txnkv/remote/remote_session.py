@@ -364,6 +364,8 @@ class RemoteSession(RemoteHandle, Session):
         if self._closed:
             raise ClosedError(f"cannot {what}: the session was closed; make a new one")
         self._connection.require_open()
+        if self._txn is not None and self._txn.ending and not self._txn.over:
+            raise InvalidTxnStateError(f"cannot {what}: the transaction is being committed")
 
     def _table_of(self, table: Any) -> RemoteTable:
         if isinstance(table, RemoteTable):
