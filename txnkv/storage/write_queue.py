@@ -225,7 +225,7 @@ class WriteQueue(WriteTurn):
             descriptor = self._descriptor
             refused = self._retired or self._refusing
             if descriptor is not None and not refused and core.take_turn(descriptor):
-                self._owner = me
+                self._owner, self._tried_only = me, 0.0
                 return
             self._lock.release()
         super().acquire(wait=wait)
