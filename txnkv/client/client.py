@@ -330,7 +330,7 @@ class Client(Connection, Closing):
 
         Takes the options of `new_transaction`.
         """
-        return Transaction.begin(self, **options)
+        return self.new_transaction(**options)
 
     def run(
         self,
