@@ -84,14 +84,14 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_030, "tables": 8_300, "storage": 3_840, "cli": 3_710, "coordinator": 2_970,
+    "topics": 10_030, "tables": 8_300, "storage": 3_840, "cli": 3_965, "coordinator": 3_015,
     "transaction": 3_070, "core": 3_240, "spark": 2_565, "client": 2_560, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
-aio: a twin of Table.dataset. cli: commands for rows, a small language of conditions. client: tables
-as datasets of Arrow,
-handles in notebooks, the short way of a get. core, cli, spark, topics: JSON, structs, maps, times,
+aio: a twin of Table.dataset. cli: commands for rows, a small language of conditions, top.
+coordinator: numbers told to who watches. client: tables as datasets of Arrow, handles in notebooks,
+the short way of a get. core, cli, spark, topics: JSON, structs, maps, times,
 durations and UUIDs. core: light blocks. coordinator, storage: the epoch of what gets remember.
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
@@ -231,7 +231,7 @@ def test_type_only_imports() -> None:
 
 def test_few_modules() -> None:
     # 16 of them are `remote`, `server`, and what they need of client and cli.
-    told("modules", list(modules()), 248)
+    told("modules", list(modules()), 249)
     top = [name for name in modules() if name.count(".") == 1]
     told("names at the top of txnkv", top, 16)  # with remote and server
 

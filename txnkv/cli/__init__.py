@@ -4,6 +4,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
 `command_group` for the exit statuses. Each command's module is loaded when it is called:
 
     store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
+    top                                    all of that, live
     table_commands                         a table and single rows of it
     conditions, parsing                    what users type: conditions, schemas, times
     load, row_sources, text_sources        files in
@@ -38,6 +39,7 @@ _HOMES = {
     "group": "txnkv.cli.topic_commands",
     "txn": "txnkv.cli.txn",
     "stats": "txnkv.cli.store_commands",
+    "top": "txnkv.cli.top",
     "check": "txnkv.cli.store_commands",
     "compact": "txnkv.cli.store_commands",
     "backup": "txnkv.cli.store_commands",

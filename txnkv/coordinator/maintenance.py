@@ -5,6 +5,7 @@
               write, whether it writes or not; in all others it gives up what was removed
     resume    bringing to their end what was aborted there and what dead processes left
     sweep     the work of the layers above: flush, end markers, removal of what was dropped
+    publish   this process's numbers, for who watches the store: see `watch`
 
 The leader's round begins the other two on threads of their own, which are there only while they
 work: a flush of a minute, or a log that does not answer, holds up neither the lease nor expiry.
@@ -14,12 +15,16 @@ and a forked child begins without them until it opens or writes.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from txnkv.coordinator import liveness, status_table
 from txnkv.coordinator.ids import Timestamp, dead_ranges, drop_ranges
@@ -27,6 +32,7 @@ from txnkv.coordinator.liveness import Lease, LeaseLostError
 from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
+from txnkv.metrics import Metrics
 from txnkv.storage import Store, clock, new_event, new_lock, not_waiting, shielded
 
 _log = logging.getLogger("txnkv")
@@ -87,8 +93,73 @@ class _Beside:
             _log.exception("background work failed, it will be tried again")
 
 
+class _Published:
+    """The file in which a process tells its numbers while somebody watches the store.
+
+    A watcher touches `watched` now and then. Whoever finds that it was touched since its last round
+    writes `metrics-PID`; when nobody watches, that is a look at the times of a file each round.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: int | None = None
+        self._told = False
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / f"{_NUMBERS}{os.getpid()}"
+
+    def round(self, metrics: Metrics) -> None:
+        """Tell the numbers, if somebody watches."""
+        with suppress(OSError):  # a full disk, or no folder any more: others say so
+            touched = (self._folder / _WATCHED).stat().st_mtime_ns
+            if touched == self._seen:
+                return
+            self._seen, self._told = touched, True
+            part = self._folder / f"part-{os.getpid()}"
+            part.write_text(json.dumps(metrics.snapshot()))
+            part.replace(self._file)
+
+    def withdraw(self) -> None:
+        """Take the file away."""
+        if self._told:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
+
+_WATCHED: Final = "watched"
+_NUMBERS: Final = "metrics-"
+_FRESH: Final = 10 * 1_000_000_000
+"""Nanoseconds for which a process that says nothing is taken for one that lives."""
+
+
+def watch(folder: Path) -> dict[int, dict[str, Any]]:
+    """Ask all processes that write to a store for their numbers, and return the last ones.
+
+    Args:
+        folder: `runtime` of the store.
+
+    Returns:
+        `Metrics` by process id; those of a process come a second after the first call.
+    """
+    found = {}
+    with suppress(OSError):  # of a store that cannot be written to
+        (folder / _WATCHED).touch()
+        now = (folder / _WATCHED).stat().st_mtime_ns
+        for file in folder.glob(f"{_NUMBERS}*"):
+            with suppress(OSError, ValueError):
+                if now - file.stat().st_mtime_ns > _FRESH:
+                    file.unlink()
+                else:
+                    found[int(file.name.removeprefix(_NUMBERS))] = json.loads(file.read_text())
+    return found
+
+
 class Maintenance:
     """Background work of one store in this process.
+
+    Attributes:
+        metrics: told to who watches the store.
 
     Args:
         store: the store.
@@ -101,12 +172,14 @@ class Maintenance:
         self, store: Store, orchestrator: Orchestrator, history: float, poll: float = 1.0
     ) -> None:
         self.lease = Lease(store)
+        self.metrics: Metrics | None = None
         self._store = store
         self._orchestrator = orchestrator
         self._history = history
         self._poll = poll
         self._sweeps: list[Sweep] = []
         self._looks: list[Callable[[], object]] = [store.environments.close_gone]
+        self._published = _Published(store.directory.runtime_path)
         self._looked: int | None = None
         self._looked_at = 0
         self._stop = new_event()
@@ -156,6 +229,7 @@ class Maintenance:
             thread.join(timeout=30)
         for beside in self._beside:
             beside.join()
+        self._published.withdraw()
         self.lease.release()
 
     def forget_thread(self) -> None:
@@ -264,6 +338,8 @@ class Maintenance:
         while not stop.wait(self._poll):
             try:
                 self.look()
+                if self.metrics is not None:
+                    self._published.round(self.metrics)
                 if not self._store.directory.read_only and self._lead() is _Led.BUSY:
                     for beside in self._beside:
                         beside.begin()

@@ -51,6 +51,7 @@ class Instance:
         self.contexts: dict[int, _Known] = {}
         self._gone: deque[_Known] = deque()
         if not read_only:
+            self.coordinator.maintenance.metrics = self.coordinator.metrics
             regain(self.topics)
             self.coordinator.recover()
 
