@@ -24,7 +24,6 @@ def test_a_store_is_made_when_it_is_missing(store_path: Path, connect: Any) -> N
 @pytest.mark.parametrize(
     ("path", "options", "kind", "words"),
     [
-        ("grpc://host:7000", {}, txnkv.NotSupportedError, "on this machine alone"),
         ("x", {"history": -1}, ValueError, "0 or more"),
         ("x", {"cache_bytes": 0}, ValueError, "above 0"),
         ("x", {"keepalive_time": 0}, ValueError, "at least 0.5 s"),
