@@ -67,6 +67,7 @@ def wire(serve: Callable[..., Server]) -> Iterator[Wire]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again(serving: Any, store: txnkv.Client) -> None:
     serving.start()
     with txnkv.connect(serving.address) as client:
@@ -151,6 +152,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wi
     assert store.table("t").count() == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs(serving: Any, store: txnkv.Client) -> None:
     serving.start()
     with txnkv.connect(serving.address, keepalive_time=0.5) as client:
