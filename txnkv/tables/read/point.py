@@ -261,25 +261,6 @@ def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> byte
     return rows.row(0) if there.count else None
 
 
-def find_range(
-    tables: Tables, tablet: Tablet, view: ReadView, low: bytes, high: bytes
-) -> tuple[core.Keys, core.RowSlices] | None:
-    """The rows with low <= key < high, ascending: keys, and bytes; None when they are many.
-
-    Raises:
-        As `find_rows`.
-    """
-    own = None if view.own is None else view.own.memory(tablet.id)
-
-    def ask(published: Published, load: core.Load) -> tuple[core.Keys, core.RowSlices] | None:
-        found = published.layers.range(own, low, high, view.snapshot, load)
-        if found is None:
-            return None
-        return found[0], found[1].rows(tablet.since, tablet.memory_rows.row)
-
-    return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
-
-
 def columns_of(
     tablet: Tablet, names: Sequence[str], keys: core.Keys, rows: core.RowSlices
 ) -> list[pa.Array]:
