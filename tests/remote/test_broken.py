@@ -133,6 +133,13 @@ def test_killed_at_a_step_of_a_commit(serving: Any, store: txnkv.Client, point: 
             state = txnkv.TxnState.ABORTED
         there = store.table("t").count() == 1
         assert (state is txnkv.TxnState.COMMITTED) == there
+        error, words = (
+            (txnkv.InvalidTxnStateError, "committed already")
+            if there
+            else (txnkv.UnavailableError, "begin again")
+        )
+        with pytest.raises(error, match=words):
+            txn.commit()
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wire) -> None:

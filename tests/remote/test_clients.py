@@ -109,8 +109,9 @@ def test_an_exactly_once_pipe(store: txnkv.Client, remote: Remote) -> None:
 
 
 def test_a_client_that_is_gone_gives_back_what_it_had(
-    store: txnkv.Client, remote: Remote, until: Any
+    store: txnkv.Client, remote: Remote, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("txnkv.server.guests._MADE_SOON", 3600)  # nobody waits for what is lost
     client = remote(keepalive_time=0.5)
     subscription = client.topic("events").subscribe("one")
     txn = client.new_transaction()
@@ -118,8 +119,11 @@ def test_a_client_that_is_gone_gives_back_what_it_had(
     assert txn.get("t", 1) is not None
     client.channel._stop.set()  # type: ignore[attr-defined]  # as with its process
     until(lambda: _may_subscribe(store))
+    with pytest.raises(txnkv.TxnNotFoundError):
+        _ = txn.state
     with pytest.raises(txnkv.UnavailableError, match="begin again"):
         txn.commit()
+    txn.rollback()
     assert store.table("t").count() == 0
     assert subscription.receive(timeout=0) is None  # made again
 

@@ -52,7 +52,7 @@ AS_THEY_ARE = {
 INSIDE = {
     "Client": "end_sessions table_info timestamp_of topic_info writer elsewhere",
     "Scan": "over",
-    "Transaction": "begin require_shareable start_heart",
+    "Transaction": "abort_for begin require_shareable start_heart",
 }
 """Methods that nobody calls on a remote handle."""
 

@@ -129,7 +129,7 @@ class Channel:
         self.server = ""  # which one has answered
         self._flight: fl.FlightClient | None = None
         self._numbers = count(1)
-        self._handles = count(1)
+        self._last_handle = 0
         self._waiting: list[Call] = []
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()
@@ -142,7 +142,9 @@ class Channel:
     def new_handle(self) -> int:
         """Return the number of a handle that a call is to make."""
         self.require_open()
-        return next(self._handles)
+        with self._lock:
+            self._last_handle += 1
+            return self._last_handle
 
     def later(self, call: Call) -> None:
         """Have a call go in front of the next request, whatever that is."""
@@ -188,11 +190,7 @@ class Channel:
     def _call(self, first: list[Call], calls: tuple[Call, ...]) -> Any:
         again = all(call.again for call in calls)
         number = next(self._numbers)
-        body: dict[str, Any] = {
-            "version": VERSION,
-            "guest": self.guest,
-            "keepalive": self.keepalive_time,
-            "server": self.server,
+        body = self._head() | {
             "number": number,
             "once": not again,
             "first": [call.content() for call in first],
@@ -373,6 +371,7 @@ class Channel:
             "guest": self.guest,
             "keepalive": self.keepalive_time,
             "server": self.server,
+            "handles": self._last_handle,
         }
 
     # -- the connection ----------------------------------------------------------------

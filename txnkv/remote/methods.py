@@ -65,7 +65,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("none", "open_diff", again=True, stream=True),
         **_all("read", "table", names="table", again=True),
         **_all("read", "topic", names="topic", again=True),
-        **_all("none", "keep_transaction_alive outcome"),
+        **_all("none", "keep_transaction_alive outcome commits"),
         **_all("write", "forget_applied"),
         **_all("admin", "create_table drop_table recall_table", names="table"),
         **_all("admin", "create_topic drop_topic", names="topic"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
@@ -27,7 +26,7 @@ from txnkv.remote.remote_handles import (
     reader_of,
 )
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.remote_transaction import RemoteTransaction
+from txnkv.remote.remote_transaction import Committer, RemoteTransaction
 from txnkv.tables import PartitionBy, Schema
 from txnkv.topics import Buffer, Compression, SubscriptionInfo, TopicInfo
 from txnkv.transaction import (
@@ -46,9 +45,6 @@ from txnkv.transaction import (
 )
 
 T = TypeVar("T")
-
-_THREADS: Final = 16
-"""So many `commit_async` are on their way at once."""
 
 _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "join": lambda client, token: RemoteTransaction(client, client, "join", (token,), at_once=True),
@@ -108,16 +104,16 @@ class RemoteClient(RemoteHandle, Client):
         return f"<Client of {self.path!r}{closed}>"
 
     @cached_property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for what is not waited for."""
-        return ThreadPoolExecutor(_THREADS, thread_name_prefix="txnkv-remote")
+    def committer(self) -> Committer:
+        """Commits what is not waited for."""
+        return Committer(self)
 
     def close(self) -> None:
         if not self._channel.closed:
             close_producers(self)
             self.is_open = False
-            if "pool" in self.__dict__:
-                self.pool.shutdown()
+            if "committer" in self.__dict__:
+                self.committer.close()
             self._channel.close()
 
     def require_open(self) -> None:

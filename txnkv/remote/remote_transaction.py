@@ -10,15 +10,16 @@ client learns from the store after `new_transaction` it learns from after its be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from txnkv.coordinator import Timestamp, TxnId
+from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
@@ -26,11 +27,14 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
     TxnkvError,
+    TxnNotFoundError,
+    UnavailableError,
 )
 from txnkv.remote.channel import Call
 from txnkv.remote.methods import remote_calls
 from txnkv.remote.remote_handles import RemoteHandle, RemoteScan
 from txnkv.remote.remote_session import RemoteSession
+from txnkv.remote.wire import LostHandleError
 from txnkv.storage import new_rlock
 from txnkv.transaction import (
     BUFFER_BYTES,
@@ -40,8 +44,11 @@ from txnkv.transaction import (
     Transaction,
 )
 
+_MOST_TOGETHER: Final = 256
+"""Commits of one request."""
 
-@remote_calls("Transaction", "serialize mark_applied state")
+
+@remote_calls("Transaction", "serialize mark_applied")
 class RemoteTransaction(RemoteHandle, Transaction):
     """See `txnkv.Transaction`.
 
@@ -110,7 +117,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
     # -- its end -----------------------------------------------------------------------
 
     def commit(self) -> Timestamp:
-        return self._finish(self._begin_to_end())
+        with self._lock:
+            calls = self._begin_to_end()
+            return self.ended_by(lambda: self.channel.call(*calls, self._commit_call()))
 
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
@@ -119,25 +128,55 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.ending = True
             return calls
 
-    def _finish(self, calls: list[Call]) -> Timestamp:
-        with self._lock:
-            try:
-                found: Timestamp = self.channel.call(*calls, Call(self.twin, self, "commit"))
-            except RowErrors:
-                self.ending = False
+    def _commit_call(self) -> Call:
+        return Call(self.twin, self, "commit")
+
+    def ended_by(self, commit: Callable[[], Timestamp]) -> Timestamp:
+        """Return what a commit gives, and know how the transaction stands after it."""
+        try:
+            found = commit()
+        except RowErrors:
+            self.ending = False
+            raise
+        except (TransactionConflictError, TransactionLockedError, InvalidTxnStateError):
+            with suppress(TxnkvError):
+                self.over = self.state.ended
+            raise
+        except LostHandleError:
+            self._require_unknown()
+            raise
+        except CommitOutcomeUnknownError as error:
+            if error.txn_id or self._told is None:
                 raise
-            except (TransactionConflictError, TransactionLockedError, InvalidTxnStateError):
-                with suppress(TxnkvError):
-                    self.over = self.state.ended
-                raise
-            except CommitOutcomeUnknownError as error:
-                if error.txn_id or self._told is None:
-                    raise
-                raise CommitOutcomeUnknownError(
-                    f"{error} (transaction {self._told['id']})", self._told["id"]
-                ) from None
+            raise self._unknown(f"{error} (transaction {self._told['id']})") from None
+        self.over = True
+        return found
+
+    def _require_unknown(self) -> None:
+        """The server has no handle of it: was it committed by a call that was not answered?
+
+        Raises:
+            InvalidTxnStateError: it was, as the store has it.
+            CommitOutcomeUnknownError: that cannot be told now.
+        """
+        if self._told is None:
+            return  # it never began
+        id = self._told["id"]
+        try:
+            state = self._connection.transaction_state(id)
+        except TxnNotFoundError:
+            return  # it was in the server's memory alone
+        except UnavailableError as error:
+            raise self._unknown(f"{error} (transaction {id})") from None
+        if state is TxnState.COMMITTED:
             self.over = True
-            return found
+            raise InvalidTxnStateError(f"cannot commit: transaction {id} is committed already")
+        if state is not TxnState.OPEN and not state.ended:
+            raise self._unknown(f"the commit of transaction {id} goes on: ask for its state")
+
+    def _unknown(self, text: str) -> CommitOutcomeUnknownError:
+        assert self._told is not None
+        return CommitOutcomeUnknownError(text, self._told["id"])
 
     def _with_rows(self, session: RemoteSession) -> list[Call]:
         calls = session.calls()
@@ -160,7 +199,19 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     def commit_async(self) -> Future[Timestamp]:
         calls = self._begin_to_end()
-        found: Future[Timestamp] = self._connection.pool.submit(self._finish, calls)
+        for call in calls:
+            self.channel.require_writable(call)
+        found: Future[Timestamp] = self._connection.committer.add(self, calls)
+        return found
+
+    @property
+    def state(self) -> TxnState:
+        try:
+            found: TxnState = self._call("state")
+        except LostHandleError:
+            if self._told is None:
+                raise
+            found = self._connection.transaction_state(self._told["id"])
         return found
 
     def rollback(self) -> None:
@@ -168,7 +219,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
             for session in self._sessions:
                 session.sent()
             self.ending = True
-            self._call("rollback")
+            with suppress(LostHandleError):  # with its server it was given up
+                self._call("rollback")
             self.over = True
 
     def close(self) -> None:
@@ -264,3 +316,61 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self._rollback_quietly()
             if isinstance(error, RowErrors) and self._told is not None:
                 error.note_rollback(self._told["id"])
+
+
+class Committer:
+    """Commits that nobody waits for, in the order of their calls.
+
+    What has gathered while the request before was on its way goes in the next one; the server
+    commits it all as one local thread would by `commit_async`.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._waiting: deque[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="txnkv-remote")
+
+    def add(self, txn: RemoteTransaction, calls: list[Call]) -> Future[Timestamp]:
+        """Have a transaction committed, after these calls of it."""
+        found: Future[Timestamp] = Future()
+        found.set_running_or_notify_cancel()
+        self._waiting.append((txn, calls, found))
+        self._thread.submit(self._send)
+        return found
+
+    def close(self) -> None:
+        """Wait for what is on its way."""
+        self._thread.shutdown()
+
+    def _send(self) -> None:
+        parts: list[tuple[RemoteTransaction, list[Call], Future[Timestamp]]] = []
+        while self._waiting and len(parts) < _MOST_TOGETHER:
+            parts.append(self._waiting.popleft())
+        if not parts:
+            return  # the request before took it along
+        content = [[txn, [call.content() for call in calls]] for txn, calls, _ in parts]
+        call = Call("Client", self._connection, "commits", (content,))
+        answers: list[Any] = []
+        try:
+            answers = self._connection.channel.call(call)
+        except Exception as error:
+            for txn, _, future in parts:
+                _settle(future, txn, error)
+        for (txn, calls, future), answer in zip(parts, answers, strict=False):
+            for each in calls:
+                if each.done is not None:
+                    each.done(None)
+            _settle(future, txn, answer)
+
+
+def _settle(future: Future[Timestamp], txn: RemoteTransaction, answer: Any) -> None:
+    def commit() -> Timestamp:
+        if isinstance(answer, Exception):
+            raise answer
+        found: Timestamp = answer
+        return found
+
+    try:
+        future.set_result(txn.ended_by(commit))
+    except Exception as error:
+        future.set_exception(error)

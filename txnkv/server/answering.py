@@ -8,6 +8,8 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +17,13 @@ import pyarrow as pa
 
 from txnkv.client import Attempts, Client, Consumer, DiffToken, Snapshot, Subscription, Table, Topic
 from txnkv.core import decode_headers
-from txnkv.errors import NotSupportedError, UnavailableError
+from txnkv.errors import (
+    NotSupportedError,
+    TableNotFoundError,
+    TopicNotFoundError,
+    TxnkvError,
+    UnavailableError,
+)
 from txnkv.remote import METHODS, Method
 from txnkv.server.guests import Guest, Guests, Limits, Reference
 from txnkv.server.users import About
@@ -57,12 +65,11 @@ class Prepared(NamedTuple):
     makes: int
 
 
-def prepared(guest: Guest, content: Any, *, wait: bool = True) -> Prepared:
+def prepared(guest: Guest, content: Any) -> Prepared:
     """Find what a call is made on, and whether it may be.
 
     Args:
         content: as the request has it.
-        wait: a handle that is not there may be about to be made.
 
     Raises:
         NotSupportedError: there is no such call.
@@ -75,7 +82,7 @@ def prepared(guest: Guest, content: Any, *, wait: bool = True) -> Prepared:
         raise ValueError("a call names what it is made on, and has arguments")
     if not isinstance(named, dict) or type(makes) is not int or makes < 0:
         raise ValueError("a call makes no sense")
-    target = guest.resolve(reference, "none", wait=wait)
+    target = guest.resolve(reference, "none")
     kind = next((k for k, known in _KINDS.items() if isinstance(target.value, known)), "")
     method = METHODS.get(kind, {}).get(name)
     if method is None:
@@ -242,6 +249,44 @@ def _about(guest: Guest, txn: Transaction) -> Transaction:
     return txn
 
 
+def _commits(guest: Guest, client: Client, parts: Any) -> list[Any]:
+    """Commit transactions in this order, as one thread does by `commit_async`.
+
+    Returns:
+        The commit timestamp of each, or its error.
+    """
+    return [_outcome(each) for each in [_committing(guest, *part) for part in parts]]
+
+
+def _committing(guest: Guest, reference: Reference, calls: Any) -> Future[Any]:
+    try:
+        txn = guest.resolve(reference, "none").value
+        if not isinstance(txn, Transaction):
+            raise ValueError("what is committed is a transaction")
+        for content in calls:
+            value_of(guest, prepared(guest, content))
+        return txn.commit_async()
+    except (TxnkvError, ValueError, TypeError) as error:
+        abort_without(guest, reference, error)
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _outcome(of: Future[Any]) -> Any:
+    try:
+        return of.result()
+    except (TxnkvError, ValueError, TypeError) as error:
+        return error
+
+
+def abort_without(guest: Guest, reference: Reference, error: Exception) -> None:
+    """Abort a transaction that was to be committed, where a table or topic of it is gone."""
+    if isinstance(error, TableNotFoundError | TopicNotFoundError):
+        with suppress(TxnkvError):
+            guest.resolve(reference, "none").value.abort_for(str(error))
+
+
 def _put(guest: Guest, target: Any, number: int) -> Any:
     """Tell the answer of a stream that broke off at its end."""
     found = guest.answers.get(number)
@@ -326,6 +371,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "topics"): _names("topic"),
     ("Client", "begin"): _begin,
     ("Client", "join"): _join,
+    ("Client", "commits"): _commits,
     ("Client", "open_scan"): _open_scan,
     ("Client", "open_diff"): _open_diff,
     ("Table", "next_ids"): _next_ids,

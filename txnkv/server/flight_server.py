@@ -26,13 +26,11 @@ from txnkv.client import connect as connect_here
 from txnkv.errors import (
     AuthenticationError,
     NotSupportedError,
-    TableNotFoundError,
-    TopicNotFoundError,
     TxnkvError,
     UnavailableError,
 )
 from txnkv.remote import ACTION, BYE, END_OF_PUT, PING, VERSION, pack, unpack
-from txnkv.server.answering import made, prepared, value_of
+from txnkv.server.answering import abort_without, made, prepared, value_of
 from txnkv.server.guests import Answer, Guest, Guests, Limits, Reference
 from txnkv.server.users import EVERYBODY, About, User, Users
 from txnkv.storage import new_lock
@@ -201,21 +199,21 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     def _worked(self, guest: Guest, body: dict[str, Any], answer: Answer) -> Iterator[bytes]:
         told = 0
-        wait = body["server"] in ("", guest.birth)  # else a handle of before does not come
         try:
             with _busy(guest):
                 for content in body["first"]:
                     answer.values.append(self._first(guest, content))
                 for content in body["calls"]:
-                    call = prepared(guest, content, wait=wait)
-                    if call.name == "commit" and len(answer.values) > told:
+                    call = prepared(guest, content)
+                    if call.name in ("commit", "commits") and len(answer.values) > told:
                         yield _part(guest, answer.values[told:], None, told)
                         told = len(answer.values)
                     answer.values.append(made(guest, self._guests, call))
         except Exception as error:
             answer.error = _known(error)
-            if isinstance(error, TableNotFoundError | TopicNotFoundError):
-                _abort(guest, body)  # it was to be committed: not without what is gone
+            for reference, name, *_ in body["calls"][-1:]:
+                if name == "commit":
+                    abort_without(guest, reference, error)
         finally:
             answer.done.set()
         try:
@@ -250,7 +248,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         return _Members(body)
 
     def _guest(self, user: User, body: dict[str, Any]) -> Guest:
-        return self._guests.of(body["guest"], body["keepalive"], user)
+        lost = body["handles"] if body["server"] else 0
+        return self._guests.of(body["guest"], body["keepalive"], user, lost)
 
     def _user(self, context: Any) -> User:
         found = context.get_middleware(_MIDDLEWARE)
@@ -335,6 +334,7 @@ class _Members(dict[str, Any]):
         "once": False,
         "asked": False,
         "server": "",
+        "handles": 0,
         "number": 0,
     }
 
@@ -342,14 +342,6 @@ class _Members(dict[str, Any]):
         if name in self._DEFAULTS:
             return self._DEFAULTS[name]
         raise ValueError(f"the request has no {name}")
-
-
-def _abort(guest: Guest, body: dict[str, Any]) -> None:
-    """Roll back the transaction that a request was to commit."""
-    reference, name, *_ = body["calls"][-1]
-    if name == "commit":
-        with suppress(TxnkvError):
-            guest.resolve(reference, "none").value.rollback()
 
 
 def _part(

@@ -100,12 +100,14 @@ class Guest:
     Attributes:
         birth: tells it from an earlier guest of this id, whose handles are gone.
         client: opened for it, so that its transactions have its keepalive time.
+        lost: handles up to this number were those of an earlier guest of this id.
     """
 
     id: str
     user: User
     client: Client
     limits: Limits
+    lost: int = 0
     birth: str = field(default_factory=lambda: uuid.uuid4().hex)
     seen: float = field(default_factory=time.monotonic)
     busy: int = 0
@@ -122,7 +124,7 @@ class Guest:
             self.handles[number] = Held(value, about)
             self.changed.notify_all()
 
-    def find(self, number: Any, *, wait: bool = True) -> Held:
+    def find(self, number: Any) -> Held:
         """Return a handle, which another request may be about to make.
 
         Raises:
@@ -134,7 +136,8 @@ class Guest:
         if type(number) is not int:
             raise ValueError(f"a handle is a number, not {number!r}")
         with self.changed:
-            self.changed.wait_for(lambda: number in self.handles, _MADE_SOON if wait else 0)
+            patience = _MADE_SOON if number > self.lost else 0
+            self.changed.wait_for(lambda: number in self.handles, patience)
             found = self.handles.get(number)
         if found is None:
             raise lost()
@@ -152,10 +155,10 @@ class Guest:
 
     # -- what requests name ------------------------------------------------------------
 
-    def resolve(self, reference: Reference, right: Right, *, wait: bool = True) -> Held:
+    def resolve(self, reference: Reference, right: Right) -> Held:
         """Return what a request names, for a user who has this right to it."""
         if reference.kind == "h":
-            found = self.find(reference.content, wait=wait)
+            found = self.find(reference.content)
             if found.about is not None:
                 self.user.require(right, found.about)
             return found
@@ -311,8 +314,11 @@ class Guests:
         self._thread = threading.Thread(target=self._watch, name="txnkv-guests", daemon=True)
         self._thread.start()
 
-    def of(self, id: Any, keepalive: Any, user: User) -> Guest:
+    def of(self, id: Any, keepalive: Any, user: User, lost: Any = 0) -> Guest:
         """Return the guest of an id, a new one if need be.
+
+        Args:
+            lost: of a new one: the last handle that its client has, of an earlier guest.
 
         Raises:
             ValueError: it has no sound id or keepalive time, or is another user's.
@@ -322,6 +328,8 @@ class Guests:
             raise ValueError("a request names the client that sends it")
         if not isinstance(keepalive, int | float) or not 0.5 <= keepalive <= 86400:
             raise ValueError(f"a keepalive time is 0.5 to 86,400 s, not {keepalive!r}")
+        if type(lost) is not int:
+            raise ValueError(f"a handle is a number, not {lost!r}")
         with self._lock:
             found = self._guests.get(id)
             if found is None:
@@ -331,7 +339,7 @@ class Guests:
                         f"user {user.name!r} has {mine} clients, and may have no more: close some"
                     )
                 client = self._open(float(keepalive))
-                found = self._guests[id] = Guest(id, user, client, self._limits)
+                found = self._guests[id] = Guest(id, user, client, self._limits, lost)
             if found.user.name != user.name:
                 raise ValueError("this client's id is another user's")
             found.user = user

@@ -208,9 +208,8 @@ class Transaction(Closing):
     def commit_async(self) -> Future[Timestamp]:
         """`commit()` without waiting: one thread may have thousands of commits on their way.
 
-        The sessions are flushed at the call. The future holds what `commit` returns or raises,
-        and cannot be cancelled; a small transaction joins the next group of the commit log, a
-        large one is committed on a thread of the library.
+        The sessions are flushed at the call; the future, which cannot be cancelled, holds what
+        `commit` returns or raises. Small ones commit in the order of calls, large ones on a thread.
         """
         try:
             self._begin_ending(flush=True)
@@ -263,7 +262,7 @@ class Transaction(Closing):
             self._rows = None if self._own_session is None else self._rows
             for session in self.context.sessions:
                 session.discard()
-        self._abort("rolled back")
+        self.abort_for("rolled back")
 
     @shielded
     def close(self) -> None:
@@ -520,7 +519,7 @@ class Transaction(Closing):
                     context.settle()
             except (TableNotFoundError, TopicNotFoundError) as error:
                 with suppress(InvalidTxnStateError):  # the rest is not committed without them
-                    self._abort(str(error))
+                    self.abort_for(str(error))
                 raise
 
     def _write_rows(self, rows: SessionRows) -> bool:
@@ -546,7 +545,8 @@ class Transaction(Closing):
         """Held while sessions are flushed for the end, so made where there are some."""
         return self.__dict__.get("_ending") or self.__dict__.setdefault("_ending", new_rlock())
 
-    def _abort(self, reason: str) -> None:
+    def abort_for(self, reason: str) -> None:
+        """Abort it, for a reason that whoever goes on to use it is told."""
         if not one_phase_commit.abort_small(context := self.context, reason):
             context.instance.coordinator.abort(context.row.txn_id, reason)
         context.end(TxnState.ABORTED, reason)
