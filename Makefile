@@ -29,8 +29,9 @@ demo: $(VENV)/.spark ## run the Spark demo; INPUT=path for a directory, CSV or P
 
 test: $(VENV)/.dev ## lint, the C core under sanitizers, and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 lint ctest
+	@# More workers than cores: many tests wait for other processes.
 	@scratch=$$(mktemp -d $(SCRATCH)/txnkv-test.XXXXXX) && trap 'rm -rf "$$scratch"' EXIT && \
-		TMPDIR=$$scratch $(BIN)/pytest -n 2 --dist loadscope -m "not slow" -rs
+		TMPDIR=$$scratch $(BIN)/pytest -n 3 --dist loadscope -m "not slow" -rs
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/pytest -m slow -rs

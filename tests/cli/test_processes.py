@@ -10,9 +10,13 @@ import subprocess
 import sys
 
 import pytest
+from click.shell_completion import BashComplete
 
 import txnkv
 from tests import internals
+from txnkv.cli import main
+
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 PROGRAM = [sys.executable, "-m", "txnkv"]
 
@@ -49,20 +53,24 @@ def test_it_is_a_program(orders):
         (["scan", "nowhere", ""], []),
     ],
 )
-def test_a_shell_completes_commands_stores_tables_and_topics(words, wanted, orders):
+def test_a_shell_completes_commands_stores_tables_and_topics(words, wanted, orders, monkeypatch):
     with txnkv.connect(orders) as client:
         client.create_topic("events")
+    _ask(monkeypatch, orders, words)
+    shell = BashComplete(main, {}, "txnkv", "_TXNKV_COMPLETE")
+    assert shell.complete().split() == wanted
+
+
+def test_the_program_completes(orders, monkeypatch):
+    _ask(monkeypatch, orders, ["scan", "STORE", ""])
+    monkeypatch.setenv("_TXNKV_COMPLETE", "bash_complete")
+    assert finish(start()) == (0, "plain,orders\n", "")
+
+
+def _ask(monkeypatch, orders, words):
     line = ["txnkv", *(str(orders) if word == "STORE" else word for word in words)]
-    told = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
-    program = "import sys; sys.argv = ['txnkv']; from txnkv.cli import main; main()"
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **told, "_TXNKV_COMPLETE": "bash_complete"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (process.stdout.split(), process.stderr) == (wanted, "")
+    monkeypatch.setenv("COMP_WORDS", " ".join(line))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
 
 
 def test_errors_are_one_line_without_a_traceback(tmp_path, orders, fail):

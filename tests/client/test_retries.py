@@ -94,22 +94,18 @@ def tried(call: Callable[[], Any], times: int = 8) -> Any:
     return call()
 
 
-def read(topic: txnkv.Topic) -> list[bytes]:
-    found: list[bytes] = []
-    with topic.consumer() as consumer:
-        while some := consumer.poll(timeout=0):
-            found += [message.value for message in some if message.value is not None]
-    return found
-
-
 class Model:
-    """The content that is to be there: messages in their order, rows by id."""
+    """The content that is to be there: messages in their order, rows by id.
+
+    One consumer reads on at each check: what was sent again, at whatever moment, comes as new.
+    """
 
     def __init__(self, client: txnkv.Client, topic: txnkv.Topic) -> None:
         self.client, self.topic = client, topic
-        self.messages: list[bytes] = []
+        self.messages: list[bytes] = []  # since the last check
         self.rows: set[int] = set()
         self._next = 0
+        self._consumer = topic.consumer()
 
     def names(self, count: int) -> list[int]:
         self._next += count
@@ -129,9 +125,13 @@ class Model:
         for left in self.client.transactions():  # whose abort failed too; in time the leader does
             if not left.state.ended and not left.state.decided:
                 self.client.abort_transaction(left.id)
-        assert read(self.topic) == self.messages
-        found = self.client.table("t").scan().to_arrow()["id"].to_pylist()
-        assert sorted(found) == sorted(self.rows)
+        found: list[bytes | None] = []
+        while some := self._consumer.poll(timeout=0):
+            found += [message.value for message in some]
+        assert found == self.messages
+        self.messages.clear()
+        rows = self.client.table("t").scan(["id"]).to_arrow()["id"].to_pylist()
+        assert sorted(rows) == sorted(self.rows)
 
 
 RETRIES = ["flush", "commit", "more"]
