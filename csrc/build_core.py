@@ -46,6 +46,7 @@ HEADERS = [
     "log/headers.h",
     "log/messages.h",
     "log/committed.h",
+    "log/kafka.h",
     "tablet/layers.h",
 ]
 SOURCES = sorted(

@@ -22,6 +22,7 @@ LAYERS = [
         "transaction", "client", "remote", "aio", "api", "__init__",
     },
     {"server"},
+    {"kafka"},
     {"spark", "cli", "__main__"},
 ]  # fmt: skip
 

@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_030, "tables": 8_300, "storage": 3_840, "cli": 3_965, "coordinator": 3_015,
+    "topics": 10_100, "tables": 8_300, "storage": 3_840, "cli": 4_000, "coordinator": 3_015,
     "transaction": 3_070, "core": 3_240, "spark": 2_565, "client": 2_560, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
@@ -96,6 +96,7 @@ durations and UUIDs. core: light blocks. coordinator, storage: the epoch of what
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 coordinator, transaction: the course of a small transaction is written out, with fewer steps.
+cli, topics: Kafka's clients: producers that number their messages, sends with offsets, deletion.
 """
 
 
@@ -230,10 +231,11 @@ def test_type_only_imports() -> None:
 
 
 def test_few_modules() -> None:
-    # 16 of them are `remote`, `server`, and what they need of client and cli.
-    told("modules", list(modules()), 249)
+    # 16 of them are `remote`, `server`, and what they need of client and cli; 14 are `kafka`, with
+    # its binding in core.
+    told("modules", list(modules()), 263)
     top = [name for name in modules() if name.count(".") == 1]
-    told("names at the top of txnkv", top, 16)  # with remote and server
+    told("names at the top of txnkv", top, 17)  # with remote, server and kafka
 
 
 def test_a_name_means_one_thing() -> None:

@@ -171,6 +171,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len) {
     fuzz_log(data, len);
     fuzz_value(data, len);
     fuzz_json(data, len);
+    fuzz_kafka(data, len);
     uint8_t *copy = malloc(len + 1);
     if (copy != NULL && len >= 4) { /* as if the checksum were right */
         copy_bytes(copy, data, len);

@@ -12,5 +12,7 @@ int fuzz_log(const uint8_t *data, size_t len);
 int fuzz_value(const uint8_t *data, size_t len);
 /* Checks the bytes as a JSON text; 1 when they are one. */
 int fuzz_json(const uint8_t *data, size_t len);
+/* Reads Kafka's records, and a log for Kafka; 1 when they are records. */
+int fuzz_kafka(const uint8_t *data, size_t len);
 
 #endif

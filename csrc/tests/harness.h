@@ -67,6 +67,7 @@ void test_log_batch(void);
 void test_log_messages(void);
 void test_log_headers(void);
 void test_log_committed(void);
+void test_log_kafka(void);
 void test_damage(void);
 
 #endif

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import re
 import signal
+import ssl
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -13,11 +14,14 @@ from typing import Any, Final
 import click
 
 from txnkv.cli.console import store_argument
+from txnkv.kafka import KafkaServer
 from txnkv.server import Limits, Server, Users
 from txnkv.server import add_user as add_user_to
 from txnkv.storage import new_event
 
 _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
+
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -30,6 +34,11 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     metavar="ADDRESS",
     help="grpc://HOST:PORT, or grpc+tls://HOST:PORT; port 0 takes a free one.",
+)
+@click.option(
+    "--kafka",
+    metavar="HOST:PORT",
+    help="Serve topics to Kafka's clients too; with the same users and certificate.",
 )
 @click.option("--tls-cert", type=_file, help="The server's certificate, PEM.")
 @click.option("--tls-key", type=_file, help="Its key, PEM.")
@@ -80,12 +89,17 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     )
     users = None if auth is None else Users(auth)
     server = Server(store, listen, users, limits, **tls)
+    kafka = None if given["kafka"] is None else _kafka(store, users, given)
     stop = new_event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     scheme = listen.partition("://")[0]
     click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
+    if kafka is not None:
+        click.echo(f"serving its topics to Kafka's clients at {kafka.host}:{kafka.port}")
     _wait(stop)
+    if kafka is not None:
+        kafka.close()
     server.close()
 
 
@@ -108,6 +122,8 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
     found = _LISTEN.fullmatch(listen)
     if found is None:
         raise click.UsageError(f"--listen {listen}: take grpc://HOST:PORT or grpc+tls://HOST:PORT")
+    if given["kafka"] is not None:
+        _check_kafka(given["kafka"], auth, given)
     scheme, host, _ = found.groups()
     cert, key, ca = given["tls_cert"], given["tls_key"], given["tls_ca"]
     insecure = given["insecure"]
@@ -130,6 +146,32 @@ def _checked(listen: str, auth: Path | None, given: dict[str, Any]) -> tuple[dic
     if ca is not None:
         options |= {"verify_client": True, "root_certificates": ca.read_bytes()}
     return options, host
+
+
+def _check_kafka(address: str, auth: Path | None, given: dict[str, Any]) -> None:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise click.UsageError(f"--kafka {address}: take HOST:PORT")
+    if _is_loopback(found[1]) or given["insecure"]:
+        return
+    if given["tls_cert"] is None or auth is None:
+        raise click.UsageError(
+            f"--kafka {address} is open to other hosts: take --tls-cert, --tls-key and --auth "
+            "FILE, or say --insecure"
+        )
+
+
+def _kafka(store: str, users: Users | None, given: dict[str, Any]) -> KafkaServer:
+    found = _ADDRESS.fullmatch(given["kafka"])
+    assert found is not None, "it was checked"
+    tls = None
+    if given["tls_cert"] is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(given["tls_cert"], given["tls_key"])
+        if given["tls_ca"] is not None:
+            tls.load_verify_locations(given["tls_ca"])
+            tls.verify_mode = ssl.CERT_REQUIRED
+    return KafkaServer(store, found[1].strip("[]"), int(found[2]), users, tls)
 
 
 def _is_loopback(host: str) -> bool:

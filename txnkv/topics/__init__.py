@@ -80,6 +80,7 @@ from txnkv.topics.read import (
     HELD_BYTES,
     READ_BYTES,
     AbortedTxn,
+    BatchDecoder,
     Bounds,
     CommitReader,
     Ends,
@@ -105,6 +106,7 @@ from txnkv.topics.read import (
     torn_before,
     weight,
 )
+from txnkv.topics.retention import delete_below
 from txnkv.topics.topic_catalog import Buffer, Compression, TopicInfo, TopicOptions
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown
 from txnkv.topics.topics import Partition
@@ -115,6 +117,7 @@ from txnkv.topics.write import (
     Sender,
     StagedLots,
     StagedSends,
+    producers,
     regain,
     staged_files,
 )

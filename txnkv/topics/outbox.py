@@ -266,6 +266,33 @@ def send_alone(
         raise
 
 
+def send_open(
+    topics: Topics, row: TxnRow, topic: TopicInfo, number: int, messages: pa.RecordBatch
+) -> int | None:
+    """Append messages of an open transaction at once, large or not.
+
+    Args:
+        topics: of the store.
+        row: of the transaction, as it is stored.
+        topic: to which.
+        number: of the partition.
+        messages: as `core.encode_batch` takes them.
+
+    Returns:
+        The offset of the first; None where they wait beside the log.
+
+    Raises:
+        InvalidTxnStateError, TopicNotFoundError, StorageFullError: nothing was appended.
+    """
+    partition = topics.partitions(topic)[number]
+    topics.refuse_held((partition.id,))
+    lot = _Lot(messages, now_micros(), messages.nbytes)
+    attempt = AppendAttempt()
+    batches = _encoded(topic, [lot], row.txn_id, decided=False)
+    append.append(topics, row, partition, batches, attempt)
+    return attempt.at if partition.side is None else None
+
+
 def _encoded(topic: TopicInfo, lots: Sequence[_Lot], txn_id: int, *, decided: bool) -> list[bytes]:
     most = topic.options.max_message_bytes
     batches = []

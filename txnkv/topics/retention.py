@@ -36,7 +36,9 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from txnkv.coordinator import Lease
+from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
+from txnkv.topics import topic_catalog
 from txnkv.topics.acks import Cursor, SubscriptionInfo, ack_rows, subscription_rows
 from txnkv.topics.log import NEVER, STATE, Segment
 from txnkv.topics.messages import now_micros
@@ -44,6 +46,7 @@ from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import OffsetReader
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.topics import Partition, Topics
+from txnkv.topics.write import roll_forward
 
 _LITTLE: Final = 4 << 10
 """Bytes of a fetch that looks for one message."""
@@ -264,6 +267,41 @@ def give_up(
             partition.label, offset, info, count,
         )  # fmt: skip
     return True
+
+
+def delete_below(topics: Topics, partition: Partition, offset: int | None) -> int:
+    """Give up the messages below an offset, as somebody asks for; only what is decided goes.
+
+    Args:
+        topics: of the store.
+        partition: of a topic that is not dropped.
+        offset: the least that stays; None: the last stable offset.
+
+    Returns:
+        The least offset that is readable now.
+
+    Raises:
+        OffsetOutOfRangeError: the offset is not up to the last stable one, or a subscription of a
+            topic with `retain_unacknowledged` needs what is below. Nothing went.
+    """
+    topic_catalog.require_writable(partition.topic)
+    roll_forward.complete(topics, partition)
+
+    def limit(txn: lmdb.Transaction) -> int:
+        stable, kept = partition.log.last_stable_offset(txn), kept_from(topics, partition)
+        return stable if kept is None else min(stable, kept)
+
+    with partition.environment.read() as txn:
+        most = limit(txn)
+    wanted = most if offset is None else offset
+    if not 0 <= wanted <= most:
+        raise OffsetOutOfRangeError(
+            f"{partition.label}: messages below offset {wanted} cannot go, those below {most} can"
+        )
+    give_up(topics, partition, wanted, lambda txn, below: below <= limit(txn))
+    fault_point("retention.dropped")
+    with partition.environment.read() as txn:
+        return partition.log.start(txn)
 
 
 def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:

@@ -15,6 +15,7 @@ from txnkv.topics.read.offset_reader import (
     HELD_BYTES,
     READ_UNCOMMITTED,
     AbortedTxn,
+    BatchDecoder,
     Ends,
     FetchIsolation,
     FetchResult,

@@ -90,10 +90,19 @@ class Sender:
         topic: to which it sends.
         name: a later producer of this name and topic fences this one; None: nobody does.
         patience: seconds for which a commit is tried again.
+        epoch: of a producer that numbers its messages itself; `deliver` is told the numbers.
+
+    Raises:
+        ProducerFencedError: a later epoch was seen than this one.
     """
 
     def __init__(
-        self, topics: Topics, topic: TopicInfo, name: str | None, patience: float = PATIENCE
+        self,
+        topics: Topics,
+        topic: TopicInfo,
+        name: str | None,
+        patience: float = PATIENCE,
+        epoch: int | None = None,
     ) -> None:
         self._topics = topics
         self._topic = topic
@@ -103,14 +112,23 @@ class Sender:
         version = topics.require_writable(topic)
         with topics.store.status.write() as cur:
             topics.refuse_dropped(cur, version, [topic])
-            self.producer = producers.register(cur, topic.id, name, clock.now_micros())
+            now = clock.now_micros()
+            if name is None or epoch is None:
+                self.producer = producers.register(cur, topic.id, name, now)
+            else:
+                self.producer = producers.adopt(cur, topic.id, name, epoch, now)
         self.sent = self.producer.sent
 
-    def deliver(self, messages: Sequence[tuple[int, pa.RecordBatch]]) -> list[Delivered]:
+    def deliver(
+        self,
+        messages: Sequence[tuple[int, pa.RecordBatch]],
+        sequences: Sequence[int] | None = None,
+    ) -> list[Delivered]:
         """Append messages, durably; all of them or none.
 
         Args:
             messages: by number of the partition, as `core.encode_batch` takes them.
+            sequences: the number of the first message of each, where the producer gives them.
 
         Returns:
             Where they are, in the order of the argument.
@@ -125,7 +143,12 @@ class Sender:
             CommitOutcomeUnknownError: the disk failed at the commit point, and all the time
                 since: they are there, or will never be.
         """
-        if self._unsure:
+        if sequences is not None:
+            ids = self._topic.partitions
+            self._next.update(
+                (ids[number], first) for (number, _), first in zip(messages, sequences, strict=True)
+            )
+        elif self._unsure:
             self._renew()
         shares = [self._share(number, batch) for number, batch in messages]
         self._commit_patiently(shares)

@@ -286,6 +286,31 @@ def register(cur: apsw.Cursor, topic_id: int, name: str | None, now: int) -> Pro
     return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), 0, now, sent)
 
 
+def adopt(cur: apsw.Cursor, topic_id: int, name: str, epoch: int, now: int) -> ProducerId:
+    """Return the producer of a name, of which somebody else gives out the epochs.
+
+    Nothing is known of what it sent elsewhere, so it may begin with any sequence number.
+
+    Raises:
+        ProducerFencedError: a later epoch was seen.
+    """
+    found = _by_name(cur, topic_id, name)
+    if found is None:
+        cur.execute(
+            "INSERT INTO producers (topic_id, name, epoch, began, last_used, sent) "
+            "VALUES (?, ?, ?, 0, ?, 0)",
+            (topic_id, name, epoch, now),
+        )
+        return ProducerId(topic_id, name, cur.connection.last_insert_rowid(), epoch, 0, 0)
+    id, known, sent = found
+    if known > epoch:
+        raise fenced(epoch, known)
+    cur.execute(
+        "UPDATE producers SET epoch = ?, began = 0, last_used = ? WHERE id = ?", (epoch, now, id)
+    )
+    return ProducerId(topic_id, name, id, epoch, 0, sent)
+
+
 def renew(cur: apsw.Cursor, producer: ProducerId, now: int) -> ProducerId:
     """The same producer in a new epoch, whose sequence numbers begin at 0.
 

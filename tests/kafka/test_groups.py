@@ -1,0 +1,151 @@
+"""The rounds of a consumer group, without sockets: who joins, who leads, who is out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinRequest
+
+
+def running() -> None:
+    """The server does not stop."""
+
+
+def asking(name: str, id: str = "", **more: Any) -> JoinRequest:
+    known = {"range": name.encode(), "sticky": b""}
+    asked = JoinRequest(id, None, name, "here", 30_000, 60_000, "consumer", known, False)
+    return asked._replace(**more)
+
+
+def refused(code: Code, do: Any, *args: Any) -> str:
+    with pytest.raises(KafkaError) as caught:
+        do(*args)
+    assert caught.value.code is code
+    return str(caught.value)
+
+
+@pytest.fixture
+def others() -> Any:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_one_member_leads_itself() -> None:
+    group = ConsumerGroup("g")
+    id, joined = group.join(asking("a"), running)
+    assert (joined.generation, joined.protocol, joined.leader) == (1, "range", id)
+    assert [each.protocols["range"] for each in joined.members] == [b"a"]
+    assert group.sync(id, None, 1, {id: b"all"}, running) == b"all"
+    group.heartbeat(id, None, 1)
+    refused(Code.ILLEGAL_GENERATION, group.heartbeat, id, None, 0)
+    refused(Code.UNKNOWN_MEMBER_ID, group.heartbeat, "b", None, 1)
+    assert group.leave(id, None) == id
+    assert group.look() == (EMPTY, [])
+
+
+def test_a_second_member_makes_the_first_join_again(others: ThreadPoolExecutor) -> None:
+    group = ConsumerGroup("g")
+    one, _ = group.join(asking("a"), running)
+    group.sync(one, None, 1, {one: b"all"}, running)
+    waiting: Future[Any] = others.submit(group.join, asking("b"), running)
+    until(lambda: len(group.members) == 2)
+    refused(Code.REBALANCE_IN_PROGRESS, group.heartbeat, one, None, 1)
+    assert not waiting.done()
+    _, joined = group.join(asking("a", one), running)
+    two, other = waiting.result(60)
+    assert joined.generation == other.generation == 2
+    assert {each.id for each in joined.members} == {one, two}
+    assert other.members == []
+    share: Future[bytes] = others.submit(group.sync, two, None, 2, {}, running)
+    assert group.sync(one, None, 2, {one: b"1", two: b"2"}, running) == b"1"
+    assert share.result(60) == b"2"
+    assert group.look()[0] == STABLE
+    assert group.join(asking("b", two), running)[1].generation == 2  # it only asked again
+
+
+def test_who_does_not_join_in_time_is_out(others: ThreadPoolExecutor) -> None:
+    group = ConsumerGroup("g")
+    one, _ = group.join(asking("a", rebalance_millis=100), running)
+    group.sync(one, None, 1, {}, running)
+    two, joined = group.join(asking("b", rebalance_millis=100), running)
+    assert joined.leader == two
+    refused(Code.UNKNOWN_MEMBER_ID, group.heartbeat, one, None, 2)
+
+
+def test_who_gives_no_sign_is_out(others: ThreadPoolExecutor) -> None:
+    group = ConsumerGroup("g")
+    group.join(asking("a", session_millis=1000), running)
+    until(lambda: group.look() == (EMPTY, []))
+
+
+def test_a_member_is_told_its_id_first() -> None:
+    group = ConsumerGroup("g")
+    id = refused(Code.MEMBER_ID_REQUIRED, group.join, asking("a", names_itself=True), running)
+    assert group.join(asking("a", id, names_itself=True), running)[0] == id
+    refused(Code.UNKNOWN_MEMBER_ID, group.join, asking("a", "another"), running)
+
+
+def test_an_instance_that_starts_again_takes_its_place() -> None:
+    group = ConsumerGroup("g")
+    one, _ = group.join(asking("a", instance="i"), running)
+    group.sync(one, "i", 1, {one: b"all"}, running)
+    two, joined = group.join(asking("a", instance="i"), running)
+    assert two != one
+    assert [each.id for each in joined.members] == [two]
+    refused(Code.FENCED_INSTANCE_ID, group.heartbeat, one, "i", joined.generation)
+    assert group.leave("", "i") == two
+
+
+def test_members_have_a_protocol_in_common() -> None:
+    group = ConsumerGroup("g")
+    group.join(asking("a"), running)
+    refused(
+        Code.INCONSISTENT_GROUP_PROTOCOL, group.join, asking("b", protocols={"odd": b""}), running
+    )
+    refused(
+        Code.INCONSISTENT_GROUP_PROTOCOL, group.join, asking("b", protocol_type="connect"), running
+    )
+    refused(Code.INVALID_SESSION_TIMEOUT, group.join, asking("b", session_millis=1), running)
+
+
+def test_offsets_are_taken_of_members_alone() -> None:
+    group = ConsumerGroup("g")
+    group.require_committer("", None, -1, in_transaction=False)
+    id, _ = group.join(asking("a"), running)
+    with pytest.raises(KafkaError):
+        group.require_committer(id, None, 1, in_transaction=False)
+    group.sync(id, None, 1, {}, running)
+    group.require_committer(id, None, 1, in_transaction=False)
+    for member, generation in ((id, 0), ("b", 1), ("", -1)):
+        with pytest.raises(KafkaError):
+            group.require_committer(member, None, generation, in_transaction=False)
+    group.require_committer("", None, -1, in_transaction=True)
+
+
+def test_waits_end_with_the_server(others: ThreadPoolExecutor) -> None:
+    group = ConsumerGroup("g")
+    stopped = threading.Event()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise ConnectionAbortedError
+
+    group.join(asking("a"), check)
+    waiting = others.submit(group.join, asking("b"), check)
+    until(lambda: len(group.members) == 2)
+    stopped.set()
+    with pytest.raises(ConnectionAbortedError):
+        waiting.result(60)

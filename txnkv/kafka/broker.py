@@ -1,0 +1,252 @@
+"""The one broker that a store is to Kafka's clients: its state, and who may do what.
+
+    listener     a thread for each connection: a request, its answer, the next
+    broker       the store, its topics by name, the producers that are known
+    *_requests   the answers, by kind
+
+It opens the store as any process does, and holds nothing that has to outlive it: what was
+acknowledged is in the store, in topics and in two tables that any client reads:
+
+    kafka_offsets     group, topic, partition -> committed offset
+    kafka_producers   transactional id -> producer id, epoch, its last transaction
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from txnkv.client import Client, Table
+from txnkv.client import connect as connect_here
+from txnkv.errors import AuthenticationError, TopicNotFoundError
+from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.kafka.consumer_groups import Groups
+from txnkv.kafka.transactional_ids import TransactionalIds
+from txnkv.kafka.wire_codec import KafkaRequest
+from txnkv.remote import Right
+from txnkv.server import EVERYBODY, About, User, Users
+from txnkv.storage import new_event, new_lock
+from txnkv.tables import Schema
+from txnkv.topics import Partition, Sender, TopicEngine, TopicInfo
+from txnkv.transaction import Transaction
+
+NODE: Final = 0
+"""The number of the one broker."""
+
+OFFSETS_TABLE: Final = "kafka_offsets"
+_OFFSETS: Final = Schema(
+    {
+        "group": "string",
+        "topic": "string",
+        "partition": "int32",
+        "offset": "int64",
+        "metadata": "string?",
+        "committed": "timestamp[us, tz=UTC]",
+    },
+    primary_key=["group", "topic", "partition"],
+)
+
+_SENDERS: Final = 1000
+"""So many idempotent producers are remembered in memory; the store knows the others."""
+
+
+@dataclass
+class Peer:
+    """One connection.
+
+    Attributes:
+        host, port: the address at which the client has reached the server: there it finds it again.
+        remote: the client's address.
+        user: None before it has said who it is.
+        mechanism: of the handshake that has begun.
+        closing: the server stops, or the connection is gone.
+        plain: producers without numbers, by the id of their topic.
+    """
+
+    host: str
+    port: int
+    remote: str
+    user: User | None
+    client_id: str = ""
+    mechanism: str = ""
+    closing: threading.Event = field(default_factory=new_event)
+    plain: dict[int, Sender] = field(default_factory=dict)
+
+    def may(self, right: Right, topic: str | None = None) -> bool:
+        """Tell whether the user has a right, to a topic or at all."""
+        about = None if topic is None else About("topic", topic)
+        return self.user is not None and self.user.may(right, about)
+
+    def require(self, right: Right, topic: str) -> None:
+        """Refuse what the user may not do.
+
+        Raises:
+            KafkaError: it is so.
+        """
+        if not self.may(right, topic):
+            raise KafkaError(
+                Code.TOPIC_AUTHORIZATION_FAILED, f"no right to {right} to topic {topic!r}"
+            )
+
+    def require_running(self) -> None:
+        """End a wait when the server stops.
+
+        Raises:
+            ConnectionAbortedError: it does.
+        """
+        if self.closing.is_set():
+            raise ConnectionAbortedError
+
+
+Handler = Callable[["Broker", Peer, KafkaRequest], Mapping[str, Any] | None]
+
+
+@dataclass
+class _Known:
+    """An idempotent producer that sends to a topic; one request at a time."""
+
+    sender: Sender
+    lock: threading.Lock
+
+
+class Broker:
+    """The store as a broker.
+
+    Args:
+        path: the store's directory.
+        users: those who may; None: everybody may all.
+
+    Attributes:
+        ids: producers with transactions.
+        groups: of consumers.
+    """
+
+    def __init__(self, path: str, users: Users | None) -> None:
+        self.users = users
+        self.client: Client = connect_here(path, create=False)
+        self.cluster_id = self.client.instance.store.store_id
+        self._lock = new_lock()
+        self._senders: OrderedDict[tuple[int, int, int], _Known] = OrderedDict()
+        self.ids = TransactionalIds(self.client)
+        self.groups = Groups()
+        self._making = new_lock()
+        self._offsets: Table | None = None
+
+    @property
+    def engine(self) -> TopicEngine:
+        return self.client.instance.topics
+
+    def close(self) -> None:
+        """Give up what is open, and the store."""
+        self.ids.close()
+        self.client.close()
+
+    def newcomer(self) -> User | None:
+        """Return the user of a connection that has said nothing yet."""
+        return EVERYBODY if self.users is None else None
+
+    def log_in(self, name: str, token: str) -> User:
+        """Return the user of a name and token.
+
+        Raises:
+            AuthenticationError: there is none.
+        """
+        if self.users is None:
+            return EVERYBODY
+        user = self.users.of_token(token)
+        if name != user.name:
+            raise AuthenticationError(f"the token is not that of {name!r}")
+        return user
+
+    # -- offsets of groups ---------------------------------------------------------------
+
+    @property
+    def offsets(self) -> Table:
+        """The table of committed offsets; made at the first use."""
+        with self._making:
+            if self._offsets is None:
+                self._offsets = self.client.create_table(OFFSETS_TABLE, _OFFSETS, exists_ok=True)
+            return self._offsets
+
+    def forget_offsets(self, group: str) -> None:
+        """Delete the offsets of a group."""
+        table = self.offsets
+
+        def delete(txn: Transaction) -> None:
+            for row in txn.scan(table, where=[("group", "=", group)]):
+                txn.delete(table, (group, row["topic"], row["partition"]))
+
+        self.client.run(delete)
+
+    # -- topics ------------------------------------------------------------------------
+
+    def topic(self, peer: Peer, right: Right, name: str) -> TopicInfo:
+        """Return a topic to which the user has a right.
+
+        Raises:
+            KafkaError: the user has not.
+            TopicNotFoundError: there is none.
+        """
+        peer.require(right, name)
+        found = self.engine.find(name)
+        if found is None:
+            raise TopicNotFoundError(f"there is no topic {name!r}")
+        return found
+
+    def partition(self, peer: Peer, right: Right, name: str, number: int) -> Partition:
+        """Return a partition; raises as `topic`, and where it has no such number."""
+        topic = self.topic(peer, right, name)
+        if not 0 <= number < len(topic.partitions):
+            raise KafkaError(Code.UNKNOWN_TOPIC_OR_PARTITION, f"{name!r} has no {number}")
+        return self.engine.partitions(topic)[number]
+
+    # -- producers ---------------------------------------------------------------------
+
+    def plain(self, peer: Peer, topic: TopicInfo) -> Sender:
+        """Return the producer of a connection for messages that have no numbers."""
+        found = peer.plain.get(topic.id)
+        if found is None:
+            found = peer.plain[topic.id] = Sender(self.engine, topic, None)
+        return found
+
+    def deliver(
+        self,
+        topic: TopicInfo,
+        producer: tuple[int, int],
+        messages: list[tuple[int, pa.RecordBatch]],
+        sequences: list[int],
+    ) -> list[int]:
+        """Append messages of a producer, each of them once; all or none.
+
+        Args:
+            topic: to which.
+            producer: its id and epoch.
+            messages: by number of the partition.
+            sequences: the number of the first message of each.
+
+        Returns:
+            Their first offsets, in the same order.
+
+        Raises:
+            ProducerFencedError: a later epoch was seen.
+            OutOfOrderSequenceError: messages before them are missing.
+        """
+        key = (*producer, topic.id)
+        with self._lock:
+            known = self._senders.get(key)
+            if known is not None:
+                self._senders.move_to_end(key)
+        if known is None:
+            id, epoch = producer
+            sender = Sender(self.engine, topic, f"kafka:{id}", epoch=epoch)
+            with self._lock:
+                known = self._senders.setdefault(key, _Known(sender, new_lock()))
+                if len(self._senders) > _SENDERS:
+                    self._senders.popitem(last=False)
+        with known.lock:
+            return [each.base for each in known.sender.deliver(messages, sequences)]

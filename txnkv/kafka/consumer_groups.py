@@ -1,0 +1,375 @@
+"""Consumer groups: members that share the partitions of topics, and agree anew when one comes.
+
+The members of a group and what is assigned to them live in memory of the server: when it starts
+again, they join again. The offsets that they commit are rows of a table.
+
+    Empty
+      | join
+    PreparingRebalance       who does not join again in time is out
+      | all have joined      the next generation begins          ^
+    CompletingRebalance      the leader assigns                  | a member comes, goes
+      | the leader's sync                                        | or joins anew
+    Stable  -----------------------------------------------------+
+
+One round has one generation; who names an earlier one is refused, and joins again. All that waits
+here, a join for the others and a sync for the leader's assignment, waits in the thread of its
+connection, looks at the time by itself, and ends when the server stops.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from txnkv.kafka.answer_codes import Code, KafkaError
+from txnkv.storage import new_condition, new_lock
+
+EMPTY: Final = "Empty"
+_PREPARING: Final = "PreparingRebalance"
+_COMPLETING: Final = "CompletingRebalance"
+STABLE: Final = "Stable"
+
+_LEAST_SESSION, _MOST_SESSION = 1_000, 1_800_000
+_SLICE: Final = 0.25
+"""Seconds of a wait, after which it looks whether the server stops, and who is gone."""
+
+_MOST_MEMBERS: Final = 10_000
+
+
+@dataclass
+class Member:
+    """One member of a group.
+
+    Attributes:
+        session, rebalance: seconds without a sign, and for a round, after which it is out.
+        protocols: ways to assign that it knows, with what it says for each.
+        seen: when it gave a sign.
+        joined: it has joined the round that is being prepared, or waits in it.
+    """
+
+    id: str
+    instance: str | None
+    client_id: str
+    host: str
+    session: float
+    rebalance: float
+    protocols: dict[str, bytes]
+    assignment: bytes = b""
+    seen: float = field(default_factory=time.monotonic)
+    joined: bool = False
+
+
+class Joined(NamedTuple):
+    """A round as its members are told of it."""
+
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: list[Member]
+
+
+class JoinRequest(NamedTuple):
+    """One member's wish to be in the next round."""
+
+    member_id: str
+    instance: str | None
+    client_id: str
+    host: str
+    session_millis: int
+    rebalance_millis: int
+    protocol_type: str
+    protocols: dict[str, bytes]
+    names_itself: bool
+    """It takes an id that it is told, and joins again under it."""
+
+
+class ConsumerGroup:
+    """One group. Shared by threads.
+
+    Args:
+        id: its name.
+    """
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.state = EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol = ""
+        self.leader = ""
+        self.members: dict[str, Member] = {}
+        self.changed = new_condition()
+        self._expected: set[str] = set()
+        self._until = 0.0
+
+    # -- join --------------------------------------------------------------------------
+
+    def join(self, asked: JoinRequest, require_running: Callable[[], None]) -> tuple[str, Joined]:
+        """Join the next round, and wait for it; return the member's id, and the round.
+
+        Raises:
+            KafkaError: the member or what it can do does not fit; MEMBER_ID_REQUIRED has the id
+                as its text.
+        """
+        if not _LEAST_SESSION <= asked.session_millis <= _MOST_SESSION:
+            raise KafkaError(Code.INVALID_SESSION_TIMEOUT)
+        with self.changed:
+            self._expire()
+            member = self._admit(asked)
+            if self._is_settled(member, asked):
+                return member.id, self._told(member)
+            member.protocols = dict(asked.protocols)
+            self._prepare()
+            member.joined = True
+            before = self.generation
+            self._complete_if_all()
+            while self.generation == before:
+                self._wait(require_running)
+                member.seen = time.monotonic()
+                if self.members.get(member.id) is not member:
+                    raise KafkaError(Code.UNKNOWN_MEMBER_ID)
+                self._complete_if_all()
+            return member.id, self._told(member)
+
+    def _admit(self, asked: JoinRequest) -> Member:
+        """The member that joins, made where it is a new one."""
+        self._require_common(asked)
+        id = asked.member_id
+        static = next((m for m in self.members.values() if asked.instance == m.instance), None)
+        if asked.instance is None:
+            static = None
+        if id == "" and static is not None:  # the same one, started again
+            self._remove(static.id)
+        if id == "":
+            made = f"{asked.client_id or 'member'}-{uuid.uuid4()}"
+            if asked.names_itself and asked.instance is None:
+                self._expected.add(made)
+                raise KafkaError(Code.MEMBER_ID_REQUIRED, made)
+            id = made
+        elif asked.instance is not None and (static is None or static.id != id):
+            raise KafkaError(Code.UNKNOWN_MEMBER_ID if static is None else Code.FENCED_INSTANCE_ID)
+        elif id not in self.members and id not in self._expected:
+            raise KafkaError(Code.UNKNOWN_MEMBER_ID)
+        self._expected.discard(id)
+        member = self.members.get(id)
+        if member is None:
+            if len(self.members) >= _MOST_MEMBERS:
+                raise KafkaError(Code.GROUP_MAX_SIZE_REACHED)
+            member = self.members[id] = Member(
+                id, asked.instance, asked.client_id, asked.host, 0, 0, {}
+            )
+        member.session = asked.session_millis / 1000
+        member.rebalance = max(asked.rebalance_millis, 0) / 1000 or member.session
+        member.seen = time.monotonic()
+        self.protocol_type = asked.protocol_type
+        return member
+
+    def _require_common(self, asked: JoinRequest) -> None:
+        others = [m for m in self.members.values() if m.id != asked.member_id]
+        known = set(asked.protocols)
+        for other in others:
+            known &= set(other.protocols)
+        if not known or (others and asked.protocol_type != self.protocol_type):
+            raise KafkaError(Code.INCONSISTENT_GROUP_PROTOCOL)
+
+    def _is_settled(self, member: Member, asked: JoinRequest) -> bool:
+        """Tell whether a join only asks again for the round of now."""
+        if member.protocols != asked.protocols:
+            return False
+        if self.state == STABLE:
+            return member.id != self.leader
+        return self.state == _COMPLETING
+
+    def _prepare(self) -> None:
+        if self.state == _PREPARING:
+            return
+        self.state = _PREPARING
+        for member in self.members.values():
+            member.joined = False
+        self._until = time.monotonic() + max(m.rebalance for m in self.members.values())
+        self.changed.notify_all()
+
+    def _complete_if_all(self) -> None:
+        """Begin the generation when all have joined, or the time of those who have not is over."""
+        if self.state != _PREPARING:
+            return
+        if time.monotonic() >= self._until:
+            for member in [m for m in self.members.values() if not m.joined]:
+                del self.members[member.id]
+        if not self.members or not all(m.joined for m in self.members.values()):
+            return
+        self.generation += 1
+        common = set.intersection(*(set(m.protocols) for m in self.members.values()))
+        votes = Counter(
+            next(name for name in m.protocols if name in common) for m in self.members.values()
+        )
+        self.protocol = votes.most_common(1)[0][0]
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members))
+        for member in self.members.values():
+            member.assignment = b""
+            member.seen = time.monotonic()
+        self.state = _COMPLETING
+        self._until = time.monotonic() + max(m.rebalance for m in self.members.values())
+        self.changed.notify_all()
+
+    def _told(self, member: Member) -> Joined:
+        members = list(self.members.values()) if member.id == self.leader else []
+        return Joined(self.generation, self.protocol_type, self.protocol, self.leader, members)
+
+    # -- in a generation ---------------------------------------------------------------
+
+    def sync(
+        self,
+        member_id: str,
+        instance: str | None,
+        generation: int,
+        assignments: Mapping[str, bytes],
+        require_running: Callable[[], None],
+    ) -> bytes:
+        """Give the leader's assignments, or wait for them; return the member's own.
+
+        Raises:
+            KafkaError: the member or its generation is not that of now.
+        """
+        with self.changed:
+            member = self._require(member_id, instance, generation)
+            if self.state == _COMPLETING and member_id == self.leader:
+                for each in self.members.values():
+                    each.assignment = assignments.get(each.id, b"")
+                    each.seen = time.monotonic()
+                self.state = STABLE
+                self.changed.notify_all()
+            while self.state == _COMPLETING:
+                self._wait(require_running)
+                member.seen = time.monotonic()
+                if time.monotonic() >= self._until:  # the leader is gone
+                    self._remove(self.leader)
+                member = self._require(member_id, instance, generation)
+            if self.state != STABLE:
+                raise KafkaError(Code.REBALANCE_IN_PROGRESS)
+            return member.assignment
+
+    def heartbeat(self, member_id: str, instance: str | None, generation: int) -> None:
+        """Take a sign of a member.
+
+        Raises:
+            KafkaError: it is to join again.
+        """
+        with self.changed:
+            self._expire()
+            self._require(member_id, instance, generation)
+            if self.state == _PREPARING:
+                raise KafkaError(Code.REBALANCE_IN_PROGRESS)
+
+    def leave(self, member_id: str, instance: str | None) -> str:
+        """Take a member out, by its id or its instance; return its id.
+
+        Raises:
+            KafkaError: there is none.
+        """
+        with self.changed:
+            for member in self.members.values():
+                same = member.instance == instance if instance else member.id == member_id
+                if same:
+                    if instance and member_id not in ("", member.id):
+                        raise KafkaError(Code.FENCED_INSTANCE_ID)
+                    self._remove(member.id)
+                    return member.id
+            self._expected.discard(member_id)
+            raise KafkaError(Code.UNKNOWN_MEMBER_ID)
+
+    def require_committer(
+        self, member_id: str, instance: str | None, generation: int, *, in_transaction: bool
+    ) -> None:
+        """Refuse offsets of who is not a member in the generation of now.
+
+        Raises:
+            KafkaError: it is so.
+        """
+        with self.changed:
+            self._expire()
+            if generation < 0 and (in_transaction or not self.members):
+                return  # of somebody who assigns partitions itself
+            self._require(member_id, instance, generation)
+            if self.state == _COMPLETING and not in_transaction:
+                raise KafkaError(Code.REBALANCE_IN_PROGRESS)
+
+    def _require(self, member_id: str, instance: str | None, generation: int) -> Member:
+        found = self.members.get(member_id)
+        if instance is not None:
+            same = [m for m in self.members.values() if m.instance == instance]
+            if same and same[0].id != member_id:
+                raise KafkaError(Code.FENCED_INSTANCE_ID)
+        if found is None:
+            raise KafkaError(Code.UNKNOWN_MEMBER_ID)
+        if generation != self.generation:
+            raise KafkaError(Code.ILLEGAL_GENERATION)
+        found.seen = time.monotonic()
+        return found
+
+    # -- who is gone -------------------------------------------------------------------
+
+    def _remove(self, member_id: str) -> None:
+        self.members.pop(member_id, None)
+        if not self.members:
+            self.state, self.leader = EMPTY, ""
+            self.generation += 1
+            self.changed.notify_all()
+        elif self.state == _PREPARING:
+            self._complete_if_all()
+        else:
+            self._prepare()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for member in list(self.members.values()):
+            waits = self.state == _PREPARING and member.joined
+            if not waits and now - member.seen > member.session:
+                self._remove(member.id)
+
+    def _wait(self, require_running: Callable[[], None]) -> None:
+        self.changed.wait(_SLICE)
+        require_running()
+        self._expire()
+
+    def look(self) -> tuple[str, list[Member]]:
+        """Return the state and the members of now."""
+        with self.changed:
+            self._expire()
+            return self.state, list(self.members.values())
+
+
+class Groups:
+    """The groups of a server that have, or had, members."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._groups: dict[str, ConsumerGroup] = {}
+
+    def get(self, id: str) -> ConsumerGroup:
+        """Return a group, made where there is none.
+
+        Raises:
+            KafkaError: it has no name.
+        """
+        if not id:
+            raise KafkaError(Code.INVALID_GROUP_ID, "a group has a name")
+        with self._lock:
+            return self._groups.setdefault(id, ConsumerGroup(id))
+
+    def find(self, id: str) -> ConsumerGroup | None:
+        return self._groups.get(id)
+
+    def forget(self, id: str) -> None:
+        with self._lock:
+            self._groups.pop(id, None)
+
+    def names(self) -> Iterable[str]:
+        with self._lock:
+            return list(self._groups)

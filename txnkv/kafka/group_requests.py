@@ -1,0 +1,362 @@
+"""Consumer groups as clients ask for them, and the offsets that they commit.
+
+A committed offset is a row of `kafka_offsets`. It comes with a commit of its own, or in the
+transaction of a producer (TxnOffsetCommit), with the messages that it sends: both or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.broker import NODE, Broker, Handler, Peer
+from txnkv.kafka.consumer_groups import EMPTY, ConsumerGroup, JoinRequest
+from txnkv.kafka.transaction_requests import named_producer
+from txnkv.kafka.transactional_ids import OffsetKey
+from txnkv.kafka.wire_codec import KafkaRequest
+
+_UNSAID: Final = -(1 << 31)
+_METADATA_MOST: Final = 4096
+_CONSUMER: Final = "consumer"
+
+
+def find_coordinator(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """It is always this broker."""
+    at = {"node_id": NODE, "host": peer.host, "port": peer.port}
+    keys = request.body.get("coordinator_keys", [])
+    return {**at, "coordinators": [{"key": key, **at} for key in keys]}
+
+
+def _group(broker: Broker, peer: Peer, id: str) -> ConsumerGroup:
+    if not peer.may("read"):
+        raise KafkaError(Code.GROUP_AUTHORIZATION_FAILED, "no right to read")
+    return broker.groups.get(id)
+
+
+# -- members ---------------------------------------------------------------------------
+
+
+def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    body = request.body
+    asked = JoinRequest(
+        body["member_id"],
+        body.get("group_instance_id"),
+        peer.client_id,
+        peer.remote,
+        body["session_timeout_ms"],
+        body.get("rebalance_timeout_ms", body["session_timeout_ms"]),
+        body["protocol_type"],
+        {each["name"]: bytes(each["metadata"]) for each in body["protocols"]},
+        request.version >= 4,
+    )
+    try:
+        group = _group(broker, peer, body["group_id"])
+        id, joined = group.join(asked, peer.require_running)
+    except KafkaError as error:
+        id = str(error) if error.code is Code.MEMBER_ID_REQUIRED else body["member_id"]
+        nothing = None if request.version >= 7 else ""
+        return {
+            "error_code": error.code,
+            "generation_id": -1,
+            "protocol_name": nothing,
+            "member_id": id,
+        }
+    return {
+        "generation_id": joined.generation,
+        "protocol_type": joined.protocol_type,
+        "protocol_name": joined.protocol,
+        "leader": joined.leader,
+        "member_id": id,
+        "members": [
+            {
+                "member_id": each.id,
+                "group_instance_id": each.instance,
+                "metadata": each.protocols.get(joined.protocol, b""),
+            }
+            for each in joined.members
+        ],
+    }
+
+
+def sync(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    body = request.body
+    given = {each["member_id"]: bytes(each["assignment"]) for each in body["assignments"]}
+    try:
+        group = _group(broker, peer, body["group_id"])
+        mine = group.sync(
+            body["member_id"],
+            body.get("group_instance_id"),
+            body["generation_id"],
+            given,
+            peer.require_running,
+        )
+    except KafkaError as error:
+        return {"error_code": error.code}
+    return {
+        "protocol_type": group.protocol_type,
+        "protocol_name": group.protocol,
+        "assignment": mine,
+    }
+
+
+def heartbeat(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    body = request.body
+    group = _group(broker, peer, body["group_id"])
+    group.heartbeat(body["member_id"], body.get("group_instance_id"), body["generation_id"])
+    return {}
+
+
+def leave(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    body = request.body
+    group = _group(broker, peer, body["group_id"])
+    if request.version < 3:
+        group.leave(body["member_id"], None)
+        return {}
+    members = []
+    for each in body["members"]:
+        code = Code.NONE
+        try:
+            group.leave(each["member_id"], each["group_instance_id"])
+        except KafkaError as error:
+            code = error.code
+        members.append({**each, "error_code": code})
+    return {"members": members}
+
+
+# -- offsets ---------------------------------------------------------------------------
+
+_Commit = tuple[OffsetKey, tuple[Any, ...]]
+_Refused = dict[tuple[str, int], Code]
+
+
+def _committed(
+    broker: Broker, peer: Peer, body: Mapping[str, Any]
+) -> tuple[list[_Commit], _Refused]:
+    """The rows of what is committed, and the partitions of which nothing can be."""
+    rows: list[_Commit] = []
+    refused: _Refused = {}
+    now = datetime.now(UTC)
+    for topic in body["topics"]:
+        for each in topic["partitions"]:
+            place = topic["name"], each["partition_index"]
+            text = each["committed_metadata"]
+            try:
+                broker.partition(peer, "read", *place)
+                if text is not None and len(text) > _METADATA_MOST:
+                    raise KafkaError(Code.OFFSET_METADATA_TOO_LARGE)
+            except Exception as error:
+                refused[place] = code_of(error)[0]
+                continue
+            key = (body["group_id"], *place)
+            rows.append((key, (each["committed_offset"], text, now)))
+    return rows, refused
+
+
+def _told(body: Mapping[str, Any], code: Code, refused: _Refused) -> Mapping[str, Any]:
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": each["partition_index"],
+                        "error_code": refused.get((topic["name"], each["partition_index"]), code),
+                    }
+                    for each in topic["partitions"]
+                ],
+            }
+            for topic in body["topics"]
+        ]
+    }
+
+
+def commit(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Offsets by themselves."""
+    body = request.body
+    code = Code.NONE
+    refused: _Refused = {}
+    try:
+        group = _group(broker, peer, body["group_id"])
+        group.require_committer(
+            body["member_id"],
+            body.get("group_instance_id"),
+            body["generation_id_or_member_epoch"],
+            in_transaction=False,
+        )
+        rows, refused = _committed(broker, peer, body)
+        table = broker.offsets
+
+        def write(txn: Any) -> None:
+            for key, rest in rows:
+                txn.upsert(table, (*key, *rest))
+
+        if rows:
+            broker.client.run(write)
+    except Exception as error:
+        code = code_of(error)[0]
+    return _told(body, code, refused)
+
+
+def commit_in_transaction(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Offsets in the transaction of a producer."""
+    body = request.body
+    code = Code.NONE
+    refused: _Refused = {}
+    try:
+        group = _group(broker, peer, body["group_id"])
+        group.require_committer(
+            body.get("member_id", ""),
+            body.get("group_instance_id"),
+            body.get("generation_id", -1),
+            in_transaction=True,
+        )
+        rows, refused = _committed(broker, peer, body)
+        broker.ids.commit_offsets(named_producer(peer, body), broker.offsets, rows)
+    except Exception as error:
+        code = code_of(error)[0]
+        if code is Code.PRODUCER_FENCED:
+            code = Code.INVALID_PRODUCER_EPOCH
+    return _told(body, code, refused)
+
+
+def fetch_offsets(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    body = request.body
+    stable = body.get("require_stable", False)
+    if request.version < 8:
+        return _offsets_of(broker, peer, body["group_id"], body["topics"], stable)
+    return {
+        "groups": [
+            {
+                "group_id": each["group_id"],
+                **_offsets_of(broker, peer, each["group_id"], each["topics"], stable),
+            }
+            for each in body["groups"]
+        ]
+    }
+
+
+def _offsets_of(
+    broker: Broker, peer: Peer, group: str, topics: list[dict[str, Any]] | None, stable: bool
+) -> dict[str, Any]:
+    if not peer.may("read"):
+        return {"topics": [], "error_code": Code.GROUP_AUTHORIZATION_FAILED}
+    known = {
+        (row["topic"], row["partition"]): row
+        for row in broker.offsets.scan(where=[("group", "=", group)])
+    }
+    asked: dict[str, Iterable[int]] = {}
+    if topics is None:
+        for name, number in known:
+            asked[name] = [*asked.get(name, ()), number]
+    else:
+        asked = {topic["name"]: topic["partition_indexes"] for topic in topics}
+    answers = []
+    for name, numbers in asked.items():
+        partitions = []
+        for number in numbers:
+            row = known.get((name, number), {})
+            answer = {
+                "partition_index": number,
+                "committed_offset": row.get("offset", -1),
+                "committed_leader_epoch": -1,
+                "metadata": row.get("metadata") or "",
+            }
+            if stable and broker.ids.is_pending((group, name, number)):
+                answer |= {"committed_offset": -1, "error_code": Code.UNSTABLE_OFFSET_COMMIT}
+            partitions.append(answer)
+        answers.append({"name": name, "partitions": partitions})
+    return {"topics": answers}
+
+
+# -- groups ----------------------------------------------------------------------------
+
+
+def _with_offsets(broker: Broker) -> set[str]:
+    """The groups that have committed anything."""
+    found = broker.offsets.scan(columns=["group"]).to_arrow().column("group").unique()
+    return set(found.to_pylist())
+
+
+def list_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    if not peer.may("read"):
+        return {}
+    states = set(request.body.get("states_filter") or [])
+    groups = []
+    for id in sorted({*_with_offsets(broker), *broker.groups.names()}):
+        group = broker.groups.find(id)
+        state = EMPTY if group is None else group.look()[0]
+        if not states or state in states:
+            kind = _CONSUMER if group is None else group.protocol_type
+            groups.append({"group_id": id, "protocol_type": kind, "group_state": state})
+    return {"groups": groups}
+
+
+def describe_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    groups = []
+    known = _with_offsets(broker)
+    for id in request.body["groups"]:
+        answer: dict[str, Any] = {"group_id": id, "authorized_operations": _UNSAID}
+        group = broker.groups.find(id)
+        if not peer.may("read"):
+            answer["error_code"] = Code.GROUP_AUTHORIZATION_FAILED
+        elif group is None:
+            answer["group_state"] = EMPTY if id in known else "Dead"
+            answer["protocol_type"] = _CONSUMER if id in known else ""
+        else:
+            state, members = group.look()
+            answer |= {
+                "group_state": state,
+                "protocol_type": group.protocol_type,
+                "protocol_data": group.protocol,
+                "members": [
+                    {
+                        "member_id": each.id,
+                        "group_instance_id": each.instance,
+                        "client_id": each.client_id,
+                        "client_host": f"/{each.host}",
+                        "member_metadata": each.protocols.get(group.protocol, b""),
+                        "member_assignment": each.assignment,
+                    }
+                    for each in members
+                ],
+            }
+        groups.append(answer)
+    return {"groups": groups}
+
+
+def delete_groups(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Forget groups without members, with their offsets."""
+    known = _with_offsets(broker)
+    results = []
+    for id in request.body["groups_names"]:
+        group = broker.groups.find(id)
+        code = Code.NONE
+        if not peer.may("admin"):
+            code = Code.GROUP_AUTHORIZATION_FAILED
+        elif group is not None and group.look()[1]:
+            code = Code.NON_EMPTY_GROUP
+        elif group is None and id not in known:
+            code = Code.GROUP_ID_NOT_FOUND
+        else:
+            broker.forget_offsets(id)
+            broker.groups.forget(id)
+        results.append({"group_id": id, "error_code": code})
+    return {"results": results}
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    8: commit,
+    9: fetch_offsets,
+    10: find_coordinator,
+    11: join,
+    12: heartbeat,
+    13: leave,
+    14: sync,
+    15: describe_groups,
+    16: list_groups,
+    28: commit_in_transaction,
+    42: delete_groups,
+}
+"""By number of the request."""

@@ -1,0 +1,248 @@
+"""The socket to which Kafka's clients connect: a thread for each connection.
+
+A connection is answered in the order of its requests, as clients expect. What is no request closes
+it, and it alone: no memory was taken for a length that was only announced, and nobody else waits.
+
+    frame       length i32, then so many bytes; at most `_MOST_BYTES`, before a log-in far fewer
+    unknown     a kind or version that is not spoken closes the connection, but for ApiVersions,
+                which is answered with the versions that are
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from txnkv.errors import UnavailableError
+from txnkv.kafka import group_requests, log_requests, topic_requests, transaction_requests
+from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.api_tables import API_VERSIONS, APIS
+from txnkv.kafka.broker import Broker, Handler, Peer
+from txnkv.kafka.wire_codec import (
+    KafkaRequest,
+    MalformedError,
+    UnknownVersionError,
+    read_request,
+    write_answer,
+)
+from txnkv.server import Users
+from txnkv.storage import new_lock
+
+_log = logging.getLogger("txnkv.server")
+
+_MOST_BYTES: Final = 64 << 20
+_MOST_BYTES_BEFORE: Final = 64 << 10
+"""The most of a request of somebody who has not said who it is."""
+
+_MOST_CONNECTIONS: Final = 500
+_PIECE: Final = 1 << 18
+_IDLE_SECONDS: Final = 600.0
+_STUCK_SECONDS: Final = 60.0
+_HANDSHAKE_SECONDS: Final = 10.0
+_PAUSE: Final = 0.05
+_BEFORE_LOGIN: Final = {API_VERSIONS, 17, 36}
+
+HANDLERS: Final[dict[int, Handler]] = {
+    **log_requests.HANDLERS,
+    **topic_requests.HANDLERS,
+    **transaction_requests.HANDLERS,
+    **group_requests.HANDLERS,
+}
+
+
+class _Connection:
+    """A connection with its thread; `channel` is the encrypted one, where it is."""
+
+    thread: threading.Thread
+
+    def __init__(self, peer: Peer, channel: socket.socket) -> None:
+        self.peer = peer
+        self.channel = channel
+
+
+class KafkaServer:
+    """A store served to Kafka's clients.
+
+    Args:
+        path: the store's directory.
+        host: at which it listens.
+        port: 0 takes a free one.
+        users: those who may; None: everybody may all.
+        tls: of the connections; None: they are not encrypted.
+
+    Attributes:
+        host, port: where it listens.
+
+    Raises:
+        StoreNotFoundError: there is none.
+        UnavailableError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        host: str,
+        port: int,
+        users: Users | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.host = host
+        self._tls = tls
+        self._lock = new_lock()
+        self._open: set[_Connection] = set()
+        self._closing = False
+        self._broker = Broker(path, users)
+        try:
+            self._socket = socket.create_server((host, port), backlog=128)
+        except OSError as error:
+            self._broker.close()
+            raise UnavailableError(f"cannot listen at {host}:{port}: {error}") from None
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="txnkv-kafka", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop: connections are closed, what was not acknowledged counts as lost."""
+        with self._lock:
+            self._closing = True
+            every = list(self._open)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for each in every:
+            each.peer.closing.set()
+            with suppress(OSError):
+                each.channel.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for each in every:
+            each.thread.join()
+        self._broker.close()
+
+    # -- connections -------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+            except OSError:
+                if self._closing:
+                    return
+                time.sleep(_PAUSE)  # no descriptor is free, perhaps
+                continue
+            host, port = connection.getsockname()[:2]
+            peer = Peer(host, port, str(address[0]), self._broker.newcomer())
+            made = _Connection(peer, connection)
+            made.thread = threading.Thread(
+                target=self._serve, args=(made,), name="txnkv-kafka-client", daemon=True
+            )
+            with self._lock:
+                if self._closing or len(self._open) >= _MOST_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._open.add(made)
+            made.thread.start()
+
+    def _serve(self, connection: _Connection) -> None:
+        peer = connection.peer
+        try:
+            connection.channel.settimeout(_HANDSHAKE_SECONDS)
+            connection.channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection.channel = self._tls.wrap_socket(connection.channel, server_side=True)
+            while self._answer(connection.channel, peer):
+                pass
+        except MalformedError as error:
+            _log.warning("%s is closed: %s", peer.remote, error)
+        except (OSError, EOFError) as error:
+            _log.debug("%s is gone: %s", peer.remote, error)
+        except Exception:
+            _log.exception("a connection of %s failed", peer.remote)
+        finally:
+            peer.closing.set()
+            with self._lock:
+                self._open.discard(connection)
+            with suppress(OSError):
+                connection.channel.close()
+
+    def _answer(self, channel: socket.socket, peer: Peer) -> bool:
+        """Answer one request; False when the client has none any more."""
+        data = self._read(channel, peer)
+        if data is None:
+            return False
+        try:
+            request = read_request(data)
+        except UnknownVersionError as error:
+            if error.key != API_VERSIONS:
+                raise
+            body = _api_versions(Code.UNSUPPORTED_VERSION)
+            parts = write_answer(APIS[API_VERSIONS], 0, error.correlation, body)
+            channel.sendall(b"".join(parts))
+            return True
+        found = self._answer_of(request, peer)
+        if found is not None:
+            parts = write_answer(request.api, request.version, request.correlation, found)
+            channel.sendall(b"".join(parts))
+        return True
+
+    def _answer_of(self, request: KafkaRequest, peer: Peer) -> Mapping[str, Any] | None:
+        key = request.api.key
+        peer.client_id = request.client_id or ""
+        if key == API_VERSIONS:
+            return _api_versions(Code.NONE)
+        handler = HANDLERS.get(key)
+        if handler is None:
+            raise UnknownVersionError(key, request.version, request.correlation)
+        if peer.user is None and key not in _BEFORE_LOGIN:
+            raise MalformedError(f"{request.api.name} before the client has said who it is")
+        try:
+            return handler(self._broker, peer, request)
+        except KafkaError as error:
+            if not any(field.name == "error_code" for field in request.api.answer):
+                raise MalformedError(f"{request.api.name}: {error}") from None
+            return {"error_code": code_of(error)[0], "error_message": str(error)}
+
+    def _read(self, channel: socket.socket, peer: Peer) -> bytearray | None:
+        channel.settimeout(_IDLE_SECONDS)
+        head = channel.recv(4)
+        if not head:
+            return None
+        channel.settimeout(_STUCK_SECONDS)
+        head += bytes(_exactly(channel, 4 - len(head)))
+        size = int.from_bytes(head, "big", signed=True)
+        most = _MOST_BYTES if peer.user is not None else _MOST_BYTES_BEFORE
+        if not 0 <= size <= most:
+            raise MalformedError(f"a request of {size:,} bytes; {most:,} are the most")
+        return _exactly(channel, size)
+
+
+def _exactly(channel: socket.socket, size: int) -> bytearray:
+    """So many bytes; memory is taken as they come."""
+    data = bytearray()
+    while len(data) < size:
+        piece = channel.recv(min(size - len(data), _PIECE))
+        if not piece:
+            raise EOFError("the connection ended within a request")
+        data += piece
+    return data
+
+
+def _api_versions(code: Code) -> dict[str, Any]:
+    spoken = [APIS[key] for key in sorted({API_VERSIONS, *HANDLERS})]
+    return {
+        "error_code": code,
+        "api_keys": [
+            # librdkafka compresses for brokers only that say Produce begins at 0.
+            {
+                "api_key": api.key,
+                "min_version": api.first if api.key else 0,
+                "max_version": api.last,
+            }
+            for api in spoken
+        ],
+    }

@@ -1,0 +1,127 @@
+"""Batches of a producer: their header, checksum and compression; `core` reads what is inside.
+
+    61 bytes of header | records, compressed as one piece: gzip, snappy, lz4 frames or zstd
+
+A producer sends one batch for each partition of a request. Its header says who sent it, in which
+epoch, and the sequence number of its first message.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from txnkv.core import CoreError, crc32c, decode_records
+from txnkv.kafka.answer_codes import Code, KafkaError
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_CHECKED_FROM: Final = 21
+_FORMAT: Final = 2
+_MOST_BYTES: Final = 64 << 20
+"""The most of a batch without its compression."""
+
+_CODEC, _TRANSACTIONAL, _CONTROL = 7, 0x10, 0x20
+_XERIAL: Final = b"\x82SNAPPY\0"
+
+
+class ProducerBatch(NamedTuple):
+    """One batch of a producer.
+
+    Attributes:
+        rows: its messages, as `core.encode_batch` takes them.
+        producer_id: -1: of no idempotent producer.
+        sequence: of the first message.
+    """
+
+    rows: pa.RecordBatch
+    producer_id: int
+    epoch: int
+    sequence: int
+    transactional: bool
+
+
+def read_batch(records: memoryview | None) -> ProducerBatch:
+    """Return the one batch that a producer sent for a partition.
+
+    Raises:
+        KafkaError: it is none, is damaged, or of an old format.
+    """
+    if not records or len(records) < _HEADER.size:
+        raise KafkaError(Code.CORRUPT_MESSAGE, "the batch is cut off")
+    fields = _HEADER.unpack_from(records)
+    _, length, _, form, crc, attributes, last, base_millis, _, producer, epoch, first, n = fields
+    if form != _FORMAT:
+        raise KafkaError(
+            Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"a batch of format {form}: 2 is spoken"
+        )
+    if length + 12 != len(records):
+        raise KafkaError(Code.INVALID_RECORD, "there is one batch for a partition in a request")
+    if crc32c(records[_CHECKED_FROM:]) != crc:
+        raise KafkaError(Code.CORRUPT_MESSAGE, "the checksum of the batch differs")
+    if attributes & _CONTROL or n <= 0 or last != n - 1:
+        raise KafkaError(Code.INVALID_RECORD, "a producer sends messages, numbered from 0 on")
+    try:
+        body = _decompressed(records[_HEADER.size :], attributes & _CODEC)
+        rows = decode_records(body, n, max(base_millis, 0))
+    except (CoreError, OSError, zlib.error, pa.ArrowException, EOFError) as error:
+        raise KafkaError(Code.CORRUPT_MESSAGE, f"the records make no sense: {error}") from None
+    if base_millis < 0:  # without times
+        rows = rows.drop_columns(["timestamp"])
+    return ProducerBatch(rows, producer, epoch, first, bool(attributes & _TRANSACTIONAL))
+
+
+def _decompressed(body: memoryview, codec: int) -> Any:
+    if codec == 0:
+        return body
+    if codec == 1:
+        return _bounded(zlib.decompressobj(31).decompress(body, _MOST_BYTES + 1))
+    if codec == 2:
+        return _snappy(body)
+    if codec in (3, 4):
+        source = pa.BufferReader(pa.py_buffer(body))
+        with pa.CompressedInputStream(source, "lz4" if codec == 3 else "zstd") as stream:
+            return _bounded(stream.read(_MOST_BYTES + 1))
+    raise KafkaError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"there is no compression {codec}")
+
+
+def _bounded(data: bytes) -> bytes:
+    if len(data) > _MOST_BYTES:
+        raise KafkaError(
+            Code.MESSAGE_TOO_LARGE, f"a batch of more than {_MOST_BYTES:,} bytes: send smaller ones"
+        )
+    return data
+
+
+def _snappy(body: memoryview) -> bytes:
+    """One block, or as Java writes it: a head of 16 bytes, then blocks behind their lengths."""
+    if bytes(body[: len(_XERIAL)]) != _XERIAL:
+        return _snappy_block(body)
+    parts = []
+    at, total = 16, 0
+    while at < len(body):
+        size = int.from_bytes(body[at : at + 4], "big")
+        block = body[at + 4 : at + 4 + size]
+        if len(block) < size or not size:
+            raise CoreError("a block is cut off")
+        parts.append(_snappy_block(block))
+        total += len(parts[-1])
+        if total > _MOST_BYTES:
+            _bounded(b"".join(parts))
+        at += 4 + size
+    return b"".join(parts)
+
+
+def _snappy_block(block: memoryview) -> bytes:
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > _MOST_BYTES:
+        raise KafkaError(Code.MESSAGE_TOO_LARGE, f"a batch of {size:,} bytes: send smaller ones")
+    found: bytes = pa.decompress(pa.py_buffer(block), size, "snappy", asbytes=True)
+    return found

@@ -1,0 +1,252 @@
+"""Metadata, topics and their options, and who a client is.
+
+A store is a cluster of one broker, which leads every partition and is its only replica. The address
+that clients are told is the one at which they have come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from txnkv.errors import AuthenticationError, TopicExistsError, TopicNotFoundError, TxnkvError
+from txnkv.kafka.answer_codes import Code, KafkaError, code_of
+from txnkv.kafka.broker import NODE, Broker, Handler, Peer
+from txnkv.kafka.wire_codec import KafkaRequest
+from txnkv.topics import TopicInfo
+
+_UNSAID: Final = -(1 << 31)
+"""Rights that nobody asked for."""
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOPIC, _BROKER = 2, 4
+_MECHANISM: Final = "PLAIN"
+
+# -- the cluster -----------------------------------------------------------------------
+
+
+def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Topics with their partitions, and the broker."""
+    asked = request.body["topics"]
+    every = asked is None or (request.version == 0 and not asked)
+    names = broker.engine.names() if every else [each["name"] for each in asked]
+    topics = []
+    for name in names:
+        if every and not peer.may("read", name) and not peer.may("write", name):
+            continue
+        topics.append(_described(broker, peer, name))
+    return {
+        "brokers": [{"node_id": NODE, "host": peer.host, "port": peer.port}],
+        "cluster_id": broker.cluster_id,
+        "controller_id": NODE,
+        "topics": topics,
+        "cluster_authorized_operations": _UNSAID,
+    }
+
+
+def _described(broker: Broker, peer: Peer, name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"name": name, "topic_authorized_operations": _UNSAID}
+    try:
+        if not peer.may("read", name):
+            peer.require("write", name)
+        found = broker.engine.find(name)
+        if found is None:
+            raise TopicNotFoundError(f"there is no topic {name!r}")
+    except (KafkaError, TxnkvError) as error:
+        return answer | {"error_code": code_of(error)[0]}
+    partitions = [
+        {
+            "partition_index": number,
+            "leader_id": NODE,
+            "leader_epoch": -1,
+            "replica_nodes": [NODE],
+            "isr_nodes": [NODE],
+        }
+        for number in range(len(found.partitions))
+    ]
+    return answer | {"partitions": partitions}
+
+
+def describe_cluster(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    return {
+        "endpoint_type": 1,
+        "cluster_id": broker.cluster_id,
+        "controller_id": NODE,
+        "brokers": [{"broker_id": NODE, "host": peer.host, "port": peer.port}],
+        "cluster_authorized_operations": _UNSAID,
+    }
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+def _each(items: list[Any], do: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of some things, of which each may fail by itself."""
+    answers = []
+    for item in items:
+        try:
+            answers.append(do(item))
+        except Exception as error:
+            code, text = code_of(error)
+            name = item if isinstance(item, str) else item["name"]
+            answers.append({"name": name, "error_code": code, "error_message": text})
+    return answers
+
+
+def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Make topics of Kafka's options that there are here."""
+
+    def create(told: dict[str, Any]) -> dict[str, Any]:
+        name = told["name"]
+        peer.require("admin", name)
+        if not _NAME.fullmatch(name) or name in (".", ".."):
+            raise KafkaError(Code.INVALID_TOPIC, f"{name!r}: letters, digits, . _ and - are taken")
+        if told["replication_factor"] not in (-1, 1):
+            raise KafkaError(Code.INVALID_REPLICATION_FACTOR, "there is one broker: say 1")
+        count = len(told["assignments"]) or told["num_partitions"]
+        count = 1 if count == -1 else count
+        options = _options(told["configs"])
+        if broker.engine.find(name) is not None:
+            raise TopicExistsError(f"there is a topic {name!r} already")
+        if count < 1:
+            raise KafkaError(Code.INVALID_PARTITIONS, f"{count} partitions: take 1 or more")
+        if not request.body["validate_only"]:
+            try:
+                broker.client.create_topic(name, count, **options)
+            except ValueError as error:
+                raise KafkaError(Code.INVALID_PARTITIONS, str(error)) from None
+        return {"name": name, "num_partitions": count, "replication_factor": 1, "configs": None}
+
+    return {"topics": _each(request.body["topics"], create)}
+
+
+def delete_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    def delete(name: str) -> dict[str, Any]:
+        peer.require("admin", name)
+        broker.client.drop_topic(name)
+        return {"name": name}
+
+    return {"responses": _each(request.body["topic_names"], delete)}
+
+
+# -- options ---------------------------------------------------------------------------
+
+_PASSED: Final = {
+    "cleanup.policy": "delete",
+    "message.timestamp.type": "CreateTime",
+    "min.insync.replicas": "1",
+}
+"""Options that may be said as they are anyway."""
+
+_NEVER: Final = "-1"
+
+
+def _options(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Options of a topic.
+
+    Raises:
+        KafkaError: one is not known, or says what cannot be had.
+    """
+    found: dict[str, Any] = {}
+    for each in configs:
+        name, value = each["name"], each["value"]
+        try:
+            if name == "retention.ms":
+                found["retention_seconds"] = None if value == _NEVER else int(value) / 1000
+            elif name == "retention.bytes":
+                found["retention_bytes"] = None if value == _NEVER else int(value)
+            elif name == "compression.type":
+                codec = {"producer": None, "uncompressed": None, "lz4": "lz4", "zstd": "zstd"}
+                found["compression"] = codec[value]
+            elif name == "txnkv.buffer":
+                found["buffer"] = {"marker": "marker", "sidecar": "sidecar"}[value]
+            elif _PASSED.get(name) != value:
+                raise KeyError(name)
+        except (KeyError, ValueError, TypeError):
+            raise KafkaError(
+                Code.INVALID_CONFIG, f"{name}={value} cannot be had: leave it away"
+            ) from None
+    return found
+
+
+def _configs(topic: TopicInfo) -> dict[str, str]:
+    options = topic.options
+    seconds, size = options.retention_seconds, options.retention_bytes
+    return {
+        **_PASSED,
+        "compression.type": options.compression or "producer",
+        "max.message.bytes": str(options.max_message_bytes),
+        "retention.ms": _NEVER if seconds is None else str(int(seconds * 1000)),
+        "retention.bytes": _NEVER if size is None else str(size),
+        "segment.bytes": str(options.segment_bytes),
+        "segment.ms": str(int(options.segment_seconds * 1000)),
+        "txnkv.buffer": topic.buffer,
+    }
+
+
+def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    results = []
+    for asked in request.body["resources"]:
+        kind, name = asked["resource_type"], asked["resource_name"]
+        answer: dict[str, Any] = {"resource_type": kind, "resource_name": name}
+        try:
+            if kind == _TOPIC:
+                values = _configs(broker.topic(peer, "read", name))
+            elif kind == _BROKER:
+                values = {"auto.create.topics.enable": "false", "num.partitions": "1"}
+            else:
+                raise KafkaError(Code.INVALID_REQUEST, "options are of topics and brokers")
+            keys = asked["configuration_keys"]
+            answer["configs"] = [
+                {"name": key, "value": value, "read_only": True, "config_source": 5}
+                for key, value in values.items()
+                if keys is None or key in keys
+            ]
+        except Exception as error:
+            code, text = code_of(error)
+            answer |= {"error_code": code, "error_message": text}
+        results.append(answer)
+    return {"results": results}
+
+
+# -- who it is -------------------------------------------------------------------------
+
+
+def sasl_handshake(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Agree on how a client says who it is."""
+    mechanism = request.body["mechanism"]
+    if mechanism != _MECHANISM:
+        return {"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": [_MECHANISM]}
+    peer.mechanism = mechanism
+    return {"mechanisms": [_MECHANISM]}
+
+
+def sasl_authenticate(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Take a user's name and token."""
+    if not peer.mechanism:
+        return {"error_code": Code.ILLEGAL_SASL_STATE, "error_message": "a handshake comes first"}
+    peer.mechanism = ""
+    parts = bytes(request.body["auth_bytes"]).split(b"\0")
+    try:
+        _, name, token = (part.decode() for part in parts)
+        peer.user = broker.log_in(name, token)
+    except (ValueError, AuthenticationError):
+        peer.user = None
+        return {
+            "error_code": Code.SASL_AUTHENTICATION_FAILED,
+            "error_message": "the user name and its token are nobody's",
+        }
+    return {"auth_bytes": b""}
+
+
+HANDLERS: Final[dict[int, Handler]] = {
+    3: metadata,
+    17: sasl_handshake,
+    19: create_topics,
+    20: delete_topics,
+    32: describe_configs,
+    36: sasl_authenticate,
+    60: describe_cluster,
+}
+"""By number of the request."""
