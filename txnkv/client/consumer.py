@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, get_args
 
 import pyarrow as pa
@@ -446,13 +447,18 @@ class Consumer(Closing):
             free -= reader.held - held
             rows = reader.take(most, room)
             parts.append((number, rows))
-            most, room = most - rows.num_rows, room - rows.nbytes
-            if most == 0 or room <= 0:
+            most -= rows.num_rows
+            if most == 0 or len(readers) == 1 or (room := room - rows.nbytes) <= 0:
                 break
         return parts
 
 
+@lru_cache(8)
+def _repeated(number: int, at_least: int) -> pa.Array:
+    return pa.repeat(pa.scalar(number, pa.int32()), at_least)
+
+
 def _numbered(number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
-    numbers = pa.repeat(pa.scalar(number, pa.int32()), rows.num_rows)
+    numbers = _repeated(number, 1 << rows.num_rows.bit_length()).slice(0, rows.num_rows)
     columns = rows.columns
     return pa.RecordBatch.from_arrays([columns[0], numbers, *columns[1:]], schema=MESSAGE_COLUMNS)

@@ -87,7 +87,6 @@ class Topic(Closing):
         """
         return {number: found.last_stable_offset for number, found in self._bounds().items()}
 
-    @shielded
     def fetch(
         self,
         partition: int,

@@ -80,6 +80,12 @@ class Partition:
         return self._parts().environment
 
     @property
+    def log_at_hand(self) -> PartitionLog | None:
+        """The log, if it was opened: nothing is made."""
+        opened = self._opened
+        return None if opened is None or opened.environment.is_retired else opened.log
+
+    @property
     def log(self) -> PartitionLog:
         """The log of what was written to the partition."""
         return self._parts().log

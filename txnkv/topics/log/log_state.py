@@ -32,6 +32,7 @@ between are dropped when their segment is two behind.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import lmdb
@@ -99,22 +100,25 @@ class LogState(NamedTuple):
             CorruptionError: it is damaged or of another version.
         """
         found = txn.get(_NAME, db=db)
-        if found is None:
-            return None
-        data = bytes(found)
-        if len(data) != _CRC.size + _RECORD.size or (
-            crc32c(memoryview(data)[_CRC.size :]) != _CRC.unpack_from(data)[0]
-        ):
-            raise CorruptionError(
-                "log: the record of its state is damaged. Restore the store from a backup"
-            )
-        version, _, *fields = _RECORD.unpack_from(data, _CRC.size)
-        if version != _VERSION:
-            raise CorruptionError(
-                f"log: the record of its state has version {version}, this program reads "
-                f"{_VERSION}; use a newer one"
-            )
-        return cls(*fields)
+        return None if found is None else _checked(bytes(found))
+
+
+@lru_cache(256)
+def _checked(data: bytes) -> LogState:
+    """The record of these bytes, which a look at a log asks for several times."""
+    if len(data) != _CRC.size + _RECORD.size or (
+        crc32c(memoryview(data)[_CRC.size :]) != _CRC.unpack_from(data)[0]
+    ):
+        raise CorruptionError(
+            "log: the record of its state is damaged. Restore the store from a backup"
+        )
+    version, _, *fields = _RECORD.unpack_from(data, _CRC.size)
+    if version != _VERSION:
+        raise CorruptionError(
+            f"log: the record of its state has version {version}, this program reads "
+            f"{_VERSION}; use a newer one"
+        )
+    return LogState(*fields)
 
 
 class StoredOpenTxns:

@@ -14,7 +14,7 @@ be made in, of the environment that it was made with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
@@ -34,12 +34,15 @@ from txnkv.topics.log.log_chunks import (
 from txnkv.topics.log.log_indexes import compare
 from txnkv.topics.log.log_state import (
     DATABASES,
+    LOG,
     LogParts,
     LogState,
     Segment,
 )
 from txnkv.topics.log.log_writer import LogCutter, LogOptions, LogWriter, walked
 from txnkv.topics.log.partition_state import AbortedEntry, CommitEntry, OpenTxn
+
+T = TypeVar("T")
 
 Buffer: TypeAlias = Any
 """Any object with the buffer protocol."""
@@ -142,6 +145,10 @@ class PartitionLog:
             ValueError: there is no such marker, or the offsets are others; nothing was changed.
         """
         LogCutter(txn, self.environment).replace(offset, batches)
+
+    def look(self, see: Callable[[lmdb.Transaction], T]) -> tuple[T] | None:
+        """`see(txn)` in a short read of the calling thread; see `Environment.look`."""
+        return self.environment.look(LOG, lambda txn, *_: (see(txn),))
 
     # -- the state ---------------------------------------------------------------------
 

@@ -176,19 +176,23 @@ class LogView:
             max_bytes -= sum(within(part, _ALL)[1] for part in parts)
         if offset >= upto or (parts and max_bytes <= 0):
             return parts
+        # Joined before they are looked at: most entries are one small batch. None is shorter when
+        # it is decoded, so more of them than these are not asked for.
+        found, size = [], 0
         for entry in self._tail(max(offset, self.end)):
-            if entry.base_offset >= upto:
+            if entry.base_offset >= upto or size > max_bytes:
                 break
-            data: Buffer = entry.data
-            if entry.base_offset < offset:
-                data = memoryview(data)[position_of(data, offset) :]
-            fit, decoded = within(data, max_bytes)
-            if fit < len(data):
-                cut = fit or (0 if parts else first_length(data))
-                parts += [memoryview(data)[:cut]] if cut else []
-                break
-            parts.append(data)
-            max_bytes -= decoded
+            found.append(entry.data)
+            size += len(entry.data)
+        if not found:
+            return parts
+        data: Buffer = b"".join(found)
+        begin = position_of(data, offset)
+        fit, _ = within(memoryview(data)[begin:], max_bytes)
+        if not fit and not parts:
+            fit = first_length(data, begin)
+        if fit:
+            parts.append(data if fit == len(data) else memoryview(data)[begin : begin + fit])
         return parts
 
     def aborted(self, offset: int, upto: int) -> list[tuple[int, int]]:
@@ -333,6 +337,34 @@ def look_at(
         roll_forward.complete(topics, partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
+
+
+def glance_at(topics: Topics, partition: Partition, see: Callable[[LogView], T]) -> T | None:
+    """`look_at` in the calling thread, where nothing is to be read or done for it but the log: no
+    exception of a signal handler leaves anything open.
+
+    Returns:
+        None when there is something to be done, or to be said: `look_at` does.
+    """
+    log = partition.log_at_hand
+    if log is None or topics.store.directory.read_only:
+        return None
+    try:
+        topics.require_live(partition.topic)
+        latest = topics.log.latest()
+        if _unmarked.get(partition) != topics.log.version:
+            return None
+        fresh, reached = _tail_of(topics, partition, latest)
+        decided = fresh[-1].next_offset if fresh else 0
+
+        def look(txn: lmdb.Transaction) -> T | None:
+            view = LogView(topics, partition, txn, latest, fresh, reached, decided)
+            return None if view.is_behind else see(view)
+
+        found = log.look(look)
+    except Exception:  # an error is told by who goes the whole way
+        return None
+    return None if found is None else found[0]
 
 
 def _marked(topics: Topics, partition: Partition) -> int:

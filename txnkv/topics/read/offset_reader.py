@@ -42,6 +42,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -60,7 +61,7 @@ from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage import shielded
 from txnkv.topics.log import behind, whole
 from txnkv.topics.messages import Reassembly
-from txnkv.topics.read.log_view import LogView, look_at
+from txnkv.topics.read.log_view import LogView, glance_at, look_at
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
 
@@ -72,6 +73,8 @@ Start: TypeAlias = Literal["earliest", "latest"]
 READ_UNCOMMITTED: Final = "read_uncommitted"
 READ_COMMITTED: Final = "read_committed"
 FETCH_BYTES: Final = 1 << 20
+READ_AHEAD: Final = 2 << 20
+"""Bytes that a reader fetches at a time, decoded: about what waits in the processor's cache."""
 HELD_BYTES: Final = 16 << 20
 """Bytes of messages that a consumer has read ahead, of all partitions, and gives at once."""
 
@@ -134,7 +137,11 @@ def fetch(
     committed = is_committed(isolation)
     if max_bytes <= 0:
         raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
-    return look_at(topics, partition, lambda view: _fetched(view, offset, max_bytes, committed))
+    see = partial(_fetched, offset=offset, max_bytes=max_bytes, committed=committed)
+    return glance_at(topics, partition, see) or _look_shielded(topics, partition, see)
+
+
+_look_shielded: Final = shielded(look_at)
 
 
 def _fetched(view: LogView, offset: int, max_bytes: int, committed: bool) -> FetchResult:
@@ -386,7 +393,7 @@ class OffsetReader:
         partition: Partition,
         offset: int,
         isolation: str,
-        max_bytes: int = FETCH_BYTES,
+        max_bytes: int = READ_AHEAD,
         *,
         skip_lost: bool = False,
         end: int | None = None,
@@ -488,7 +495,7 @@ class OffsetReader:
         ready = self._ready
         assert ready is not None, "nothing was loaded"
         given = self._given
-        part = ready.slice(given, most)
+        part = ready if given == 0 and ready.num_rows <= most else ready.slice(given, most)
         if room is not None and self.held > room:
             part = fitting(part, room)
         self._given = given + part.num_rows
