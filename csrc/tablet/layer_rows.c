@@ -157,8 +157,13 @@ typedef struct {
 typedef struct {
     cursor_t cursors[LAYERS_CURSORS];
     uint32_t n;
+    uint32_t most;
     slice_t high;
 } merge_t;
+
+static bool is_below(slice_t key, slice_t high) {
+    return high.data == NULL || slice_compare(key, high) < 0;
+}
 
 static slice_t key_of(const cursor_t *cursor) {
     const slice_t key = {cursor->key.data, cursor->key.len};
@@ -177,7 +182,7 @@ static void next_in_memory(cursor_t *cursor) {
 static layers_range_status_t read_key(cursor_t *cursor, slice_t high, layer_found_t *stop) {
     const layer_row_set_t *row_set = cursor->row_set;
     for (; cursor->number < row_set->lasts.n; cursor->number++, cursor->row = 0) {
-        if (slice_compare(keys_at(&row_set->firsts, cursor->number), high) >= 0) break;
+        if (!is_below(keys_at(&row_set->firsts, cursor->number), high)) break;
         const layer_block_t *block =
             __atomic_load_n(row_set->blocks + cursor->number, __ATOMIC_ACQUIRE);
         stop->step = cursor->step;
@@ -188,30 +193,41 @@ static layers_range_status_t read_key(cursor_t *cursor, slice_t high, layer_foun
         if (access_value(&block->keys, cursor->row, &cursor->key) != STATUS_OK) {
             return LAYERS_RANGE_STOP;
         }
-        cursor->over = slice_compare(key_of(cursor), high) >= 0;
+        cursor->over = !is_below(key_of(cursor), high);
         return LAYERS_RANGE_OK;
     }
     cursor->over = true;
     return LAYERS_RANGE_OK;
 }
 
-static layers_range_status_t open_row_set(cursor_t *cursor, slice_t low, slice_t high,
+/* Moves to the first row of the range, and sees whether a block alone has too many. */
+static layers_range_status_t open_row_set(cursor_t *cursor, slice_t low, const merge_t *merge,
                                           layer_found_t *stop) {
     const layer_row_set_t *row_set = cursor->row_set;
+    const slice_t high = merge->high;
     cursor->number = search_lower_bound(&row_set->lasts, low.data, low.len);
-    const uint32_t end = search_lower_bound(&row_set->firsts, high.data, high.len);
-    if (end > cursor->number + 2) return LAYERS_RANGE_LONG;
+    uint32_t end = row_set->lasts.n;
+    if (high.data != NULL) end = search_lower_bound(&row_set->firsts, high.data, high.len);
     if (cursor->number >= end) {
         cursor->over = true;
         return LAYERS_RANGE_OK;
     }
+    if (merge->most >= LAYERS_FEW && end > cursor->number + 2) return LAYERS_RANGE_LONG;
     const layer_block_t *block =
         __atomic_load_n(row_set->blocks + cursor->number, __ATOMIC_ACQUIRE);
     if (block == NULL) return read_key(cursor, high, stop);
-    if (access_lower_bound(&block->keys, low.data, low.len, &cursor->row) != STATUS_OK) {
+    uint32_t behind = block->keys.rows;
+    status_t status = access_lower_bound(&block->keys, low.data, low.len, &cursor->row);
+    if (status == STATUS_OK && end == cursor->number + 1 && high.data != NULL) {
+        status = access_lower_bound(&block->keys, high.data, high.len, &behind);
+    }
+    if (status != STATUS_OK) {
         *stop = (layer_found_t){
             .state = LAYERS_CORRUPT, .step = cursor->step, .number = cursor->number};
         return LAYERS_RANGE_STOP;
+    }
+    if (merge->most >= LAYERS_FEW && behind > cursor->row + 4 * LAYERS_FEW) {
+        return LAYERS_RANGE_LONG;
     }
     return read_key(cursor, high, stop);
 }
@@ -239,7 +255,7 @@ static layers_range_status_t add_steps(merge_t *merge, const layer_step_t *steps
         if (merge->n == LAYERS_CURSORS) return LAYERS_RANGE_LONG;
         cursor_t *cursor = merge->cursors + merge->n++;
         *cursor = (cursor_t){.row_set = steps[i].row_set, .step = first + i};
-        const layers_range_status_t status = open_row_set(cursor, low, merge->high, stop);
+        const layers_range_status_t status = open_row_set(cursor, low, merge, stop);
         if (status != LAYERS_RANGE_OK) return status;
     }
     return LAYERS_RANGE_OK;
@@ -291,13 +307,15 @@ static layers_range_status_t open_all(merge_t *merge, const layers_t *layers,
 /* Each key that is in one of the sources is looked for as a single one is. */
 layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *own,
                                    const uint8_t *low, size_t low_len, const uint8_t *high,
-                                   size_t high_len, uint64_t snapshot, layers_range_t *out) {
+                                   size_t high_len, uint64_t snapshot, uint32_t most,
+                                   layers_range_t *out) {
     const slice_t from = {low, low_len};
-    merge_t merge = {.n = 0, .high = {high, high_len}};
+    merge_t merge = {.n = 0, .most = most, .high = {high, high_len}};
     out->n = out->ends[0] = 0;
     layers_range_status_t status = open_all(&merge, layers, own, from, snapshot, out->found);
     uint32_t looked = 0;
-    for (const cursor_t *cursor; status == LAYERS_RANGE_OK && (cursor = least(&merge)) != NULL;) {
+    for (const cursor_t *cursor;
+         status == LAYERS_RANGE_OK && out->n < most && (cursor = least(&merge)) != NULL;) {
         const slice_t key = key_of(cursor);
         const uint32_t at = out->ends[out->n];
         if (out->n == LAYERS_FEW - 1 || looked++ == 4 * LAYERS_FEW ||

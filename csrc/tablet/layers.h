@@ -130,9 +130,11 @@ typedef enum {
     LAYERS_RANGE_STOP = 2  /* out->found[out->n] says which block is to be loaded, or is damaged */
 } layers_range_status_t;
 
-/* The rows with low <= key < high that a snapshot sees, ascending. */
+/* The rows with low <= key < high (NULL: no bound) that a snapshot sees, ascending: the first `most`
+ * of them. Where those are LAYERS_FEW or more, all are wanted, and more than that are too many. */
 layers_range_status_t layers_range(const layers_t *layers, const mem_row_set_t *own,
                                    const uint8_t *low, size_t low_len, const uint8_t *high,
-                                   size_t high_len, uint64_t snapshot, layers_range_t *out);
+                                   size_t high_len, uint64_t snapshot, uint32_t most,
+                                   layers_range_t *out);
 
 #endif

@@ -63,6 +63,12 @@ class World:
     def scan(self) -> None:
         assert sum(batch.num_rows for batch in self.table.scan().to_batches()) > 20_000
 
+    def scan_short(self) -> None:
+        assert len(list(self.table.scan(where=[("id", ">=", LARGE + 5)], limit=3))) == 3
+
+    def fetch(self) -> None:
+        assert self.topic.fetch(0, 0).records
+
     def snapshot(self) -> None:
         with self.client.snapshot() as at:
             assert at.get("t", 0) is not None
@@ -177,8 +183,8 @@ def world(client: txnkv.Client, until: Callable[..., Any]) -> Iterator[World]:
 
 
 OPERATIONS = [
-    "get_memory", "get_disk", "get_many", "scan", "snapshot", "read_in_a_transaction", "commit",
-    "commit_large", "with_block", "run", "flush", "receive", "poll",
+    "get_memory", "get_disk", "get_many", "scan", "scan_short", "snapshot", "read_in_a_transaction",
+    "commit", "commit_large", "with_block", "run", "flush", "receive", "poll", "fetch",
 ]  # fmt: skip
 
 

@@ -56,7 +56,7 @@ from txnkv.core.delta import STAMP_NEVER, STAMP_UNDECIDED, Delta, version_order,
 from txnkv.core.filters import Zone, bloom_build, bloom_probe, zone
 from txnkv.core.kafka_records import decode_records, encode_records
 from txnkv.core.keys import Keys, hash_partition, range_partition, scatter
-from txnkv.core.layers import LayerBlock, LayerRowSet, Layers, LayerStep, Load, RowSlices
+from txnkv.core.layers import FEW, LayerBlock, LayerRowSet, Layers, LayerStep, Load, RowSlices
 from txnkv.core.log_batch import (
     HEADER_BYTES,
     ROW_BYTES,

@@ -27,6 +27,9 @@ _BLOCKS: Final = ffi.typeof("block_t[]")
 _FOUND: Final = ffi.typeof("layer_found_t[]")
 _RANGE: Final = ffi.typeof("layers_range_t *")
 _SLICES: Final = ffi.typeof("row_slice_t *")
+FEW: Final[int] = lib.LAYERS_FEW
+"""A range of so many rows is no short one."""
+_new_range: Final = ffi.new_allocator(should_clear_after_alloc=False)
 _ROW_BYTES: Final = 96
 _MORE: Final = 1 << 16
 _buffer = ffi.buffer
@@ -213,20 +216,34 @@ class Layers:
         return FoundRows(self, found, n, (own, keys))
 
     def range(
-        self, own: MemRowSet | None, low: bytes, high: bytes, snapshot: int, load: Load
+        self,
+        own: MemRowSet | None,
+        low: bytes,
+        high: bytes | None,
+        snapshot: int,
+        load: Load,
+        most: int = FEW,
     ) -> tuple[Keys, FoundRows] | None:
-        """The rows with low <= key < high that a snapshot sees, ascending; None when they are many.
+        """The rows with low <= key < high (None: no bound) that a snapshot sees, ascending.
+
+        Args:
+            own, snapshot, load: as of `find`.
+            low, high: encoded keys.
+            most: the first of them that are wanted; with `FEW`, all of them.
+
+        Returns:
+            None when they are many, or too much lies between them.
 
         Raises:
             As `find`.
         """
-        out = ffi.new(_RANGE)
-        asked = _memory(own), low, len(low), high, len(high), snapshot
+        out = _new_range(_RANGE)
+        asked = _memory(own), low, len(low), high or ffi.NULL, len(high or b""), snapshot, most
         while status := lib.layers_range(self.c, *asked, out):
             if status == lib.LAYERS_RANGE_LONG:
                 return None
             self._load(out.found[out.n], load)
-        n, width = out.n, self.steps[0].row_set.firsts.width if self.steps else 0
+        n, width = out.n, self._held[1].width
         keys = bytes(_buffer(out.keys, out.ends[n]))
         if width and n:
             taken = Keys.fixed(keys, width)

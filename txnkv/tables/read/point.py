@@ -41,6 +41,7 @@ from txnkv.tables.tablets import (
     Step,
     Tablet,
     TabletState,
+    TabletView,
     first_stamp,
     until_there,
 )
@@ -247,6 +248,30 @@ def find_rows(
     if view.reads is not None:
         view.reads.add_keys(tablet.id, keys if rows is None else keys.gather(rows))
     return _found(tables, tablet, view, keys, rows)
+
+
+def find_range(
+    view: TabletView, low: bytes, high: bytes | None, most: int
+) -> tuple[core.Keys, core.RowSlices] | None:
+    """The first `most` rows with low <= key < high, ascending: keys, and bytes.
+
+    Returns:
+        None when they are many, or lie far apart: they are to be scanned. With `core.FEW` all rows
+        are given.
+
+    Raises:
+        RowSetRetired: the state is too old; take a new one.
+        CorruptionError: a block is damaged.
+    """
+    tablet = view.tablet
+
+    def ask(published: Published, load: core.Load) -> tuple[core.Keys, core.RowSlices] | None:
+        found = published.layers.range(view.own, low, high, view.snapshot, load, most)
+        if found is None:
+            return None
+        return found[0], found[1].rows(tablet.since, tablet.memory_rows.row)
+
+    return committed(tablet, view.state, ask, view.staged)
 
 
 def find_row(tables: Tables, tablet: Tablet, view: ReadView, key: bytes) -> bytes | None:

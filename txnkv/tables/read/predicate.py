@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ _COMPARE: Final = {
     ">": "greater",
     ">=": "greater_equal",
 }
+_ORDER: Final = ("<", "<=", ">", ">=")
 OPERATORS: Final = (*_COMPARE, "in", "is null", "is not null")
 
 
@@ -40,13 +42,19 @@ class Predicate:
     Attributes:
         values: the constants as an Arrow array of the column's type: one for a comparison,
             any number for "in", none for the null tests.
-        keys: the same, key-encoded, for comparison with zone maps; None for lists.
     """
 
     column: str
     op: str
     values: pa.Array
-    keys: tuple[bytes, ...] | None
+
+    @cached_property
+    def keys(self) -> tuple[bytes, ...] | None:
+        """The constants key-encoded, for comparison with zone maps; None for lists."""
+        if not core.may_be_key(self.values.type):
+            return None
+        encoded = core.key_codec(self.values.type).encode([self.values])
+        return tuple(encoded.key(i) for i in range(encoded.n))
 
     def mask(self, column: pa.Array) -> pa.Array:
         """Which rows satisfy it; null where that is unknown."""
@@ -135,6 +143,20 @@ class Filter:
         """The range of encoded keys outside of which nothing satisfies it."""
         return _key_range(self.predicates, schema, codec)
 
+    def is_key_range(self, schema: Schema) -> bool:
+        """True when all rows in the key range satisfy it, so that no row need be looked at."""
+        if self.expression is not None:
+            return False
+        left = len(self.predicates)
+        for name in schema.primary_key:
+            mine = [p for p in self.predicates if p.column == name]
+            left -= len(mine)
+            if pa.types.is_floating(schema.columns[name].type) and mine:
+                return False  # NaN has a place among keys, and satisfies nothing
+            if len(mine) != 1 or mine[0].op != "=":
+                return left == 0 and all(p.op in _ORDER for p in mine)
+        return left == 0
+
     def may_hold(self, zones: dict[int, core.Zone], ids: dict[str, int], rows: int) -> bool:
         return all(
             predicate.may_hold(zones[ids[predicate.column]], rows)
@@ -221,11 +243,10 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
             f"column {name!r} is {core.type_name(kind)}: only 'is null' and 'is not null' work on "
             "it"
         )
-    keys = None
-    if core.may_be_key(kind):
-        encoded = core.key_codec(kind).encode([values])
-        keys = tuple(encoded.key(i) for i in range(encoded.n))
-    return Predicate(name, op, values, keys)
+    return Predicate(name, op, values)
+
+
+_NOTHING: Final = KeyRange(b"", b"")
 
 
 def _key_range(predicates: Sequence[Predicate], schema: Schema, codec: core.KeyCodec) -> KeyRange:
@@ -239,12 +260,14 @@ def _key_range(predicates: Sequence[Predicate], schema: Schema, codec: core.KeyC
         low = codec.encode_prefix(equal) if equal else None
         high = core.successor(low) if low is not None else None
         for p in mine:
-            if p.op in ("<", "<=", ">", ">=") and not _is_nan(p):
+            if p.op in _ORDER and not _is_nan(p):
                 bound = codec.encode_prefix([*equal, p.values[0].as_py()])
                 past = _past(bound, codec, len(equal) + 1)
                 if p.op == ">=":
                     low = bound if low is None else max(low, bound)
-                elif p.op == ">" and past is not None:
+                elif p.op == ">":
+                    if past is None:
+                        return _NOTHING
                     low = past if low is None else max(low, past)
                 elif p.op == "<":
                     high = bound if high is None else min(high, bound)

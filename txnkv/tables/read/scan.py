@@ -26,6 +26,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import HistoryExpiredError
 from txnkv.storage import go_on
+from txnkv.tables.read.point import find_range
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
@@ -33,6 +34,7 @@ from txnkv.tables.read.sources import (
     MemoryPart,
     Part,
     Selection,
+    ShortPart,
     Source,
     Unit,
     clusters,
@@ -266,11 +268,20 @@ def _rows_without_columns(n: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(n)], names=["none"]).select([])
 
 
-def plan_parts(view: TabletView, key_range: KeyRange) -> list[Source]:
-    """Return the sources of one tablet that may hold keys of a range."""
-    if key_range.empty:
+def plan_parts(view: TabletView, key_range: KeyRange, most: int | None = None) -> list[Source]:
+    """Return the sources of one tablet that may hold keys of a range.
+
+    Args:
+        most: no more rows of it than these, its first ones, are wanted.
+    """
+    if key_range.empty or most == 0:
         return []
     low, high = key_range.low, key_range.high
+    first = core.FEW if most is None else min(most, core.FEW)
+    if first < core.FEW or (low is not None and high is not None):
+        short = find_range(view, low or b"", high, first)
+        if short is not None:
+            return [ShortPart(view.tablet, *short)] if short[0].n else []
     own = memory = None
     if view.own is not None:
         own = view.own.select(low, high, 0, EVERY_STAMP)
@@ -383,6 +394,10 @@ def plan(
         for tablet, key_range in ranges:
             view.reads.add_range(tablet.id, key_range.low, key_range.high)
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
+    filter = asked.filter
+    if filter.is_key_range(asked.table.schema):
+        filter = Filter()
+    most = None if filter.columns else asked.limit
 
     def parts() -> tuple[tuple[Source, ...], Pins]:
         views, pins = view.pinned(tables, touched)
@@ -390,11 +405,11 @@ def plan(
         return tuple(
             part
             for tablet, key_range in ranges
-            for part in plan_parts(by_tablet[tablet.id], key_range)
+            for part in plan_parts(by_tablet[tablet.id], key_range, most)
         ), pins
 
     found, pins = until_there(parts, tables.log.latest)
-    return Plan(asked.columns, asked.filter, found, asked.schema, pins, asked.ordered, asked.limit)
+    return Plan(asked.columns, filter, found, asked.schema, pins, asked.ordered, asked.limit)
 
 
 def bound(

@@ -107,7 +107,7 @@ def _steps(part: Source, rows_each: int) -> Iterator[tuple[bytes, int]]:
         for block in blocks[part.start : part.stop]:
             yield block.first, block.rows
         return
-    keys = part.entries.keys
+    keys = part.keys
     step = min(rows_each, keys.n)
     for start in range(0, keys.n, step):
         yield keys.key(start), min(step, keys.n - start)

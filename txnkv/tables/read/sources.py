@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
+from txnkv.tables.read.point import columns_of
 from txnkv.tables.read.predicate import Filter, KeyRange
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -62,11 +63,11 @@ class Unit:
     """The part of a source that is read at a time."""
 
     tablet: Tablet
-    source: _Block | _Piece
+    source: _Block | _Piece | ShortPart
 
     def pages(self, *, once: bool) -> AbstractContextManager[Pages]:
         """Pages to read it from; none for what is in memory, whose tablet may have no file yet."""
-        if isinstance(self.source, _Piece) and not self.source.on_disk:
+        if not isinstance(self.source, _Block) and not self.source.on_disk:
             return nullcontext(_NO_PAGES)
         return self.tablet.read(once=once)
 
@@ -373,14 +374,19 @@ class MemoryPart:
     blocks: int = 1
 
     @property
+    def keys(self) -> core.Keys:
+        """The keys of the entries."""
+        return self.entries.keys
+
+    @property
     def low(self) -> bytes:
         """No key is below."""
-        return self.entries.keys.key(0)
+        return self.keys.key(0)
 
     @property
     def high(self) -> bytes:
         """No key is above."""
-        return self.entries.keys.key(self.entries.n - 1)
+        return self.keys.key(self.entries.n - 1)
 
     def units(self, filter: Filter) -> Iterator[Unit]:
         """Pieces of up to as many rows as a block has."""
@@ -453,7 +459,50 @@ def memory_columns(
     return [columns[name] for name in names]
 
 
-Source = Part | MemoryPart
+@dataclass(frozen=True)
+class ShortPart:
+    """The rows of a short range of keys, all of which are seen: found as single ones are.
+
+    Attributes:
+        keys: of the rows, ascending; one at least.
+        rows: their bytes.
+    """
+
+    tablet: Tablet
+    keys: core.Keys
+    rows: core.RowSlices
+    on_disk: bool = False
+    size: int = 0
+    blocks: int = 1
+
+    @property
+    def low(self) -> bytes:
+        """No key is below."""
+        return self.keys.key(0)
+
+    @property
+    def high(self) -> bytes:
+        """No key is above."""
+        return self.keys.key(self.keys.n - 1)
+
+    def units(self, filter: Filter) -> Iterator[Unit]:
+        """All of them at once."""
+        yield Unit(self.tablet, self)
+
+    def select(self, pages: Pages) -> Selection | None:
+        """The rows."""
+
+        def read(names: Sequence[str]) -> list[pa.Array]:
+            return columns_of(self.tablet, names, self.keys, self.rows)
+
+        return Selection(self.keys.n, read, lambda: self.keys)
+
+    def count(self, pages: Pages) -> int:
+        """Count the rows."""
+        return self.keys.n
+
+
+Source = Part | MemoryPart | ShortPart
 
 
 def clusters(parts: Sequence[Source]) -> list[list[Source]]:
