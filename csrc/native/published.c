@@ -96,7 +96,9 @@ static published_status_t on_disk(published_t *self, const mem_row_set_t *own, c
     PyObject *txn = PyObject_CallNoArgs(self->begin);
     PyObject *id = txn == NULL ? NULL : PyObject_CallFunctionObjArgs(self->id_of, txn, NULL);
     published_status_t status = PUBLISHED_MISS;
-    if (id != NULL && PyLong_AsUnsignedLongLong(id) == self->txn_id) {
+    /* The begin may let other threads run, that take away what was published, or move its map. */
+    const bool there = self->layers != NULL && self->at == word_of(&self->epoch, 0);
+    if (id != NULL && there && PyLong_AsUnsignedLongLong(id) == self->txn_id) {
         status = in_pages(self, own, key, key_len, snapshot, row);
     }
     if (status == PUBLISHED_MISS) PyErr_Clear();

@@ -10,8 +10,9 @@
  *   LMDB's transaction is        nobody has written to the environment; asked, by a read that
  *   that of then                 lasts as long as the look, only where row sets may have the key
  *
- * All of it runs under the GIL, from the first word to the last byte copied: who moves a map moves
- * the epoch first, and holds the GIL then. LMDB is used through its own module alone. */
+ * All of it runs under the GIL, from the first word to the last byte copied, but for the begin of
+ * LMDB's read, after which the epoch is asked again: who moves a map moves the epoch first, and holds
+ * the GIL then. LMDB is used through its own module alone. */
 #ifndef TXNKV_NATIVE_PUBLISHED_H
 #define TXNKV_NATIVE_PUBLISHED_H
 

@@ -1,0 +1,241 @@
+"""The native hot path where memory is short, where threads come between, and under sanitizers.
+
+Each allocation of a call is made to fail in turn, by hooks of Python's own tests. The call raises
+MemoryError or answers as ever, and what it was called on goes on. The hooks are those of a whole
+process, so that is done in one of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from array import array
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from txnkv import core
+from txnkv.core import Keys, LayerBlock, LayerRowSet, Layers, LayerStep, MemRowSet, encode_block
+
+ROOT = Path(__file__).parents[2]
+TYPES = {
+    "k": pa.int64(),
+    "s": pa.string(),
+    "n": pa.float64(),
+    "t": pa.timestamp("us", tz="UTC"),
+    "b": pa.binary(),
+}
+ROW = {"k": 5, "s": "x" * 300, "n": 2.5, "t": datetime(2024, 5, 6, tzinfo=UTC), "b": b"y" * 90}
+NO_NUMBER = (1 << 64) - 1
+SNAPSHOT, TXN = 100, 7
+FOLDERS = ("common", "codec", "rowset", "memory", "tablet", "native")
+UNDER_SANITIZERS = (
+    "tests/core/test_native_memory.py",
+    "tests/core/test_row_table.py",
+    "tests/core/test_mem_row_set.py",
+    "tests/core/test_tablet_layers.py",
+    "tests/core/test_shared.py",
+    "tests/tables/test_short_gets.py",
+    "tests/tables/test_key_types.py",
+    "tests/tables/test_types.py",
+)
+
+
+@cache
+def key(k: int) -> bytes:
+    return core.KeyCodec([pa.int64()]).encode_one((k,))
+
+
+class Tablet:
+    """A row 5 in memory and rows 6 and 8 in a row set, published as a tablet's are."""
+
+    def __init__(self) -> None:
+        self.epoch, self.word = array("Q", [1]), array("Q", [10])
+        self.shown = array("Q", [10, SNAPSHOT, NO_NUMBER, NO_NUMBER])
+        self.layout = core.RowLayout([TYPES[name] for name in TYPES if name != "k"])
+        self.value = self.layout.encode_one([ROW[name] for name in TYPES if name != "k"])
+        self.memory = MemRowSet(8)
+        self.memory.put(key(5), 3, self.value)
+        keys = Keys.fixed(key(6) + key(8), 8)
+        row_set = LayerRowSet(
+            Keys.one(key(6)), Keys.one(key(8)), (5, 5), versioned=False, tombstones=False
+        )
+        columns = [encode_block(pa.array([ROW[n]] * 2, TYPES[n]), 0) for n in TYPES if n != "k"]
+        row_set.put(0, LayerBlock(keys.to_block(0), None, None, columns, None, 0))
+        self.layers = Layers(self.layout, self.value, self.memory, 0, [LayerStep(row_set)])
+        self.published = core.PublishedRows(self.epoch, self.shown, self.id_of)
+        self.begin: Callable[[], Any] = object
+        self.put()
+
+    def id_of(self, txn: object) -> int:
+        return TXN
+
+    def put(self) -> None:
+        self.published.put(
+            self.epoch[0], self.word, self, *self.layers.addresses, 0, 0,
+            lambda: self.begin(), TXN, False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["taken away", "moved"])
+def test_layers_that_go_while_a_read_begins(what: str) -> None:
+    """LMDB lets others run while it begins a read: a get went on in layers that were gone."""
+    tablet = Tablet()
+    find = tablet.published.find
+    assert find(key(6), SNAPSHOT) == find(key(5), SNAPSHOT) == tablet.value
+
+    def begin() -> object:
+        if what == "moved":
+            tablet.epoch[0] += 1
+        else:
+            tablet.published.take_away()
+        return object()
+
+    tablet.begin = begin
+    assert find(key(6), SNAPSHOT) is NotImplemented
+    tablet.begin = object
+    tablet.put()
+    assert find(key(6), SNAPSHOT) == tablet.value
+    assert find(key(7), SNAPSHOT) is None
+
+
+# -- memory that is short -------------------------------------------------------------------
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    """What the hot path calls, each again and again with the same answer."""
+    table = core.row_table(TYPES, [name for name in TYPES if name != "k"], ["k"])
+    values, tablet = tuple(ROW.values()), Tablet()
+    row = table.values(values)
+    many = MemRowSet(8)
+    for k in range(50):
+        many.put(key(k), 1, tablet.value)
+    section = many.serialize()
+    sections = [(1, id, section, 0, 0, None) for id in range(12)]
+    check = core.RowCheck(table, lambda row: tuple(row.values()), False)
+    reader = core.RowReader(table, (tablet.published, 1), False)
+
+    late = key(99)
+
+    def into_a_set() -> tuple[int, object]:
+        made = MemRowSet(8)
+        made.apply(section, 4)
+        made.put(late, 5, tablet.value)
+        made.put(late, 6, None)
+        return made.n, made.get(late, 0, 5)
+
+    def added() -> list[Any]:
+        taken: list[Any] = []
+        add = check.adder(taken, [1e6], taken.append)
+        add.add(ROW)
+        add.add(values)
+        return taken
+
+    return {
+        "row of a dict": lambda: table.row(ROW),
+        "row of a tuple": lambda: table.row(values),
+        "bytes of values": lambda: table.values(values),
+        "bytes of a key": lambda: table.key(5),
+        "dict of bytes": lambda: table.dict(*row),
+        "a set that is filled": into_a_set,
+        "a section": many.serialize,
+        "a version": lambda: many.get(key(7), 0, 9),
+        "a copy": lambda: many.copy(0, 9).serialize(),
+        "a payload": lambda: core.pack(sections, 9),
+        "a row that is checked": lambda: check.take(ROW),
+        "rows that are checked": added,
+        "bytes of a row of memory": lambda: tablet.published.find(key(5), SNAPSHOT),
+        "bytes of a row of a block": lambda: tablet.published.find(key(6), SNAPSHOT),
+        "a row of memory": lambda: reader.get(5, SNAPSHOT),
+        "a row of a block": lambda: reader.get(8, SNAPSHOT),
+        "a row that is not there": lambda: reader.get(9, SNAPSHOT),
+    }
+
+
+def fail_each_allocation() -> None:
+    import _testcapi  # type: ignore[import-not-found]
+
+    for name, call in calls().items():
+        wanted, failed = call(), 0
+        for n in range(120):
+            _testcapi.set_nomemory(n, n + 1)
+            try:
+                found = call()
+            except MemoryError:
+                found = MemoryError
+            finally:
+                _testcapi.remove_mem_hooks()
+            failed += found is MemoryError
+            # A read of LMDB that cannot begin leaves the answer to the way through Python.
+            assert found in (wanted, MemoryError, NotImplemented), (name, n, found)
+        assert call() == wanted, name
+        print(f"{name}: {failed} allocations failed")
+        assert failed or wanted is None, name
+
+
+def test_each_allocation_fails_in_turn() -> None:
+    if importlib.util.find_spec("_testcapi") is None:
+        pytest.skip("this Python comes without its tests")
+    script = "from tests.core.test_native_memory import fail_each_allocation as f; f()"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("allocations failed") == len(calls())
+
+
+# -- sanitizers -----------------------------------------------------------------------------
+
+SANITIZE = "-fsanitize=address,undefined"
+RUN = """
+import ctypes, importlib.util, sys
+assert hasattr(ctypes.CDLL(None), "__asan_init"), "the sanitizer is not there"
+spec = importlib.util.spec_from_file_location("txnkv._native", sys.argv[1])
+sys.modules["txnkv._native"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+import pytest
+code = pytest.main(sys.argv[2:])
+if not code and importlib.util.find_spec("_testcapi"):
+    from tests.core.test_native_memory import fail_each_allocation
+    fail_each_allocation()
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_under_the_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    libraries = [
+        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+        for name in ("libasan.so", "libstdc++.so.6") if compiler
+    ]  # fmt: skip
+    paths = [each.stdout.strip() for each in libraries]
+    if not compiler or not all(map(os.path.isabs, paths)):
+        pytest.skip("no gcc with its sanitizers")
+    built = tmp_path / "_native.so"
+    sources = [each for folder in FOLDERS for each in (ROOT / "csrc" / folder).glob("*.c")]
+    flags = "-std=c11 -O1 -g -shared -fPIC -fno-omit-frame-pointer -fno-sanitize-recover=all"
+    where = [f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_path('include')}", "-o", built]
+    python = "-DPy_LIMITED_API=0x030B0000"
+    subprocess.run([compiler, *flags.split(), SANITIZE, python, *where, *sources], check=True)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *UNDER_SANITIZERS]
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, str(built), *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {
+            "LD_PRELOAD": " ".join(paths),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "PYTHONMALLOC": "malloc",
+        },
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-8000:]
+    assert " passed" in ran.stdout
