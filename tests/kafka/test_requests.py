@@ -398,7 +398,9 @@ def test_topics_are_made_and_dropped(store: txnkv.Client, wire: Wire) -> None:
         assert isinstance(found, dict)
         return found
 
-    assert make("t", retention_ms="60000", compression_type="lz4")["error_code"] == 0
+    made = make("t", retention_ms="60000", compression_type="lz4")
+    assert made["error_code"] == 0
+    assert ("retention.ms", "60000") in [(e["name"], e["value"]) for e in made["configs"]]
     assert make("t")["error_code"] == Code.TOPIC_ALREADY_EXISTS
     assert make("a b")["error_code"] == Code.INVALID_TOPIC
     assert make("u", factor=3)["error_code"] == Code.INVALID_REPLICATION_FACTOR

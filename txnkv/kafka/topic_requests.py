@@ -116,7 +116,14 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
                 broker.client.create_topic(name, count, **options)
             except ValueError as error:
                 raise KafkaError(Code.INVALID_PARTITIONS, str(error)) from None
-        return {"name": name, "num_partitions": count, "replication_factor": 1, "configs": None}
+        made = broker.engine.find(name)
+        return {
+            "name": name,
+            "num_partitions": count,
+            "replication_factor": 1,
+            # Java's client takes no null here, whatever the protocol says.
+            "configs": [] if made is None else _told(_configs(made)),
+        }
 
     return {"topics": _each(request.body["topics"], create)}
 
@@ -185,6 +192,13 @@ def _configs(topic: TopicInfo) -> dict[str, str]:
     }
 
 
+def _told(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"name": key, "value": value, "read_only": True, "config_source": 5}
+        for key, value in values.items()
+    ]
+
+
 def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     results = []
     for asked in request.body["resources"]:
@@ -198,11 +212,9 @@ def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
             else:
                 raise KafkaError(Code.INVALID_REQUEST, "options are of topics and brokers")
             keys = asked["configuration_keys"]
-            answer["configs"] = [
-                {"name": key, "value": value, "read_only": True, "config_source": 5}
-                for key, value in values.items()
-                if keys is None or key in keys
-            ]
+            answer["configs"] = _told(
+                {key: value for key, value in values.items() if keys is None or key in keys}
+            )
         except Exception as error:
             code, text = code_of(error)
             answer |= {"error_code": code, "error_message": text}
