@@ -31,7 +31,7 @@ INSIDE = {
     "Subscription": "unreceive",
     "Producer": "hurry",
     "Session": "discard end flush_for_commit flush_untold waiting",
-    "Transaction": "begin require_shareable start_heart",
+    "Transaction": "abort_for begin require_shareable start_heart",
 }
 """Methods that the package calls, and users do not."""
 

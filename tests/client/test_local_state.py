@@ -350,7 +350,7 @@ def test_a_rollback_takes_nothing_from_a_commit_that_flushes(
     txn.insert(table, (1, "a"))
     txn.send(topic, b"1")
     flushing, go_on, dropped, committed = (threading.Event() for _ in range(4))
-    flush_runs, abort = Session._flush_runs, txnkv.Transaction._abort
+    flush_runs, abort = Session._flush_runs, txnkv.Transaction.abort_for
 
     def held(*args: Any, **options: Any) -> Any:
         flushing.set()
@@ -363,7 +363,7 @@ def test_a_rollback_takes_nothing_from_a_commit_that_flushes(
         abort(*args)
 
     monkeypatch.setattr(Session, "_flush_runs", held)
-    monkeypatch.setattr(txnkv.Transaction, "_abort", late)
+    monkeypatch.setattr(txnkv.Transaction, "abort_for", late)
     with ThreadPoolExecutor(2) as threads:
         commit = threads.submit(txn.commit)
         assert flushing.wait(60)

@@ -65,6 +65,8 @@ def run(folder: str, seed: str) -> None:
     place, name = Place(Path(folder)), "spark"
     builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "OFF").config("spark.driver.memory", "768m")
+    # Its workers begin beside twenty busy processes.
+    builder = builder.config("spark.python.authenticate.socketTimeout", "300s")
     chance = random.Random(f"spark {seed}")
     with off_clock(place, name), reported(place, name):
         spark = builder.getOrCreate()
