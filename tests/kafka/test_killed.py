@@ -1,8 +1,7 @@
 """A server that is killed and started again under clients that do not know of it.
 
 A producer with numbers sends what it has no answer for again; the numbers that came are in the
-commit that appended the messages, so each counts once, in its order. A transaction whose server is
-gone is aborted by its producer and done again.
+commit that appended the messages, so each counts once, in its order.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import txnkv
 
 pytest.importorskip("confluent_kafka", exc_type=ImportError)
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 
 PATIENCE = 120.0
 
@@ -116,60 +115,3 @@ def test_each_message_counts_once_and_in_order(store: txnkv.Client, serving: Ser
 def _all(consumer: Any) -> Iterator[Any]:
     while found := consumer.poll(max_messages=10_000, timeout=1.0):
         yield from found
-
-
-@pytest.mark.slow
-def test_what_is_read_and_sent_on_counts_once(
-    store: txnkv.Client, serving: Serving, connect: Callable[..., txnkv.Client]
-) -> None:
-    source, out = store.create_topic("in"), store.create_topic("out")
-    count = 2_000
-    with store.transaction() as txn:
-        for number in range(count):
-            txn.send(source, b"%d" % number)
-    thread, done = _killing(serving, 4, 2.0)
-    end = time.monotonic() + 300
-    while time.monotonic() < end:
-        if _copy(serving, count):
-            break
-    done.set()
-    thread.join()
-    assert [m.value for m in _all(out.consumer())] == [b"%d" % n for n in range(count)]
-
-
-def _copy(serving: Serving, count: int) -> bool:
-    """Copy until all is there; False where the producer or consumer is to be made anew."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": f"127.0.0.1:{serving.port}",
-            "group.id": "g",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    place = TopicPartition("in", 0)
-    producer = Producer(_options(serving, transactional_id="x", message_timeout_ms=30_000))
-    try:
-        producer.init_transactions(PATIENCE)
-        at = max(consumer.committed([place], PATIENCE)[0].offset, 0)
-        consumer.assign([TopicPartition("in", 0, at)])
-        while at < count:
-            found = [m for m in consumer.consume(100, 1.0) if m.error() is None]
-            if not found:
-                continue
-            producer.begin_transaction()
-            for message in found:
-                producer.produce("out", message.value())
-            following = TopicPartition("in", 0, found[-1].offset() + 1)
-            producer.send_offsets_to_transaction(
-                [following], consumer.consumer_group_metadata(), PATIENCE
-            )
-            producer.commit_transaction(PATIENCE)
-            at = following.offset
-            time.sleep(0.2)
-        return True
-    except KafkaException:
-        return False
-    finally:
-        consumer.close()
