@@ -1,9 +1,9 @@
 """The crash driver's scenario of a table that is altered: each change is there or not, as a row is.
 
-Rows are inserted one by one, in small and in large transactions; columns are added, renamed and
-dropped between them; flushes and compactions come in between. The child says `done N` of what it
-was told is done. After a death the table is as it was after N steps or one more, columns and rows;
-whoever goes on does the rest.
+Rows are inserted one by one, in small and in large transactions; columns are added, renamed,
+widened and dropped between them; flushes and compactions come in between. The child says `done N`
+of what it was told is done. After a death the table is as it was after N steps or one more, columns
+and rows; whoever goes on does the rest.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ import txnkv
 
 TABLE: Final = "changing"
 ADDED: Final = ("b", "c", "d", "e")
+WIDENED: Final = {1: "int16", 2: "int64"}
 
 Say = Callable[..., None]
 
 
 @dataclass
 class _State:
-    """The table after some steps: columns in their order, and rows by column, of its first name."""
+    """The table after some steps: columns in their order, and rows by column, of its first name;
+    the type of its numbers.
+    """
 
-    names: dict[str, str] = field(default_factory=lambda: {"id": "id", "a": "a"})
+    kind: str = "int8"
+    names: dict[str, str] = field(default_factory=lambda: {"id": "id", "n": "n", "a": "a"})
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def read(self) -> tuple[list[str], list[list[Any]]]:
+    def read(self) -> tuple[str, list[str], list[list[Any]]]:
         columns = list(self.names)
-        return list(self.names.values()), [[row.get(c, c) for c in columns] for row in self.rows]
+        rows = [[row.get(c, c) for c in columns] for row in self.rows]
+        return self.kind, list(self.names.values()), rows
 
 
 def _steps() -> list[tuple[str, Any]]:
@@ -39,6 +44,8 @@ def _steps() -> list[tuple[str, Any]]:
     for number, name in enumerate(ADDED):
         steps += [("small", 2 * number), ("add", name), ("large", 2 * number + 1)]
         steps.append(("drop", "a") if number == 0 else ("rename", ADDED[number - 1]))
+        if number in WIDENED:
+            steps.append(("widen", WIDENED[number]))
         steps.append(("compact" if number % 2 else "flush", None))
     return [*steps, ("small", 99), ("compact", None)]
 
@@ -50,13 +57,16 @@ def _after(state: _State, step: tuple[str, Any]) -> _State:
     kind, of = step
     state = deepcopy(state)
     if kind in ("small", "large"):
-        state.rows.append({column: f"{of} {column}" for column in state.names} | {"id": of})
+        row = {column: f"{of} {column}" for column in state.names}
+        state.rows.append(row | {"id": of, "n": of})
     elif kind == "add":
         state.names[of] = of
     elif kind == "rename":
         state.names[of] = f"{of}, once"
     elif kind == "drop":
         del state.names[of]
+    elif kind == "widen":
+        state.kind = of
     return state
 
 
@@ -73,7 +83,7 @@ STATES: Final = _states()
 def alter(say: Say, path: str) -> None:
     """All steps."""
     client = txnkv.connect(path, create=False)
-    schema = txnkv.Schema({"id": "int64", "a": "string"}, primary_key=["id"])
+    schema = txnkv.Schema({"id": "int64", "n": "int8", "a": "string"}, primary_key=["id"])
     client.create_table(TABLE, schema)
     say("made")
     _go_on(client, 0, say)
@@ -95,6 +105,8 @@ def _go_on(client: txnkv.Client, first: int, say: Say) -> None:
             table.alter(rename={of: f"{of}, once"})
         elif kind == "drop":
             table.alter(drop=[of])
+        elif kind == "widen":
+            table.alter(widen={"n": of})
         elif kind == "flush":
             client.instance.engine.flush()
         else:
@@ -116,9 +128,10 @@ def examine(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     return [] if found == STATES[-1].read else [f"in the end the table is {found}"]
 
 
-def _read(client: txnkv.Client) -> tuple[list[str], list[list[Any]]]:
+def _read(client: txnkv.Client) -> tuple[str, list[str], list[list[Any]]]:
     rows = client.table(TABLE).scan(ordered=True).to_arrow()
-    return rows.schema.names, [list(row.values()) for row in rows.to_pylist()]
+    kind = str(rows.schema.field("n").type)
+    return kind, rows.schema.names, [list(row.values()) for row in rows.to_pylist()]
 
 
 SCENARIOS: Final[dict[str, Callable[..., None]]] = {"alter": alter}

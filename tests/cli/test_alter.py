@@ -29,7 +29,11 @@ def test_all_at_once(table, run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to change: give --add, --rename or --drop"),
+        ([], "nothing to change: give --add, --rename, --drop or another option"),
+        (["--widen", "n"], "--widen: 'n' is not old=new, as total=int64"),
+        (["--default", "a"], "--default: 'a' is not old=new, as total=0"),
+        (["--default", "x=1"], "no column 'x'"),
+        (["--default", "id=x", "--drop", "a"], "--default: column 'id' is int64, and 'x' is none"),
         (["--add", "n"], "'n' is no column; write name and type, as 'note string?'"),
         (["--add", "n int65"], "'int65' is not a column type"),
         (["--add", "n int64 = x"], "--add: column 'n' is int64, and 'x' is none"),
@@ -53,3 +57,29 @@ def test_refused(table, words, message, fail):
 
 def test_no_such_table(table, fail):
     assert "there is no table 'u'" in fail("alter", table, "u", "--drop", "a")
+
+
+def test_what_a_column_is(table, run, fail):
+    done = run("alter", table, "t", "--add", "n int32?", "--default", "a=-")
+    assert done.out == "t has the columns id int64, a string?, n int32?\n"
+    words = ["--widen", "n=int64", "--default", "n=5000000000", "--no-default", "a"]
+    assert run("alter", table, "t", *words, "--json").json["columns"]["n"] == "int64?"
+    run("insert", table, "t", "id=2", "a=y")
+    rows = [{"id": 1, "a": "x", "n": None}, {"id": 2, "a": "y", "n": 5_000_000_000}]
+    assert run("scan", table, "t", "--json").lines == rows
+    assert run("alter", table, "t", "--not-null", "a").out.startswith(
+        "t has the columns id int64, a string,"
+    )
+    assert "without a value there: 1" in fail("alter", table, "t", "--not-null", "n")
+    assert "not all its values are int8" in fail("alter", table, "t", "--widen", "n=int8")
+    assert run("alter", table, "t", "--nullable", "a", "--json").json["columns"]["a"] == "string?"
+
+
+def test_rename(table, run, fail):
+    assert run("rename", table, "t", "u").out == "t is u now\n"
+    assert "the tables are: u" in fail("rename", table, "t", "v")
+    with txnkv.connect(table) as client:
+        client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+    assert "there is a table 't' already" in fail("rename", table, "u", "t")
+    assert run("rename", table, "u", "v", "--json").json == {"name": "v", "was": "u"}
+    assert run("scan", table, "v", "--json").lines == [{"id": 1, "a": "x"}]

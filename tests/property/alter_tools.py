@@ -11,18 +11,30 @@ from typing import Any
 import txnkv
 from tests import internals
 
-INT, TEXT = "int64", "string"
-VALUES: dict[str, list[Any]] = {INT: [-3, 0, 5, 99], TEXT: ["", "a", "bé"]}
+SMALL, INT, TEXT = "int8", "int64", "string"
+VALUES: dict[str, list[Any]] = {
+    SMALL: [-3, 0, 5, 99],
+    INT: [-3, 0, 5, 99, 2**40],
+    TEXT: ["", "a", "bé"],
+}
 
 
 @dataclass
 class Field:
-    """A column of the model; `id` stays when it is renamed."""
+    """A column of the model; `id` stays when it is renamed.
+
+    Attributes:
+        fill: the value in rows from before it.
+    """
 
     id: int
     name: str
     type: str
     default: Any
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        self.fill = self.default
 
     @property
     def column(self) -> txnkv.Column:
@@ -63,7 +75,7 @@ class Model:
         values = self.rows.get(key)
         if values is None:
             return None
-        read = {each.name: values.get(each.id, each.default) for each in self.fields}
+        read = {each.name: values.get(each.id, each.fill) for each in self.fields}
         return {"id": key, **read}
 
     def all(self) -> list[dict[str, Any]]:
@@ -78,15 +90,26 @@ class Model:
         if op == "delete":
             del self.rows[key]
             return True
-        before = {} if there is None else there
         self.rows[key] = {
-            each.id: given.get(each.name, before.get(each.id, each.default)) for each in self.fields
+            each.id: given.get(
+                each.name, each.default if there is None else there.get(each.id, each.fill)
+            )
+            for each in self.fields
         }
         return True
 
-    def alter(self, add: list[Added], rename: dict[str, str], drop: list[str]) -> None:
+    def alter(
+        self,
+        add: list[Added],
+        rename: dict[str, str],
+        drop: list[str],
+        widen: dict[str, str],
+        default: dict[str, Any],
+    ) -> None:
         kept = [each for each in self.fields if each.name not in drop]
         for each in kept:
+            each.type = widen.get(each.name, each.type)
+            each.default = default.get(each.name, each.default)
             each.name = rename.get(each.name, each.name)
         for name, kind, default in add:
             kept.append(Field(self.next_id, name, kind, default))

@@ -1,8 +1,9 @@
 """A table that is altered while it is written, against a model, from two processes.
 
-Columns are added, renamed and dropped between writes, small and large ones, flushes, compactions
-and reopenings; by this process and by another one; while snapshots and transactions from before
-go on. Each reader sees the columns of its time, with the values that they had then.
+Columns are added, renamed, dropped, widened and get other defaults between writes, small and large
+ones, flushes, compactions and reopenings; by this process and by another one; while snapshots and
+transactions from before go on. Each reader sees the columns of its time, with the values that they
+had then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from tests import internals
-from tests.property.alter_tools import INT, TEXT, VALUES, Field, Model, Other
+from tests.property.alter_tools import INT, SMALL, TEXT, VALUES, Field, Model, Other
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.tables.tablets import row_set_format, row_set_writer
 
@@ -105,17 +106,29 @@ class AlterMachine(RuleBasedStateMachine):
         rename = dict(zip(old, new, strict=False))
         add = []
         for name in new[len(rename) :]:
-            kind = data.draw(st.sampled_from([INT, TEXT]))
+            kind = data.draw(st.sampled_from([SMALL, INT, TEXT]))
             add.append((name, kind, data.draw(st.sampled_from([None, *VALUES[kind]]))))
-        if not (drop or rename or add):
+        kinds = {each.name: each.type for each in self.model.fields}
+        small = [name for name in left if kinds[name] == SMALL]
+        widen = dict.fromkeys(data.draw(some(small, 1)), INT)
+        was = {each.name: each.default for each in self.model.fields}
+        default = {
+            name: data.draw(
+                st.sampled_from([v for v in (None, *VALUES[kinds[name]]) if v != was[name]])
+            )
+            for name in data.draw(some(left, 1))
+        }
+        change = (rename, drop, widen, default)
+        if not (add or any(change)):
             return
-        self.model.alter(add, rename, drop)
-        columns = {name: Field(0, name, kind, default).column for name, kind, default in add}
+        columns = {name: Field(0, name, kind, value).column for name, kind, value in add}
         if by == "other":
-            self.other("alter", columns, rename, drop)
+            self.other("alter", columns, *change)
         else:
             client = self.client if by == "here" else self.second
-            assert client.table("t").alter(columns, rename, drop).names == self.model.names
+            client.table("t").alter(columns, *change)
+        self.model.alter(add, *change)
+        assert self.table.schema.names == self.model.names
         self.note()
 
     # -- writing -----------------------------------------------------------------------

@@ -46,7 +46,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rename": {"id": "key"}}, "'id' is of the primary key, which stays"),
     ({"drop": ["id"]}, "'id' is of the primary key, which stays"),
     ({"drop": ["x"]}, "no column 'x'"),
-    ({"drop": ["a"], "rename": {"a": "c"}}, "'a' cannot be both renamed and dropped"),
+    ({"drop": ["a"], "rename": {"a": "c"}}, "'a' cannot be both changed and dropped"),
     ({"rename": {"a": ""}}, "a column's name is a non-empty string"),
 ]
 

@@ -139,8 +139,7 @@ def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.
     (tablet,) = internals.tables(client).tablets(table.info)
     ids = table.info.schema.ids
     ids["a"], ids["n"] = 77, 78
-    tablet.value_ids = tuple(ids[name] for name in tablet.value_names)
-    tablet.defaults = tablet.layout.encode_one((5, None, None, None))
+    tablet.fills = tablet.layout.encode_one((5, None, None, None))
     wanted = {**row(1, 3), "a": 5, "n": None}
     assert table.get(3) == wanted
     assert table.get(3) == wanted

@@ -120,7 +120,7 @@ class Made:
         tablet, row_set = self.tablet, self.row_set
         layer = point.layer(tablet, row_set, pages)
         memory = core.MemRowSet(tablet.codec.width)
-        layers = core.Layers(tablet.layout, tablet.defaults, memory, 0, [core.LayerStep(layer)])
+        layers = core.Layers(tablet.layout, tablet.fills, memory, 0, [core.LayerStep(layer)])
 
         def load(step: int, number: int) -> None:
             layer.put(number, point.block(tablet, row_set, pages, number))

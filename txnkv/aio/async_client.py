@@ -79,6 +79,7 @@ class AsyncClient(ClosingWrapper[Client]):
     tables = twin(Client.tables)
     drop_table = twin(Client.drop_table)
     recall_table = twin(Client.recall_table, AsyncTable)
+    rename_table = twin(Client.rename_table, AsyncTable)
     create_topic = twin(Client.create_topic, AsyncTopic)
     topic = twin(Client.topic, AsyncTopic)
     topics = twin(Client.topics)

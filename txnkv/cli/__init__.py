@@ -28,6 +28,7 @@ _HOMES = {
     "tables": "txnkv.cli.store_commands",
     "create": "txnkv.cli.table_commands",
     "alter": "txnkv.cli.table_commands",
+    "rename": "txnkv.cli.table_commands",
     "drop": "txnkv.cli.table_commands",
     "count": "txnkv.cli.table_commands",
     "get": "txnkv.cli.table_commands",

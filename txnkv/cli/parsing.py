@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -90,7 +90,7 @@ def new_column(text: str) -> tuple[str, Column]:
     column = Column(kind.strip()).resolved()
     if default:
         assert isinstance(column.type, pa.DataType)
-        value = _default(name, "=".join(default).strip(), column.type)
+        value = _default(name, "=".join(default).strip(), column.type, "--add")
         column = replace(column, default=value)
     return name, column
 
@@ -101,22 +101,43 @@ def items(text: str) -> list[str]:
     return next(csv.reader([text], quotechar=quote, skipinitialspace=True), [])
 
 
-def _default(name: str, text: str, kind: pa.DataType) -> Any:
+def _default(name: str, text: str, kind: pa.DataType, option: str) -> Any:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
-    return constant(name, text, kind, "--add")
+    return constant(name, text, kind, option)
 
 
 @given()
-def renaming(text: str) -> tuple[str, str]:
-    """`old=new` as the two names.
+def defaults(texts: Sequence[str], schema: Schema, widened: Mapping[str, str]) -> dict[str, Any]:
+    """`total = 0` of several columns as their defaults.
+
+    Args:
+        texts: given with `--default`.
+        schema: of the table,
+        widened: types that some columns are to have.
+
+    Raises:
+        click.UsageError: one is not written like that, or does not fit its column.
+    """
+    found = {}
+    for name, text in (assignment(each, "--default", "total=0") for each in texts):
+        schema.position(name)
+        kind = Column(widened.get(name, schema.columns[name].type)).resolved().type
+        assert isinstance(kind, pa.DataType)
+        found[name] = _default(name, text, kind, "--default")
+    return found
+
+
+@given()
+def assignment(text: str, option: str, example: str) -> tuple[str, str]:
+    """`old=new` as what stands before and behind the sign.
 
     Raises:
         click.UsageError: it is not written like that.
     """
     old, equals, new = text.partition("=")
     if not equals or not old.strip() or not new.strip():
-        raise ValueError(f"--rename: {text!r} is not old=new, as total=amount")
+        raise ValueError(f"{option}: {text!r} is not old=new, as {example}")
     return old.strip(), new.strip()
 
 

@@ -1,4 +1,4 @@
-"""`txnkv create, alter, drop, count, get, insert, delete`: one table, and single rows of it."""
+"""`txnkv create, alter, rename, drop, count, get, insert, delete`: a table, and rows of it."""
 
 from __future__ import annotations
 
@@ -113,6 +113,29 @@ def drop(store: str, table: str, missing_ok: bool, yes: bool, as_json: bool) -> 
     "--rename", "renamed", multiple=True, metavar="OLD=NEW", help="A column. May be repeated."
 )
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="A column. May be repeated.")
+@click.option(
+    "--widen",
+    "widened",
+    multiple=True,
+    metavar="NAME=TYPE",
+    help="A type with all values of the present one, as total=int64. May be repeated.",
+)
+@click.option(
+    "--default",
+    "defaults",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For rows that are inserted from here on. May be repeated.",
+)
+@click.option("--no-default", "bare", multiple=True, metavar="NAME", help="May be repeated.")
+@click.option("--nullable", "loose", multiple=True, metavar="NAME", help="May be repeated.")
+@click.option(
+    "--not-null",
+    "tight",
+    multiple=True,
+    metavar="NAME",
+    help="A column that has a value in every row, and is to have one. May be repeated.",
+)
 @json_option
 def alter(
     store: str,
@@ -120,24 +143,52 @@ def alter(
     added: tuple[str, ...],
     renamed: tuple[str, ...],
     dropped: tuple[str, ...],
+    widened: tuple[str, ...],
+    defaults: tuple[str, ...],
+    bare: tuple[str, ...],
+    loose: tuple[str, ...],
+    tight: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Add, rename and drop columns of TABLE, at once whatever its size.
+    """Change columns of TABLE, at once whatever its size; the key stays.
 
-    Rows that are there have the default of a new column, or null. The key stays.
+    Rows that are there have the default of a new column, or null. Columns are named as they were
+    before the command.
     """
-    if not (added or renamed or dropped):
-        raise click.UsageError("nothing to change: give --add, --rename or --drop")
+    if not (added or renamed or dropped or widened or defaults or bare or loose or tight):
+        raise click.UsageError("nothing to change: give --add, --rename, --drop or another option")
     add = dict(parsing.new_column(text) for text in added)
-    rename = dict(parsing.renaming(text) for text in renamed)
+    rename = dict(parsing.assignment(text, "--rename", "total=amount") for text in renamed)
+    widen = dict(parsing.assignment(text, "--widen", "total=int64") for text in widened)
+    nullable = dict.fromkeys(loose, True) | dict.fromkeys(tight, False)
     with txnkv.connect(store, create=False) as client:
-        schema = client.table(table).alter(add, rename, dropped)
+        found = client.table(table)
+        default = parsing.defaults(defaults, found.schema, widen) | dict.fromkeys(bare)
+        schema = found.alter(add, rename, dropped, widen, default, nullable)
     columns = schema.type_names()
     if as_json:
         print_json({"name": table, "columns": columns})
     else:
         shown = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         click.echo(f"{table} has the columns {shown}")
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.argument("name")
+@json_option
+def rename(store: str, table: str, name: str, as_json: bool) -> None:
+    """Give TABLE the name NAME, at once.
+
+    Programs that have it open go on; those that look for it by its former name do not find it.
+    """
+    with txnkv.connect(store, create=False) as client, given():
+        client.rename_table(table, name)
+    if as_json:
+        print_json({"name": name, "was": table})
+    else:
+        click.echo(f"{table} is {name} now")
 
 
 # -- rows ------------------------------------------------------------------------------

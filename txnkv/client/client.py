@@ -194,9 +194,25 @@ class Client(Connection, Closing):
         if keep < 0:
             raise ValueError(f"keep is seconds, at least 0, not {keep!r}")
         self.require_writable()
-        text = name if isinstance(name, str) else name.info.name
+        text = name if isinstance(name, str) else name.name
         if not self.instance.engine.drop(text, keep) and not missing_ok:
             raise TableNotFoundError(f"there is no table {text!r} to drop")
+
+    @shielded
+    def rename_table(self, table: AnyTable, name: str) -> Table:
+        """Give a table another name at once; handles of it go on to work, and so do readers.
+
+        Transactions meet it as a table that was altered: see `Table.alter`.
+
+        Raises:
+            TableNotFoundError: there is none.
+            TableExistsError: the name is taken.
+        """
+        self.require_writable()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a table's name is a non-empty string, not {name!r}")
+        info = self.table_info(table)
+        return Table(self, self.instance.engine.alter(info, lambda schema: schema, name))
 
     def recall_table(self, name: str) -> Table:
         """Bring back a table that was dropped with `keep`, until its time is over.

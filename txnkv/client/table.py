@@ -22,6 +22,7 @@ from txnkv.tables import (
     Outcome,
     ReadView,
     Schema,
+    SchemaChange,
     TableEngine,
     TableInfo,
     altered,
@@ -131,16 +132,20 @@ class Table(Closing):
 
     @property
     def name(self) -> str:
-        return self.info.name
+        """The name as it is now; as it was, once the table was dropped or the client closed."""
+        return self._now().name
 
     @property
     def schema(self) -> Schema:
         """Columns and key as they are now; as they were, once the table was dropped or the client
         closed.
         """
+        return self._now().schema
+
+    def _now(self) -> TableInfo:
         with suppress(TableNotFoundError, ClosedError):
             self.info = self._engine().current(self.info)
-        return self.info.schema
+        return self.info
 
     @shielded
     def alter(
@@ -148,8 +153,11 @@ class Table(Closing):
         add: Mapping[str, AnyColumn] | None = None,
         rename: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
+        widen: Mapping[str, str | pa.DataType] | None = None,
+        default: Mapping[str, Any] | None = None,
+        nullable: Mapping[str, bool] | None = None,
     ) -> Schema:
-        """Add, rename and drop columns, at once for any number of rows; the key stays.
+        """Change columns, at once for any number of rows; the key stays.
 
         Takes effect at once, outside of transactions. Rows that are there have the default of a new
         column, or null. Snapshots from before go on to see the columns that they had, and so does a
@@ -160,21 +168,27 @@ class Table(Closing):
             add: new columns by name, behind those that there are; nullable, or with a default.
             rename: new names by old ones.
             drop: names. Another column of the same name has nothing of their values.
+            widen: types with all values of the present ones, by column: integers and floats of more
+                bits, decimals of more digits. Rows are cast as they are read.
+            default: values for rows that are inserted from here on; None for no default.
+            nullable: True lets a column hold nulls. With False all rows are looked through, while
+                others may read and, but for the last look, write; a transaction that began before
+                and wrote into the table gets SchemaChangedError, also a large one.
 
         Returns:
             The new schema.
 
         Raises:
             SchemaError: a column is not there, is of the key, or its name is taken; a new one is
-                neither nullable nor has a default.
+                neither nullable nor has a default; a type has not all values of the present one;
+                a default does not fit; a column that is to be not nullable is null in some row.
+                Nothing was changed.
             TableNotFoundError: the table was dropped.
         """
         self._connection.require_writable()
-        if isinstance(drop, str):
-            raise TypeError(f"drop is a list of names, as [{drop!r}]")
-        added, renamed = dict(add or {}), dict(rename or {})
+        change = SchemaChange.of(add, rename, drop, widen, default, nullable)
         self.info = self._connection.instance.engine.alter(
-            self.info, lambda schema: altered(schema, added, renamed, drop)
+            self.info, lambda schema: altered(schema, change)
         )
         self._connection.end_sessions()  # their next rows are checked by the new schema
         return self.info.schema

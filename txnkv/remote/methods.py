@@ -67,7 +67,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("read", "topic", names="topic", again=True),
         **_all("none", "keep_transaction_alive outcome commits"),
         **_all("write", "forget_applied"),
-        **_all("admin", "create_table drop_table recall_table", names="table"),
+        **_all("admin", "create_table drop_table recall_table rename_table", names="table"),
         **_all("admin", "create_topic drop_topic", names="topic"),
         **_all("admin", "transactions stats metrics check", again=True),
         **_all("admin", "abort_transaction repair_clock compact"),

@@ -150,6 +150,13 @@ class RemoteClient(RemoteHandle, Client):
         self.require_writable()
         return self._table("recall_table", name)
 
+    def rename_table(self, table: AnyTable, name: str) -> Table:
+        self.require_writable()
+        known = self.table_of(table)
+        made = self._table("rename_table", known.name, name)
+        known.learn_name(name)
+        return made
+
     def _table(self, call: str, *args: Any) -> RemoteTable:
         return RemoteTable(self, self._call(call, *args))
 

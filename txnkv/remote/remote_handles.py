@@ -24,7 +24,7 @@ from txnkv.remote.channel import Call, Channel
 from txnkv.remote.methods import remote_calls
 from txnkv.remote.wire import LostHandleError
 from txnkv.storage import new_lock
-from txnkv.tables import RowChecker, Schema
+from txnkv.tables import RowChecker, Schema, SchemaChange
 from txnkv.topics import (
     HELD_BYTES,
     Delivered,
@@ -137,6 +137,10 @@ class RemoteTable(RemoteHandle, Table):
     def _at(self, at: At) -> Any:
         return self
 
+    def learn_name(self, name: str) -> None:
+        """Take a name for the table's present one."""
+        self._name = name
+
     def learn(self, schema: Schema) -> None:
         """Take a schema for the table's present one."""
         if schema != self.known or schema.ids != self.known.ids:
@@ -147,10 +151,12 @@ class RemoteTable(RemoteHandle, Table):
         add: Mapping[str, Any] | None = None,
         rename: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
+        widen: Mapping[str, str | pa.DataType] | None = None,
+        default: Mapping[str, Any] | None = None,
+        nullable: Mapping[str, bool] | None = None,
     ) -> Schema:
-        if isinstance(drop, str):
-            raise TypeError(f"drop is a list of names, as [{drop!r}]")
-        self.learn(self._call("alter", add, rename, list(drop)))
+        change = SchemaChange.of(add, rename, drop, widen, default, nullable)
+        self.learn(self._call("alter", **vars(change)))
         return self.known
 
     def scan(

@@ -178,6 +178,14 @@ def _join(guest: Guest, client: Client, token: Any) -> Transaction:
     return Transaction.deserialize(client, token)
 
 
+def _rename_table(guest: Guest, client: Client, table: str, name: Any) -> Table:
+    """By who may do so with either name."""
+    if not isinstance(name, str):
+        raise ValueError(f"a table's name is a non-empty string, not {name!r}")
+    guest.user.require("admin", About("table", name))
+    return client.rename_table(table, name)
+
+
 def _open_scan(guest: Guest, client: Client, parts: Any) -> Scan:
     _require_table(guest, client, parts)
     return ScanToken(parts).open(client)
@@ -194,7 +202,8 @@ def _require_table(guest: Guest, client: Client, parts: Any) -> None:
     for tablet_id, _, _ in parts.parts:
         tablet = client.instance.engine.tablet(tablet_id)
         if tablet is not None:
-            guest.user.require("read", About("table", tablet.table.name))
+            name = client.instance.engine.current(tablet.table).name
+            guest.user.require("read", About("table", name))
 
 
 def _rows(guest: Guest, target: Session | Transaction, runs: Any) -> None:
@@ -369,6 +378,7 @@ def _names(kind: str) -> Any:
 _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "tables"): _names("table"),
     ("Client", "topics"): _names("topic"),
+    ("Client", "rename_table"): _rename_table,
     ("Client", "begin"): _begin,
     ("Client", "join"): _join,
     ("Client", "commits"): _commits,

@@ -165,7 +165,10 @@ class Guest:
         if reference.kind == "table":
             name, number = reference.content
             self.user.require(right, About("table", name))
-            return Held(self._table(name, number), About("table", name))
+            table = self._table(name, number)
+            if table.name != name:
+                self.user.require(right, About("table", table.name))
+            return Held(table, About("table", table.name))
         if reference.kind == "topic":
             name, number = reference.content
             self.user.require(right, About("topic", name))
@@ -181,7 +184,7 @@ class Guest:
             try:
                 found = self.client.table(name)
             except TableNotFoundError:
-                raise TableNotFoundError(f"table {name!r} was dropped") from None
+                raise TableNotFoundError(f"table {name!r} was dropped or renamed") from None
             if found.info.id != number:
                 raise TableNotFoundError(
                     f"table {name!r} was dropped, and another one made: take client.table({name!r})"

@@ -71,7 +71,7 @@ from txnkv.tables.row_writer import (
     to_batch,
 )
 from txnkv.tables.schema import Column, Schema
-from txnkv.tables.schema_change import AnyColumn, altered, evolved
+from txnkv.tables.schema_change import AnyColumn, SchemaChange, altered
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest

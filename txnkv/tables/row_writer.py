@@ -169,15 +169,26 @@ class RowWriter:
     def adapted(self, rows: Sequence[Values], op: str, former: RowWriter) -> Sequence[Values]:
         """Checked rows of another schema of the table, as rows of this one: without columns that it
         has not; and of those that are new an insert has the default, other operations nothing.
+
+        Raises:
+            SchemaError: one is null where that may not be any more.
         """
         if former.schema is self.schema or op in DELETES:
             return rows
         at = {former.schema.ids[name]: i for i, name in enumerate(former.schema.names)}
-        sources = []
+        sources: list[tuple[int | None, Any]] = []
         for name, column in self.schema.columns.items():
+            found = self.schema.stored(name, at)
             new = column.default if op in INSERTS else MISSING
-            sources.append((at.get(self.schema.ids[name]), new))
-        return [tuple(new if i is None else row[i] for i, new in sources) for row in rows]
+            sources.append((None if found is None else at[found[0]], new))
+        made = [tuple(new if i is None else row[i] for i, new in sources) for row in rows]
+        for i, (name, column) in enumerate(self.schema.columns.items()):
+            if not column.nullable and any(row[i] is None for row in made):
+                raise SchemaError(
+                    f"column {name!r} of table {self.table.name!r} may not be null any more, and "
+                    "rows that waited have no value for it: nothing of them was written"
+                )
+        return made
 
     def completed(self, values: Values, old: Values) -> Values:
         """The columns beside the key, those that are `MISSING` as they were."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, time
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -48,6 +48,18 @@ class Column:
         return Column(column_type(self.type), self.nullable, self.default)
 
 
+class Before(NamedTuple):
+    """A column in rows that are older than it is now.
+
+    Attributes:
+        fill: the value in rows that have no such column: its default when it was added.
+        former: the numbers and types that it had before it was widened, the latest first.
+    """
+
+    fill: Any
+    former: tuple[tuple[int, pa.DataType], ...] = ()
+
+
 class Schema:
     """Typed columns with a primary key of one or more of them.
 
@@ -59,6 +71,7 @@ class Schema:
     Attributes:
         ids: by name, the number of a column in its table: it stays when the column is renamed.
         next_id: the number of the next column that the table is given; none is given twice.
+        before: by name, how rows on disk that are older than a change have a column.
 
     Raises:
         SchemaError: a type is unknown, or the key names no column or a list.
@@ -88,6 +101,7 @@ class Schema:
         self.primary_key = tuple(primary_key)
         self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
         self.next_id = len(self.columns)
+        self.before: dict[str, Before] = {}
         self._check_key()
         self.arrow: pa.Schema = pa.schema(
             [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]
@@ -115,10 +129,11 @@ class Schema:
         primary_key: Sequence[str],
         ids: Mapping[str, int],
         next_id: int,
+        before: Mapping[str, Before] | None = None,
     ) -> Schema:
-        """The schema of a table whose columns have these numbers."""
+        """The schema of a table whose columns have these numbers, and had others before."""
         made = cls(columns, primary_key)
-        made.ids, made.next_id = dict(ids), next_id
+        made.ids, made.next_id, made.before = dict(ids), next_id, dict(before or {})
         return made
 
     @property
@@ -144,6 +159,23 @@ class Schema:
         if position < 0:
             raise SchemaError(f"there is no column {name!r}; there are {', '.join(self.columns)}")
         return position
+
+    def stored(self, name: str, there: Container[int]) -> tuple[int, pa.DataType] | None:
+        """Find a column in rows that have the columns of some numbers.
+
+        Returns:
+            The number under which they have it, and its type there; None where they have it not.
+        """
+        if (id := self.ids[name]) in there:
+            return id, self.columns[name].type
+        before = self.before.get(name)
+        former = () if before is None else before.former
+        return next((each for each in former if each[0] in there), None)
+
+    def fill(self, name: str) -> Any:
+        """Return the value of a column in rows that have no such column; None for null."""
+        before = self.before.get(name)
+        return self.columns[name].default if before is None else before.fill
 
     def differences(self, given: Schema) -> list[str]:
         """Return, for people, how this schema differs from another; nothing when they are equal."""
@@ -212,7 +244,8 @@ class Schema:
                         "name": name,
                         "type": type_name(column.type),
                         "nullable": column.nullable,
-                        "default": _default_text(column),
+                        "default": _value_text(column.type, column.default),
+                        **self._before_entries(name, column),
                     }
                     for name, column in self.columns.items()
                 ],
@@ -221,6 +254,13 @@ class Schema:
             }
         )
 
+    def _before_entries(self, name: str, column: Column) -> dict[str, Any]:
+        before = self.before.get(name)
+        if before is None:
+            return {}
+        former = [[id, type_name(kind)] for id, kind in before.former]
+        return {"fill": _value_text(column.type, before.fill), "former": former}
+
     @classmethod
     def from_json(cls, text: str) -> Schema:
         stored = json.loads(text)
@@ -228,13 +268,21 @@ class Schema:
         return cls.numbered(
             {
                 entry["name"]: Column(
-                    parse_type(entry["type"]), entry["nullable"], _default_value(entry["default"])
+                    parse_type(entry["type"]), entry["nullable"], _value_of(entry["default"])
                 )
                 for entry in columns
             },
             stored["primary_key"],
             {entry["name"]: entry["id"] for entry in columns},
             stored.get("next_id", len(columns)),  # before tables could be altered: none was
+            {
+                entry["name"]: Before(
+                    _value_of(entry["fill"]),
+                    tuple((id, parse_type(kind)) for id, kind in entry["former"]),
+                )
+                for entry in columns
+                if "fill" in entry
+            },
         )
 
 
@@ -251,27 +299,35 @@ def _described(column: Column) -> str:
     return f"{type_name(column.type)}{'?' if column.nullable else ''}{default}"
 
 
-def _default_text(column: Column) -> str | None:
-    if column.default is None:
+def _value_text(kind: pa.DataType | str, value: Any) -> str | None:
+    if value is None:
         return None
-    batch = pa.record_batch([pa.array([column.default], column.type)], names=["default"])
+    batch = pa.record_batch([pa.array([value], kind)], names=["default"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return base64.b64encode(sink.getvalue()).decode()
 
 
-def _default_value(text: str | None) -> Any:
+def _value_of(text: str | None) -> Any:
     if text is None:
         return None
     return pa.ipc.open_stream(base64.b64decode(text)).read_all()["default"][0].as_py()
 
 
 def default_values(column: Column, n: int) -> pa.Array:
-    """The values of n rows that have none in a column: its default, or nulls."""
-    if column.default is None:
-        return pa.nulls(n, column.type)
-    return pa.repeat(pa.scalar(column.default, column.type), n)
+    """The values of n new rows that have none in a column: its default, or nulls."""
+    return repeated(column.type, column.default, n)
+
+
+def repeated(kind: pa.DataType | str, value: Any, n: int) -> pa.Array:
+    """Return a column of n times the same value; None for nulls."""
+    return pa.nulls(n, kind) if value is None else pa.repeat(pa.scalar(value, kind), n)
+
+
+def widened(array: pa.Array, kind: pa.DataType | str) -> pa.Array:
+    """Return a stored column in the type that it has by now, which has all values of its own."""
+    return array if array.type == kind else array.cast(kind)
 
 
 _Complaint: TypeAlias = Callable[[Any], str | None]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,7 @@ from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, pay
 from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.schema import Schema
-from txnkv.tables.schema_change import whole
+from txnkv.tables.schema_change import tightened, whole
 
 KIND: Final = payload.TABLET
 
@@ -117,21 +117,37 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
     return get(cur, name)
 
 
-def alter(cur: apsw.Cursor, table: TableInfo, change: Callable[[Schema], Schema]) -> TableInfo:
-    """Give a table another schema, from a new timestamp on, which is the latest snapshot then.
+def alter(
+    cur: apsw.Cursor,
+    table: TableInfo,
+    change: Callable[[TableInfo], Schema],
+    name: str | None = None,
+) -> TableInfo:
+    """Give a table another schema, or another name, from a new timestamp on, which is the latest
+    snapshot then. With another name it is altered too: what is known of it is read again.
 
     Args:
-        change: returns the new schema for the present one; what it raises, nothing changed.
+        cur: of a write.
+        table: as it was.
+        change: returns the new schema for the table as it is; what it raises, nothing changed.
+        name: a new name.
 
     Raises:
         TableNotFoundError: it was dropped.
+        TableExistsError: the new name is taken.
     """
     present = by_id(cur, table.id)
     if present is None:
         raise dropped(table)
-    schema = change(present.schema).to_json()
-    if schema == present.schema.to_json():
+    schema = change(present).to_json()
+    name = present.name if name is None else name
+    if (schema, name) == (present.schema.to_json(), present.name):
         return present
+    if name != present.name and find(cur, name) is not None:
+        raise TableExistsError(
+            f"there is a table {name!r} already: take another name for {present.name!r}, or drop "
+            "that one"
+        )
     now = next_timestamp(cur)
     every = (*present.older, DatedSchema(present.since, present.schema))
     ends = [*(each.since for each in every[1:]), now]
@@ -142,8 +158,8 @@ def alter(cur: apsw.Cursor, table: TableInfo, change: Callable[[Schema], Schema]
         if end > floor
     ]
     cur.execute(
-        "UPDATE tables SET schema = ?, schema_since = ?, older_schemas = ? WHERE id = ?",
-        (schema, now, json.dumps(older), table.id),
+        "UPDATE tables SET name = ?, schema = ?, schema_since = ?, older_schemas = ? WHERE id = ?",
+        (name, schema, now, json.dumps(older), table.id),
     )
     cur.execute("UPDATE clock SET last_commit = ?", (now,))
     bump(cur)
@@ -324,6 +340,19 @@ def require_unchanged(cur: apsw.Cursor, table: TableInfo) -> None:
         raise dropped(table)
     if found[0] != table.since:
         raise changed(table)
+
+
+def refuse_tightened(cur: apsw.Cursor, tablet_ids: Sequence[int], snapshot: int) -> None:
+    """Refuse what was staged at a snapshot for a column that may not be null any more.
+
+    Raises:
+        SchemaChangedError: there may be nulls in what was staged.
+    """
+    later = cur.execute("SELECT 1 FROM tables WHERE schema_since > ?", (snapshot,)).fetchone()
+    for id in tablet_ids if later is not None else ():
+        table = by_tablet(cur, id)
+        if table is not None and tightened(table.at(snapshot).schema, table.schema):
+            raise changed(table)
 
 
 def changed(table: TableInfo) -> SchemaChangedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -17,14 +18,15 @@ from txnkv.coordinator import (
     remove_strays,
     status_table,
 )
-from txnkv.errors import TableNotFoundError
+from txnkv.errors import HistoryExpiredError, SchemaError, TableNotFoundError
 from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
 from txnkv.tables.maintenance import Compactor, flush, history
 from txnkv.tables.partitioning import Partitioning
+from txnkv.tables.read import ReadView, scan
 from txnkv.tables.schema import Schema
-from txnkv.tables.schema_change import evolved
+from txnkv.tables.schema_change import evolved, tightened
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import KIND, manifest
@@ -104,14 +106,52 @@ class TableEngine(Tables):
         self.purge()
         return True
 
-    def alter(self, table: TableInfo, change: Callable[[Schema], Schema]) -> TableInfo:
-        """Give a table another schema; see `table_catalog.alter`."""
+    def alter(
+        self, table: TableInfo, change: Callable[[Schema], Schema], name: str | None = None
+    ) -> TableInfo:
+        """Give a table another schema, or another name; see `table_catalog.alter`.
+
+        Args:
+            table: as it was.
+            change: returns the new schema for the present one; what it raises, nothing changed.
+            name: a new name.
+
+        Raises:
+            SchemaError: a column is to be not nullable, and rows have no value there.
+            As `table_catalog.alter`.
+        """
+
+        def checked(present: TableInfo, snapshot: Timestamp) -> Schema:
+            made = change(present.schema)
+            self._require_values(present, made, snapshot)
+            return made
+
+        with suppress(HistoryExpiredError):  # most is looked through while others write
+            checked(self.current(table), self.log.latest())
         with self.store.status.write() as cur:
-            found = table_catalog.alter(cur, table, change)
+            found = table_catalog.alter(
+                cur, table, lambda present: checked(present, self.log.catch_up(cur)), name
+            )
             fault_point("alter.written")
         fault_point("alter.durable")
         self.store.runtime.raise_durable(found.since)
         return found
+
+    def _require_values(self, table: TableInfo, schema: Schema, snapshot: Timestamp) -> None:
+        """Refuse a schema in which a column may not be null that is null in some row."""
+        for name in tightened(table.schema, schema):
+            (old,) = (
+                old
+                for old, id in table.schema.ids.items()
+                if schema.stored(name, (id,)) is not None
+            )
+            asked = scan.request(table, [], [(old, "is null")], False, None)
+            rows = scan.count(self, asked, ReadView(snapshot))
+            if rows:
+                raise SchemaError(
+                    f"column {old!r} of table {table.name!r} cannot be made not nullable: rows "
+                    f"without a value there: {rows:,}. Give them one, or delete them, and try again"
+                )
 
     def recall(self, name: str) -> TableInfo:
         """Bring back a table that was dropped and is kept.

@@ -41,6 +41,7 @@ from txnkv.errors import (
     TransactionConflictError,
     TransactionLockedError,
 )
+from txnkv.tables import table_catalog
 from txnkv.tables.commit import conflicts
 from txnkv.tables.maintenance import Resolution, flush
 from txnkv.tables.tables import Tables
@@ -164,6 +165,7 @@ class TabletParticipants(Participants):
                     f"tablet {id} is locked by transaction {holder}: transaction {row.txn_id} "
                     "was aborted. Run it again when that has ended"
                 )
+        table_catalog.refuse_tightened(cur, ids, row.snapshot_ts)
         # What they have in memory would hide what is staged.
         held.refuse(held.ids(cur, payload.TABLET), ids)
         upto = self._tables.log.catch_up(cur)

@@ -20,14 +20,15 @@ once. Smaller ones are copied. So while a row set's header is there, its blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from txnkv import core
 from txnkv.storage import EPOCH, Map, shielded
 from txnkv.tables.read.view import ReadView, require_history
+from txnkv.tables.schema import widened
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     BLOOM,
@@ -77,7 +78,7 @@ class Published:
         own = [self._step(Step(info, hides=True), pages) for info in staged]
         steps = [self._step(step, pages) for step in state.every_step]
         self.layers = core.Layers(
-            tablet.layout, tablet.defaults, state.memory, state.flushed, steps, own
+            tablet.layout, tablet.fills, state.memory, state.flushed, steps, own
         )
 
     def _step(self, step: Step, pages: Pages | None) -> core.LayerStep:
@@ -146,10 +147,7 @@ def layer(tablet: Tablet, row_set: RowSet, pages: Pages) -> core.LayerRowSet:
 def block(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> core.LayerBlock:
     """Return one of its blocks, verified."""
     zones = row_set.header(pages).blocks[number].zones
-    columns = [
-        row_set.block(pages, COLUMNS + id, number) if id in zones else None
-        for id in tablet.value_ids
-    ]
+    columns = [_column(tablet, row_set, pages, number, zones, name) for name in tablet.value_names]
     return core.LayerBlock(
         row_set.block(pages, KEYS, number),
         row_set.block(pages, BLOOM, number),
@@ -158,6 +156,26 @@ def block(tablet: Tablet, row_set: RowSet, pages: Pages, number: int) -> core.La
         row_set.delta(pages, number),
         pages.page_bytes,
     )
+
+
+def _column(
+    tablet: Tablet,
+    row_set: RowSet,
+    pages: Pages,
+    number: int,
+    zones: Container[int],
+    name: str,
+) -> Any:
+    """A column's block as it lies, or a new one where the column was widened since; or None."""
+    found = tablet.schema.stored(name, zones)
+    if found is None:
+        return None
+    id, kind = found
+    block = row_set.block(pages, COLUMNS + id, number)
+    if id == tablet.schema.ids[name]:
+        return block
+    wide = widened(core.decode_block(block, kind), tablet.schema.columns[name].type)
+    return core.encode_block(wide, 0)
 
 
 def _published(

@@ -4,9 +4,9 @@ The bytes of a row are laid out by the schema that its table had at its commit (
 
     stamp     10            20              30
     row       id, a         id, a           id, b, c       altered at 25: a dropped, b and c added
-    as read   id, -, -      id, -, -        id, b, c       by a snapshot at 40; - is the default
+    as read   id, -, -      id, -, -        id, b, c       by a snapshot at 40; - is what fills
 
-Columns go by their numbers, so that renamed ones are found.
+Columns go by their numbers, so that renamed and widened ones are found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.tables.schema import Schema, default_values
+from txnkv.tables.schema import Schema, repeated, widened
 from txnkv.tables.table_catalog import TableInfo
 
 
@@ -102,22 +102,25 @@ class _Former:
     def __init__(self, former: Schema, present: Schema) -> None:
         self._layout = layout_of(former)
         at = {former.ids[name]: i for i, name in enumerate(former.value_columns)}
-        self._sources = [
-            (at.get(present.ids[name]), present.columns[name]) for name in present.value_columns
-        ]
+        self._sources = []
+        for name in present.value_columns:
+            found = present.stored(name, at)
+            kind, fill = present.columns[name].type, present.fill(name)
+            self._sources.append((None if found is None else at[found[0]], kind, fill))
 
     def values(self, row: bytes) -> tuple[Any, ...]:
         """The value columns of a row."""
         values = self._layout.decode_one(row)
-        return tuple(column.default if at is None else values[at] for at, column in self._sources)
+        return tuple(fill if at is None else values[at] for at, _, fill in self._sources)
 
     def columns(
         self, entries: core.Entries, numbers: Sequence[int], rows: core.Rows
     ) -> list[pa.Array]:
         """Columns of entries that all have the former schema; see `MemoryRows.columns`."""
         wanted = [self._sources[number] for number in numbers]
-        there = [at for at, _ in wanted if at is not None]
+        there = [at for at, _, _ in wanted if at is not None]
         found = iter(entries.columns(self._layout, there, rows))
         return [
-            default_values(column, rows.n) if at is None else next(found) for at, column in wanted
+            repeated(kind, fill, rows.n) if at is None else widened(next(found), kind)
+            for at, kind, fill in wanted
         ]

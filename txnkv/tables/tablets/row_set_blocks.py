@@ -24,6 +24,7 @@ from txnkv.coordinator import MAX_TIMESTAMP
 from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, InvalidTxnStateError, TxnkvError
 from txnkv.storage import new_lock
+from txnkv.tables.schema import widened
 from txnkv.tables.tablets.manifest import RowSetInfo
 from txnkv.tables.tablets.row_set_format import (
     COLUMNS,
@@ -189,8 +190,8 @@ class RowSetBlocks:
         arrays = []
         for name in columns:
             if name in schema.primary_key:
-                if gone is None and (found := self._key_column(pages, number, lo, n)) is not None:
-                    arrays.append(found)
+                if gone is None and (key := self._key_column(pages, number, lo, n)) is not None:
+                    arrays.append(key)
                     continue
                 if keys is None:
                     keys = self.keys(pages, number)
@@ -199,13 +200,14 @@ class RowSetBlocks:
                     arrays.append(tablet.codec.decode(keys, position, lo, n))
                 else:
                     arrays.append(tablet.codec.decode_without(keys, position, gone, lo, n))
-            elif schema.ids[name] in block.zones:
-                data = self.block(pages, COLUMNS + schema.ids[name], number)
-                kind = schema.columns[name].type
+            elif (found := schema.stored(name, block.zones)) is not None:
+                id, kind = found
+                data = self.block(pages, COLUMNS + id, number)
                 if gone is None:
-                    arrays.append(core.decode_block(data, kind, lo, n))
+                    array = core.decode_block(data, kind, lo, n)
                 else:
-                    arrays.append(core.decode_block_without(data, kind, gone, lo, n))
+                    array = core.decode_block_without(data, kind, gone, lo, n)
+                arrays.append(widened(array, schema.columns[name].type))
             else:
                 arrays.append(tablet.filler(name, n if gone is None else n - gone.n))
         return arrays
@@ -230,9 +232,11 @@ class RowSetBlocks:
                 if keys is None:
                     keys = self.keys(pages, number).gather(rows)
                 arrays.append(self._tablet.codec.decode(keys, schema.primary_key.index(name)))
-            elif schema.ids[name] in block.zones:
-                data = self.block(pages, COLUMNS + schema.ids[name], number)
-                arrays.append(core.gather_block(data, schema.columns[name].type, rows))
+            elif (found := schema.stored(name, block.zones)) is not None:
+                array = core.gather_block(
+                    self.block(pages, COLUMNS + found[0], number), found[1], rows
+                )
+                arrays.append(widened(array, schema.columns[name].type))
             else:
                 arrays.append(self._tablet.filler(name, rows.n))
         return arrays

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.storage import Environment, Map, Store, shielded
-from txnkv.tables.schema import default_values
+from txnkv.tables.schema import repeated
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.fence import FENCE_DB
@@ -104,9 +104,7 @@ class TabletFiles:
         self.value_names = tuple(table.schema.value_columns)
         self.layout = layout_of(table.schema)
         self.memory_rows = MemoryRows(table, self.layout)
-        columns = [table.schema.columns[name] for name in self.value_names]
-        self.value_ids = tuple(table.schema.ids[name] for name in self.value_names)
-        self.defaults = self.layout.encode_one(tuple(column.default for column in columns))
+        self.fills = self.layout.encode_one(tuple(map(table.schema.fill, self.value_names)))
         self._environment: Environment | None = None
         self._store = store
 
@@ -132,8 +130,8 @@ class TabletFiles:
 
     def section_name(self, section: int) -> str:
         if section >= COLUMNS:
-            for name, id in self.schema.ids.items():
-                if id == section - COLUMNS:
+            for name in self.schema.names:
+                if self.schema.stored(name, (section - COLUMNS,)) is not None:
                     return repr(name)
         names = {KEYS: "key", BLOOM: "Bloom filter", INSERTS: "insert stamps", DELETES: "deletes"}
         return names.get(section, f"section {section}")
@@ -222,5 +220,5 @@ class TabletFiles:
         return core.Keys.fixed(b"".join(keys), width) if width and keys else core.Keys.of(keys)
 
     def filler(self, name: str, n: int) -> pa.Array:
-        """A column that a row set does not have: its default, or nulls."""
-        return default_values(self.schema.columns[name], n)
+        """A column that a row set does not have: the default that it had at first, or nulls."""
+        return repeated(self.schema.columns[name].type, self.schema.fill(name), n)

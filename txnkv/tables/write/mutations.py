@@ -36,7 +36,7 @@ from txnkv.tables.operations import (
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import Schema, default_values
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
@@ -371,13 +371,15 @@ def _complete(
     there = [(hit.positions, hit.columns) for hit in present.found]
     if rows.keys.n > len(present.positions):
         absent = present.bitmap.zeros()
-        there.append((absent.to_arrow(), [tablet.filler(name, absent.n) for name in missing]))
-    columns = dict(zip(missing, _by_position(there), strict=True))
+        columns = tablet.schema.columns
+        new = [default_values(columns[name], absent.n) for name in missing]
+        there.append((absent.to_arrow(), new))
+    found = dict(zip(missing, _by_position(there), strict=True))
     for name in rows.batch.schema.names:
         column = rows.batch.column(name)
-        columns[name] = column if rows.order is None else column.take(rows.order.to_arrow())
+        found[name] = column if rows.order is None else column.take(rows.order.to_arrow())
     schema = tablet.schema
-    whole = pa.record_batch([columns[name] for name in schema.names], schema=schema.arrow)
+    whole = pa.record_batch([found[name] for name in schema.names], schema=schema.arrow)
     return replace(rows, batch=whole, order=None)
 
 
