@@ -216,6 +216,7 @@ PLANS: Final[dict[str, Plan]] = {
     "producer.swept": Plan(("produce",)),
     "retention.dropped": Plan(("retain",), every=3),
     "retention.rolled": Plan(("retain",)),
+    "topic.truncated": Plan(("retain",)),
     "truncate.cut": Plan(("cut",), every=1),
     "truncate.lowered": Plan(("cut",), every=1),
     "follow.put": Plan(("follow",), every=7),

@@ -82,7 +82,7 @@ def examine_produce(client: txnkv.Client, said: Sequence[str]) -> list[str]:
 
 
 def retain(say: Say, path: str) -> None:
-    """Give up by size, then by age."""
+    """Give up by size, then by age; then what is named, in the middle of a segment and all."""
     client = txnkv.connect(path, create=False)
     options = TopicOptions(retention_bytes=1500, retention_seconds=3600, segment_bytes=600)
     writer = Writer(client, TOPIC, options=options)
@@ -95,6 +95,13 @@ def retain(say: Say, path: str) -> None:
         retention.enforce(writer.engine, partition)
         with partition.environment.read() as txn:
             say("at least", partition.log.start(txn))
+    for number in range(2 * MESSAGES, 3 * MESSAGES):
+        writer.small(f"{number}".ljust(40, "."))
+    topic = client.topic(TOPIC)
+    (end,) = topic.end_offsets().values()
+    for before in (end - 3, end):
+        topic.truncate(before)
+        say("at least", before)
 
 
 def examine_retain(client: txnkv.Client, said: Sequence[str]) -> list[str]:

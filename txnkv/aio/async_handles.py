@@ -18,7 +18,7 @@ from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topi
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
 from txnkv.tables import Schema, TableInfo
-from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicInfo
+from txnkv.topics import Message, MessageId, SubscriptionInfo, TopicChanges, TopicInfo
 from txnkv.transaction import (
     BUFFER_BYTES,
     Acknowledged,
@@ -400,6 +400,9 @@ class AsyncTopic(Wrapper[Topic]):
     partitions: Same[int] = Same()
     buffer: Same[str] = Same()
     value_schema: Same[pa.Schema | None] = Same()
+    options: Same[TopicChanges] = Same()
+    alter = twin(Topic.alter)
+    truncate = twin(Topic.truncate)
     end_offsets = twin(Topic.end_offsets)
     last_stable_offsets = twin(Topic.last_stable_offsets)
     fetch = twin(Topic.fetch)

@@ -1,4 +1,4 @@
-"""Texts that users type: schemas, columns, keys, partitions, snapshots.
+"""Texts that users type: schemas, columns, keys, partitions, snapshots; options of topics.
 
 A text that is not written as it should be is a click.UsageError.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
+import click
 import pyarrow as pa
 
 from txnkv.cli.command_group import given
@@ -19,6 +20,9 @@ from txnkv.cli.conditions import constant
 from txnkv.coordinator import Timestamp
 from txnkv.core import split_outside
 from txnkv.tables import Column, HashPartition, Schema, hash_partition
+from txnkv.topics import Compression, TopicChanges
+
+N = TypeVar("N", int, float)
 
 _NEW: Final = re.compile(
     r"""\s*(?:"(?P<quoted>[^"]+)"|(?P<name>[^\s:="]+))\s*(?:\s|:)\s*(?P<kind>[^\s:=].*)""",
@@ -181,3 +185,97 @@ def zoned(text: str, option: str, nor: str) -> datetime:
     if when.tzinfo is None:
         raise ValueError(f"{option}: {text!r} has no time zone; end it with Z or +02:00")
     return when
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a topic to be made, which `topic_arguments` takes; help begins with `of`."""
+
+    def text(help: str) -> str:
+        return f"{of}{help}" if of else f"{help[0].upper()}{help[1:]}"
+
+    options = [
+        click.option(
+            "--buffer",
+            type=click.Choice(["marker", "sidecar"]),
+            default="marker",
+            show_default=True,
+            help=text("where messages of open transactions wait."),
+        ),
+        click.option(
+            "--compression",
+            type=click.Choice(["none", "lz4", "zstd"]),
+            default="none",
+            show_default=True,
+            help=text("of messages.") if not of else "Of a topic to be made.",
+        ),
+        click.option(
+            "--retention-seconds", type=click.FloatRange(min=0), help=text("older may go.")
+        ),
+        click.option(
+            "--retention-bytes",
+            type=click.IntRange(min=0),
+            help=text("what a partition has beyond may go."),
+        ),
+        click.option(
+            "--retain-unacknowledged",
+            is_flag=True,
+            help=text("what a subscription has not acknowledged stays."),
+        ),
+        click.option(
+            "--value-schema",
+            metavar="COLUMNS",
+            help=text('values are rows of columns, as "id:int64,note:string?".'),
+        ),
+    ]
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def topic_arguments(compression: str, value_schema: str | None, **others: Any) -> dict[str, Any]:
+    """The arguments of `create_topic`, from the values of `topic_options`."""
+    return {
+        "compression": None if compression == "none" else compression,
+        "value_schema": None if value_schema is None else columns(value_schema, "--value-schema"),
+        **others,
+    }
+
+
+@given()
+def topic_changes(
+    compression: str | None,
+    retention_seconds: str | None,
+    retention_bytes: str | None,
+    retain_unacknowledged: bool | None,
+) -> TopicChanges:
+    """The arguments of `Topic.alter`, of the options that were given.
+
+    Raises:
+        click.UsageError: a limit is no number.
+    """
+    changes: TopicChanges = {}
+    if compression is not None:
+        changes["compression"] = None if compression == "none" else cast("Compression", compression)
+    if retention_seconds is not None:
+        changes["retention_seconds"] = _limit(retention_seconds, float, "--retention-seconds")
+    if retention_bytes is not None:
+        changes["retention_bytes"] = _limit(retention_bytes, int, "--retention-bytes")
+    if retain_unacknowledged is not None:
+        changes["retain_unacknowledged"] = retain_unacknowledged
+    return changes
+
+
+def _limit(text: str, kind: Callable[[str], N], option: str) -> N | None:
+    if text == "none":
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{option}: {text!r} is no number, and not none") from None

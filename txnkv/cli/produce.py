@@ -17,7 +17,7 @@ from txnkv.cli import message_lines
 from txnkv.cli.command_group import stopping
 from txnkv.cli.console import bar, plural, print_json, rate, store_argument, topic_argument
 from txnkv.cli.message_lines import Row, TypedLines
-from txnkv.cli.topic_commands import topic_arguments, topic_options
+from txnkv.cli.parsing import topic_arguments, topic_options
 from txnkv.errors import TopicNotFoundError
 
 Lines: TypeAlias = "pa.RecordBatch | list[Row]"

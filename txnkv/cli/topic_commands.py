@@ -6,7 +6,6 @@ acknowledgements the messages of a subscription.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
@@ -49,66 +48,6 @@ from txnkv.topics import (
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def topic_options(of: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a topic to be made, which `topic_arguments` takes; help begins with `of`."""
-
-    def text(help: str) -> str:
-        return f"{of}{help}" if of else f"{help[0].upper()}{help[1:]}"
-
-    options = [
-        click.option(
-            "--buffer",
-            type=click.Choice(["marker", "sidecar"]),
-            default="marker",
-            show_default=True,
-            help=text("where messages of open transactions wait."),
-        ),
-        click.option(
-            "--compression",
-            type=click.Choice(["none", "lz4", "zstd"]),
-            default="none",
-            show_default=True,
-            help=text("of messages.") if not of else "Of a topic to be made.",
-        ),
-        click.option(
-            "--retention-seconds", type=click.FloatRange(min=0), help=text("older may go.")
-        ),
-        click.option(
-            "--retention-bytes",
-            type=click.IntRange(min=0),
-            help=text("what a partition has beyond may go."),
-        ),
-        click.option(
-            "--retain-unacknowledged",
-            is_flag=True,
-            help=text("what a subscription has not acknowledged stays."),
-        ),
-        click.option(
-            "--value-schema",
-            metavar="COLUMNS",
-            help=text('values are rows of columns, as "id:int64,note:string?".'),
-        ),
-    ]
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-def topic_arguments(compression: str, value_schema: str | None, **others: Any) -> dict[str, Any]:
-    """The arguments of `create_topic`, from the values of `topic_options`."""
-    return {
-        "compression": None if compression == "none" else compression,
-        "value_schema": None
-        if value_schema is None
-        else parsing.columns(value_schema, "--value-schema"),
-        **others,
-    }
-
-
 class TopicsGroup(click.Group):
     """A group whose `list` goes without its name: `topics STORE` is `topics list STORE`."""
 
@@ -121,7 +60,7 @@ class TopicsGroup(click.Group):
 
 @click.group(cls=TopicsGroup)
 def topics() -> None:
-    """List topics, make and drop them.
+    """List topics, make, alter, truncate and drop them.
 
     `txnkv topics STORE [TOPIC]` is `txnkv topics list STORE [TOPIC]`.
     """
@@ -133,7 +72,7 @@ def topics() -> None:
 @click.option(
     "--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
 )
-@topic_options("")
+@parsing.topic_options("")
 @click.option("--exists-ok", is_flag=True, help="One that is there already, alike, is fine.")
 @json_option
 def create(
@@ -142,13 +81,85 @@ def create(
     """Make TOPIC, and the store when it is missing."""
     with txnkv.connect(store) as client:
         there = topic in client.topics()
-        client.create_topic(topic, partitions, exists_ok=exists_ok, **topic_arguments(**options))
+        client.create_topic(
+            topic, partitions, exists_ok=exists_ok, **parsing.topic_arguments(**options)
+        )
     if as_json:
         print_json({"name": topic, "made": not there, "partitions": partitions})
     elif there:
         click.echo(f"{topic} is there already")
     else:
         click.echo(f"made {topic} of {plural(partitions, 'partition')}")
+
+
+@topics.command()
+@store_argument
+@topic_argument
+@click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of messages.")
+@click.option("--retention-seconds", metavar="SECONDS", help="Older may go; none: nothing may.")
+@click.option(
+    "--retention-bytes", metavar="BYTES", help="What a partition has beyond may go, or none."
+)
+@click.option(
+    "--retain-unacknowledged/--no-retain-unacknowledged",
+    default=None,
+    help="What a subscription has not acknowledged stays.",
+)
+@json_option
+def alter(store: str, topic: str, as_json: bool, **options: Any) -> None:
+    """Change options of TOPIC; those that are not given stay as they are.
+
+    Messages that are there stay as they are. Retention goes by it within a minute.
+    """
+    changes = parsing.topic_changes(**options)
+    if not changes:
+        raise click.UsageError("nothing to change: give one of the options")
+    with txnkv.connect(store, create=False) as client:
+        now = client.topic(topic).alter(**changes)
+    if as_json:
+        print_json({"name": topic, **now})
+    else:
+        print_pairs((name, "none" if value is None else str(value)) for name, value in now.items())
+
+
+@topics.command()
+@store_argument
+@topic_argument
+@click.option(
+    "--before", "where", metavar="WHERE", required=True, help="latest, or an offset of a partition."
+)
+@partitions_option
+@yes_option
+@json_option
+def truncate(
+    store: str, topic: str, where: str, partitions: tuple[int, ...], yes: bool, as_json: bool
+) -> None:
+    """Give up the messages of TOPIC below an offset, for good.
+
+    latest is all that is decided, but for what the topic keeps for subscriptions. Asks first, or
+    wants --yes where nobody can answer.
+    """
+    if where != "latest" and not where.isdecimal():
+        raise click.UsageError(f"--before is latest or an offset, not {where!r}")
+    with txnkv.connect(store, create=False) as client:
+        found = client.topic(topic)
+        numbers = sorted(set(partitions)) or list(range(found.partitions))
+        if where != "latest" and len(numbers) > 1:
+            raise click.UsageError("an offset is one of a partition: say which with -p")
+        ends = found.last_stable_offsets()
+        if not set(numbers) <= ends.keys():
+            raise click.UsageError(
+                f"topic {topic!r} has {plural(found.partitions, 'partition')}, from 0 on"
+            )
+        wanted = {number: int(where) if where != "latest" else ends[number] for number in numbers}
+        below = ", ".join(f"{offset} in partition {number}" for number, offset in wanted.items())
+        confirm(f"give up messages of {topic} below {below}?", yes)
+        starts = found.truncate("latest" if where == "latest" and not partitions else wanted)
+    if as_json:
+        print_json({"name": topic, "starts": {str(n): starts[n] for n in starts}})
+    else:
+        places = ", ".join(f"partition {n} at {starts[n]}" for n in starts)
+        click.echo(f"{topic} begins: {places}")
 
 
 @topics.command("drop")

@@ -127,11 +127,14 @@ def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo
             f"drop_topic({topic.name!r}) and replicate again; its consumers begin anew"
         )
     same = len(found.partitions) == len(topic.partitions) and found.buffer == topic.buffer
-    if replace(found.options, replica_topic=topic.id) != options or not same:
+    alike = replace(options, altered=found.options.altered, **found.options.changeable)
+    if replace(found.options, replica_topic=topic.id) != alike or not same:
         raise TopicExistsError(
             f"the follower has a topic {topic.name!r} that is no copy of that of store {source_id}:"
             " drop it there, or leave this one out with topics=[...]"
         )
+    if found.options.changeable != options.changeable:  # it was altered since
+        found = copies.alter(found, options.changeable)
     return found
 
 

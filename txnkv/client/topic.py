@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from contextlib import suppress
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
 from txnkv.client.consumer import Consumer
 from txnkv.client.producer import Producer
 from txnkv.client.subscription import Subscription
-from txnkv.errors import TopicNotFoundError
+from txnkv.errors import ClosedError, TopicNotFoundError
 from txnkv.storage import shielded
 from txnkv.topics import (
     HELD_BYTES,
@@ -23,10 +24,13 @@ from txnkv.topics import (
     Start,
     SubscriptionOptions,
     SubscriptionType,
+    TopicChanges,
     TopicEngine,
     TopicInfo,
     bounds,
+    delete_below,
     fetch,
+    topic_catalog,
 )
 from txnkv.transaction import Closing, Connection, Grid
 
@@ -59,6 +63,15 @@ class Topic(Closing):
     def value_schema(self) -> pa.Schema | None:
         """The columns of values, as they were declared; None where values are bytes."""
         return self.info.options.value_schema
+
+    @property
+    def options(self) -> TopicChanges:
+        """The options that `alter` changes, as they are now; as they were, once the topic was
+        dropped or the client closed.
+        """
+        with suppress(TopicNotFoundError, ClosedError):
+            self._engine()
+        return self.info.options.changeable
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}, {self.partitions} partitions, {self.buffer} buffer>"
@@ -212,12 +225,86 @@ class Topic(Closing):
         self._engine()
         return Producer(self._connection, self.info, name, **options)
 
+    # -- changing ----------------------------------------------------------------------
+
+    @shielded
+    def alter(self, **changes: Unpack[TopicChanges]) -> TopicChanges:
+        """Change options, at once and durably; those that are not named stay as they are.
+
+        Messages that are there stay as they are. Whoever sends from then on compresses as the topic
+        says by then; a producer that is open, as it said when that was made. Retention goes by the
+        new options from its next round on, at most a minute later.
+
+        Args:
+            **changes: `compression`, `retention_seconds`, `retention_bytes`,
+                `retain_unacknowledged`, as `client.create_topic` takes them.
+
+        Returns:
+            All of these, as they are now.
+
+        Raises:
+            TypeError: another option is named: it stays as it was made.
+            ValueError: one makes no sense. Nothing was changed.
+            NotSupportedError: the topic is a copy, which has the options of the other store.
+            TopicNotFoundError: the topic was dropped.
+        """
+        self._connection.require_writable()
+        engine = self._engine()
+        topic_catalog.require_writable(self.info, "alter")
+        self.info = engine.alter(self.info, changes)
+        return self.info.options.changeable
+
+    @shielded
+    def truncate(self, before: int | Mapping[int, int] | Literal["latest"]) -> dict[int, int]:
+        """Give up the messages below an offset, durably and for good.
+
+        Readers behind it get OffsetOutOfRangeError; what subscriptions had not acknowledged is
+        counted as lost, and warned of. Space comes back by whole segments.
+
+        Args:
+            before: offsets of the first messages that stay, by partition; an offset, of a topic
+                with one partition; or "latest": all goes that is decided, but what the topic keeps
+                for subscriptions (`retain_unacknowledged`).
+
+        Returns:
+            The first offset of each partition that was named, or of all.
+
+        Raises:
+            OffsetOutOfRangeError: a partition does not hold the offset, or has messages of an open
+                transaction below it, or keeps some for a subscription. It has all that it had;
+                partitions of lower numbers were truncated.
+            NotSupportedError: the topic is a copy of one of another store.
+            TopicNotFoundError: the topic was dropped.
+            ValueError: there is no such partition.
+        """
+        self._connection.require_writable()
+        engine = self._engine()
+        wanted: dict[int, int | None]
+        if isinstance(before, Mapping):
+            wanted = dict(sorted(before.items()))
+        elif before == "latest":
+            wanted = dict.fromkeys(range(self.partitions))
+        elif self.partitions == 1:
+            wanted = {0: before}
+        else:
+            raise ValueError(
+                f"topic {self.name!r} has {self.partitions} partitions: say which, as "
+                f"truncate({{0: {before}}})"
+            )
+        for offset in wanted.values():
+            if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool)):
+                raise TypeError(f"an offset is a number, not {offset!r}")
+        parts = {number: self._partition(number) for number in wanted}
+        return {
+            number: delete_below(engine, parts[number], offset) for number, offset in wanted.items()
+        }
+
     # -- inside ------------------------------------------------------------------------
 
     def _engine(self) -> TopicEngine:
         self._connection.require_open()
         engine = self._connection.instance.topics
-        engine.require_live(self.info)
+        self.info = engine.current(self.info)
         return engine
 
     def _partition(self, number: int) -> Partition:

@@ -87,7 +87,8 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     "Topic": {
         **_all("read", "end_offsets last_stable_offsets fetch subscriptions consumer", again=True),
         **_all("write", "subscribe sender"),
-        **_all("admin", "drop_subscription"),
+        **_all("read", "options", again=True),
+        **_all("admin", "drop_subscription alter truncate"),
     },
     "Consumer": {
         **_all("read", "position seek seek_to_time lag close", again=True),

@@ -330,7 +330,10 @@ class TokenScan(RemoteScan):
 # -- topics ----------------------------------------------------------------------------
 
 
-@remote_calls("Topic", "end_offsets last_stable_offsets subscriptions drop_subscription")
+@remote_calls(
+    "Topic",
+    "alter drop_subscription end_offsets last_stable_offsets options subscriptions truncate",
+)
 class RemoteTopic(RemoteHandle, Topic):
     """See `txnkv.Topic`."""
 

@@ -107,7 +107,13 @@ from txnkv.topics.read import (
     weight,
 )
 from txnkv.topics.retention import delete_below
-from txnkv.topics.topic_catalog import Buffer, Compression, TopicInfo, TopicOptions
+from txnkv.topics.topic_catalog import (
+    Buffer,
+    Compression,
+    TopicChanges,
+    TopicInfo,
+    TopicOptions,
+)
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown
 from txnkv.topics.topics import Partition
 from txnkv.topics.waiting import Waiting, deadline

@@ -118,6 +118,7 @@ def _lost_count(txn: lmdb.Transaction, db: Any, subscription_id: int) -> int:
 _log: Final = logging.getLogger("txnkv")
 
 declare_fault_point("retention.dropped", "an old segment is taken out of a log, durably")
+declare_fault_point("topic.truncated", "the beginning of a log was given up, nobody was told")
 declare_fault_point("retention.rolled", "the last segment of an idle log is closed, durably")
 
 
@@ -232,6 +233,7 @@ def give_up(
     partition: Partition,
     offset: int,
     may_go: Callable[[lmdb.Transaction, int], bool],
+    by: str = "retention",
 ) -> bool:
     """Make an offset the start of a log, count what subscriptions lose by it, and warn of that.
 
@@ -240,6 +242,7 @@ def give_up(
         partition: of a topic that is not dropped.
         offset: all below is decided, and in the log.
         may_go: called inside the LMDB write: whether what is below the offset may go.
+        by: what takes them, for the warning.
 
     Returns:
         Whether it went.
@@ -261,47 +264,68 @@ def give_up(
     for info, count in lost:
         topics.coordinator.metrics.messages_lost_to_retention.add(count)
         _log.warning(
-            "%s: retention took messages below offset %d that %s had not acknowledged, %d of them. "
-            "Keep messages longer, drop the subscription, or make the topic with "
-            "retain_unacknowledged=True",
-            partition.label, offset, info, count,
+            "%s: %s took messages below offset %d that %s had not acknowledged, %d of them. Keep "
+            "messages longer, drop the subscription, or give the topic retain_unacknowledged=True",
+            partition.label, by, offset, info, count,
         )  # fmt: skip
     return True
 
 
 def delete_below(topics: Topics, partition: Partition, offset: int | None) -> int:
-    """Give up the messages below an offset, as somebody asks for; only what is decided goes.
+    """Give up the messages below an offset, durably, as somebody asks for; only what is decided goes.
 
     Args:
         topics: of the store.
         partition: of a topic that is not dropped.
-        offset: the least that stays; None: the last stable offset.
+        offset: the least that stays; None: all that is decided goes, but for what the topic keeps
+            for subscriptions.
 
     Returns:
         The least offset that is readable now.
 
     Raises:
-        OffsetOutOfRangeError: the offset is not up to the last stable one, or a subscription of a
-            topic with `retain_unacknowledged` needs what is below. Nothing went.
+        OffsetOutOfRangeError: the partition does not hold the offset; an open transaction has
+            messages below it, or the topic keeps some for a subscription. Nothing went.
+        NotSupportedError: the topic is a copy.
     """
-    topic_catalog.require_writable(partition.topic)
-    roll_forward.complete(topics, partition)
+    topic_catalog.require_writable(partition.topic, "truncate")
+    with topics.store.log_cuts():
+        roll_forward.complete(topics, partition)
+        if not partition.exists:
+            if offset:
+                raise _out_of_range(partition, 0, 0, offset)
+            return 0
+        environment, log = partition.environment, partition.log
+        with environment.read() as txn:
+            start, end, stable = log.start(txn), log.end(txn), log.last_stable_offset(txn)
+        kept = kept_from(topics, partition)
+        limit = stable if kept is None else min(stable, kept)
+        wanted = limit if offset is None else offset
+        if not 0 <= wanted <= end:
+            raise _out_of_range(partition, start, end, wanted)
+        if wanted > limit:
+            raise OffsetOutOfRangeError(
+                f"{partition.label} cannot be truncated to {wanted}: "
+                + (
+                    f"an open transaction has messages from {stable} on; end it first"
+                    if limit == stable
+                    else f"it keeps what is not acknowledged, from {kept} on; acknowledge that, "
+                    "drop the subscription, or alter the topic with retain_unacknowledged=False"
+                )
+            )
+        if wanted <= start:
+            return start
 
-    def limit(txn: lmdb.Transaction) -> int:
-        stable, kept = partition.log.last_stable_offset(txn), kept_from(topics, partition)
-        return stable if kept is None else min(stable, kept)
+        def may_go(txn: lmdb.Transaction, upto: int) -> bool:
+            kept = kept_from(topics, partition)  # who made one since waits for this transaction
+            return kept is None or upto <= kept
 
-    with partition.environment.read() as txn:
-        most = limit(txn)
-    wanted = most if offset is None else offset
-    if not 0 <= wanted <= most:
-        raise OffsetOutOfRangeError(
-            f"{partition.label}: messages below offset {wanted} cannot go, those below {most} can"
-        )
-    give_up(topics, partition, wanted, lambda txn, below: below <= limit(txn))
-    fault_point("retention.dropped")
-    with partition.environment.read() as txn:
-        return partition.log.start(txn)
+        if wanted == end:  # its file has nothing left, and goes
+            environment.write(lambda txn: log.roll(txn) if log.end(txn) == end else None)
+        if not give_up(topics, partition, wanted, may_go, "truncation"):
+            return start
+        fault_point("topic.truncated")
+        return wanted
 
 
 def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:
@@ -315,6 +339,7 @@ def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int
     for name in topics.names():
         topic = topics.find(name)
         if topic is not None:  # else dropped meanwhile
+            topics.partitions(topic)  # they have its options from here on
             topics.each(topic.partitions, "retention", one)
     return dropped
 

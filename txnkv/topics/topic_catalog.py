@@ -8,9 +8,10 @@ not. All tables but one came with version 3, at once.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import apsw
 import pyarrow as pa
@@ -165,6 +166,18 @@ KIND: Final = payload.TOPIC
 MAX_PARTITIONS: Final = 1024
 
 
+class TopicChanges(TypedDict, total=False):
+    """Options of a topic that may be changed; those that are not named stay as they are."""
+
+    compression: Compression | None
+    retention_seconds: float | None
+    retention_bytes: int | None
+    retain_unacknowledged: bool
+
+
+CHANGEABLE: Final = tuple(TopicChanges.__annotations__)
+
+
 @dataclass(frozen=True)
 class TopicOptions:
     """The options of a topic: how it keeps what is sent to it.
@@ -179,6 +192,7 @@ class TopicOptions:
         replica_topic: the topic's id there; None in copies of old.
         retain_unacknowledged: what a subscription has not acknowledged stays, whatever its age.
         value_schema: the columns of values; None: values are bytes.
+        altered: how often they were changed.
     """
 
     compression: str | None = None
@@ -191,6 +205,7 @@ class TopicOptions:
     value_schema: pa.Schema | None = None
     replica_topic: int | None = None
     retain_unacknowledged: bool = False
+    altered: int = 0
 
     def __post_init__(self) -> None:
         if self.compression not in (None, *CODECS):
@@ -213,6 +228,11 @@ class TopicOptions:
     def codec(self) -> ValueCodec | None:
         """Encodes and decodes values; None where they are bytes."""
         return None if self.value_schema is None else value_codec(self.value_schema)
+
+    @property
+    def changeable(self) -> TopicChanges:
+        """Those that may be changed."""
+        return {name: getattr(self, name) for name in CHANGEABLE}  # type: ignore[return-value]
 
     def to_json(self) -> str:
         """Return the options as the catalog keeps them."""
@@ -270,6 +290,7 @@ class TopicInfo:
 def _by_name(options: TopicOptions) -> dict[str, Any]:
     """The options, with the columns of values as people write them."""
     values = {each.name: getattr(options, each.name) for each in fields(options)}
+    del values["altered"]
     return values | {"value_schema": options.codec and options.codec.described}
 
 
@@ -301,6 +322,30 @@ def create(
         [(topic_id, number) for number in range(partitions)],
     )
     return get(cur, name)
+
+
+def alter(cur: apsw.Cursor, topic: TopicInfo, changes: Mapping[str, Any]) -> TopicInfo:
+    """Give a topic other options.
+
+    Raises:
+        TopicNotFoundError: it was dropped.
+        TypeError: there is no such option, or it stays as it was made.
+        ValueError: one makes no sense.
+    """
+    unknown = sorted(changes.keys() - set(CHANGEABLE))
+    if unknown:
+        raise TypeError(
+            f"of a topic {', '.join(CHANGEABLE)} can be changed, not {', '.join(unknown)}"
+        )
+    require_live(cur, topic)
+    present = get(cur, topic.name)
+    options = replace(present.options, **changes)
+    if options == present.options:
+        return present
+    options = replace(options, altered=options.altered + 1)
+    cur.execute("UPDATE topics SET options = ? WHERE id = ?", (options.to_json(), topic.id))
+    bump(cur)
+    return replace(present, options=options)
 
 
 def drop(cur: apsw.Cursor, topic: TopicInfo) -> None:
@@ -366,8 +411,13 @@ def names(cur: apsw.Cursor) -> list[str]:
 
 
 def live(cur: apsw.Cursor) -> dict[int, int]:
-    """Ids of the topics that are not dropped; they stay as they were made."""
-    return dict(cur.execute("SELECT id, 0 FROM topics WHERE dropped_ts IS NULL"))
+    """Ids of the topics that are not dropped, and how often each was altered."""
+    return dict(
+        cur.execute(
+            "SELECT id, coalesce(json_extract(options, '$.altered'), 0) FROM topics "
+            "WHERE dropped_ts IS NULL"
+        )
+    )
 
 
 def live_partitions(cur: apsw.Cursor) -> set[int]:
@@ -418,7 +468,7 @@ def require_live(cur: apsw.Cursor, topic: TopicInfo) -> None:
         raise dropped(topic)
 
 
-def require_writable(topic: TopicInfo) -> None:
+def require_writable(topic: TopicInfo, what: str = "send to") -> None:
     """Refuse a topic that is a copy.
 
     Raises:
@@ -426,8 +476,8 @@ def require_writable(topic: TopicInfo) -> None:
     """
     if topic.options.replica_of is not None:
         raise NotSupportedError(
-            f"send to topic {topic.name!r}: it is a copy of a topic of store "
-            f"{topic.options.replica_of}, and only what is sent there comes to it"
+            f"{what} topic {topic.name!r}: it is a copy of a topic of store "
+            f"{topic.options.replica_of}, and only what is done there comes to it"
         )
 
 

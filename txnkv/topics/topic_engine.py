@@ -30,10 +30,10 @@ All of it may be done again, by any process: what is in the log says what is sti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import apsw
 import lmdb
@@ -282,6 +282,13 @@ class TopicEngine(Topics):
         """
         with self.store.status.write() as cur:
             return topic_catalog.create(cur, name, partitions, buffer, options)
+
+    def alter(self, topic: TopicInfo, changes: Mapping[str, Any]) -> TopicInfo:
+        """Give a topic other options; see `topic_catalog.alter`. No round of retention that goes by
+        those of before is under way when it returns.
+        """
+        with self.store.log_cuts(), self.store.status.write() as cur:
+            return topic_catalog.alter(cur, topic, changes)
 
     def drop(self, name: str) -> bool:
         """Drop a topic; open transactions that touched it are aborted.

@@ -35,7 +35,7 @@ class Partition:
 
     Attributes:
         id: by which status.db, the commit log and the folder know it.
-        topic: its topic.
+        topic: its topic, as it was known last.
         number: in the topic, from 0.
     """
 
@@ -155,6 +155,20 @@ class Topics(Catalog[TopicInfo]):
         self._partitions: dict[int, Partition] = {}
         self._looks: dict[int, tuple[int, Look]] = {}
 
+    def current(self, topic: TopicInfo) -> TopicInfo:
+        """Return a topic with the options that it has now.
+
+        Raises:
+            TopicNotFoundError: it was dropped.
+        """
+        self.require_live(topic)
+        if self._now().live.get(topic.id) == topic.options.altered:
+            return topic
+        found = self.find(topic.name)
+        if found is None or found.id != topic.id:
+            raise topic_catalog.dropped(topic)
+        return found
+
     def require_writable(self, topic: TopicInfo) -> int:
         """Refuse to send to a topic that was dropped, or is a copy.
 
@@ -198,9 +212,12 @@ class Topics(Catalog[TopicInfo]):
         with self._lock:
             found = []
             for number, id in enumerate(topic.partitions):
-                if id not in self._partitions:
-                    self._partitions[id] = Partition(self.store, topic, number)
-                found.append(self._partitions[id])
+                known = self._partitions.get(id)
+                if known is None:
+                    known = self._partitions[id] = Partition(self.store, topic, number)
+                elif known.topic.options.altered < topic.options.altered:
+                    known.topic = topic
+                found.append(known)
             return found
 
     def partition(self, id: int) -> Partition | None:

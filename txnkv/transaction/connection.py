@@ -226,8 +226,7 @@ class Connection:
         info = getattr(topic, "info", None)
         if not isinstance(info, TopicInfo):
             raise TypeError(f"a topic is a name or a Topic, not {type(topic).__name__}")
-        self.instance.topics.require_live(info)
-        return info
+        return self.instance.topics.current(info)
 
     def timestamp_of(self, at: At) -> Timestamp:
         """The timestamp that `at` names; the latest snapshot for None."""
