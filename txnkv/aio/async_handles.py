@@ -27,6 +27,7 @@ from txnkv.transaction import (
     Scan,
     Session,
     Transaction,
+    WriteResult,
 )
 
 T = TypeVar("T")
@@ -183,6 +184,10 @@ class AsyncTable(Wrapper[Table]):
         """See `txnkv.Table.scan`; nothing is read yet."""
         scan = self.blocking.scan(columns, where, snapshot, ordered, limit)
         return AsyncScan(scan, self._calls)
+
+    async def restore(self, to: At, txn: AsyncTransaction | None = None) -> WriteResult:
+        """Give the table the rows of a time; see `txnkv.Table.restore`."""
+        return await self._calls(self.blocking.restore, to, txn and txn.blocking)
 
     async def diff(
         self, start: At, end: At = None, columns: Sequence[str] | None = None

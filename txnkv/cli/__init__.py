@@ -29,6 +29,7 @@ _HOMES = {
     "create": "txnkv.cli.table_commands",
     "alter": "txnkv.cli.table_commands",
     "rename": "txnkv.cli.table_commands",
+    "revert": "txnkv.cli.table_commands",
     "drop": "txnkv.cli.table_commands",
     "count": "txnkv.cli.table_commands",
     "get": "txnkv.cli.table_commands",

@@ -1,4 +1,4 @@
-"""`txnkv create, alter, rename, drop, count, get, insert, delete`: a table, and rows of it."""
+"""`txnkv create, alter, rename, revert, drop, count, get, insert, delete`: a table, its rows."""
 
 from __future__ import annotations
 
@@ -189,6 +189,31 @@ def rename(store: str, table: str, name: str, as_json: bool) -> None:
         print_json({"name": name, "was": table})
     else:
         click.echo(f"{table} is {name} now")
+
+
+@click.command()
+@store_argument
+@table_argument
+@click.option(
+    "--to", "at", metavar="WHEN", required=True, help="A timestamp, or a time with its zone."
+)
+@json_option
+def revert(store: str, table: str, at: str, as_json: bool) -> None:
+    """Give TABLE the rows that it had at a time, in one transaction.
+
+    The time must lie in the history that the store keeps. Columns stay as they are.
+    """
+    with txnkv.connect(store, create=False) as client:
+        found = client.table(table)
+        with given():
+            when = client.timestamp_of(parsing.snapshot(at))
+        with stopping(lambda: "nothing was changed"):
+            done = found.restore(when)
+    if as_json:
+        print_json({"inserted": done.inserted, "updated": done.updated, "deleted": done.deleted})
+    else:
+        parts = (f"{done.inserted:,} inserted", f"{done.updated:,} updated")
+        click.echo(f"{table} is as it was: {', '.join(parts)}, {done.deleted:,} deleted")
 
 
 # -- rows ------------------------------------------------------------------------------

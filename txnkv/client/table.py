@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.coordinator import Timestamp
+from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
 from txnkv.storage import WhenDropped, new_lock, shielded
 from txnkv.tables import (
+    OP,
     TOKEN_ROWS,
     AnyColumn,
     DiffParts,
@@ -39,7 +41,9 @@ from txnkv.transaction import (
     Connection,
     Grid,
     Scan,
+    Transaction,
     TxnContext,
+    WriteResult,
     unpin,
     write_alone,
 )
@@ -359,6 +363,67 @@ class Table(Closing):
         of = self._connection.timestamp_of
         upto = of(end)
         return diff.request(self._engine().at(self.info, upto), of(start), upto, columns)
+
+    @shielded
+    def restore(self, to: At, txn: Transaction | None = None) -> WriteResult:
+        """Give the table the rows that it had at a time: what was changed since is written back.
+
+        Columns stay as they are; rows have of a column that came later its default or null. The
+        time must lie in the history that the store keeps: a snapshot that is open does.
+
+        Args:
+            to: a timestamp, aware datetime or snapshot.
+            txn: write in this transaction, which commits it with all else; the rows are then those
+                that differ between the time and the transaction's snapshot, and what it has
+                written to the table itself before is overwritten where it lies among them. By
+                default it is committed at once.
+
+        Returns:
+            How many rows were inserted, updated and deleted.
+
+        Raises:
+            HistoryExpiredError: the history does not go back that far.
+            TransactionConflictError: another transaction changed one of the rows meanwhile; nothing
+                was restored. `client.run(lambda txn: orders.restore(to, txn))` tries again.
+            SchemaError: a row of then has no value for a column that may not be null by now.
+            ValueError: the time is later than the transaction's snapshot.
+        """
+        self._connection.require_writable()
+        if to is None:
+            raise ValueError("restore takes a time: a timestamp, aware datetime or snapshot")
+        if txn is not None:
+            return self._restore(to, txn)
+        with Transaction.begin(self._connection, timeout=None) as own:
+            return self._restore(to, own)
+
+    def _restore(self, to: At, txn: Transaction) -> WriteResult:
+        engine, upto = self._engine(), txn.snapshot
+        then = self._connection.timestamp_of(to)
+        table = engine.at(self.info, upto)
+        names = list(table.schema.primary_key)
+        asked = diff.request(table, then, upto, names)
+
+        def changed(come: bool) -> Iterator[pa.RecordBatch]:
+            """Keys that came since, or the rows of then of those that changed or went."""
+            for batch in diff.diff(engine, asked):
+                fresh = pc.equal(batch.column(OP), "insert")
+                keys = batch.filter(fresh if come else pc.invert(fresh)).select(names)
+                if come:
+                    yield keys
+                elif keys.num_rows:
+                    rows = lookup.rows_with(engine, table, ReadView(then), keys.columns)
+                    yield from rows.to_batches()
+
+        def stream(come: bool, schema: pa.Schema) -> pa.RecordBatchReader:
+            fields = [field.with_nullable(not come) for field in schema]
+            return pa.RecordBatchReader.from_batches(pa.schema(fields), changed(come))
+
+        with Snapshot(self._connection, then):
+            whole = table.schema.arrow
+            keys = pa.schema([whole.field(name) for name in names])
+            gone = txn.write(self, stream(True, keys), "delete_ignore")
+            back = txn.write(self, stream(False, whole), "upsert")
+        return WriteResult(back.inserted, back.updated, gone.deleted)
 
     @shielded
     def next_id(self) -> int:

@@ -76,7 +76,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_READS,
         **_all("read", "schema count scan diff_tokens", again=True),
         **_all("read", "diff", again=True, stream=True),
-        **_all("write", "insert upsert update delete next_ids"),
+        **_all("write", "insert upsert update delete next_ids restore"),
         **_all("admin", "alter"),
     },
     "Snapshot": _all("none", "close", again=True),

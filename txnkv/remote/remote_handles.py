@@ -41,7 +41,7 @@ from txnkv.topics import (
     TopicInfo,
     messages_from_arrow,
 )
-from txnkv.transaction import At, Connection, Scan
+from txnkv.transaction import At, Connection, Scan, Transaction, WriteResult
 
 _POLL_SECONDS: Final = 2.0
 """A wait at the server is at most so long; then it is asked for again."""
@@ -173,6 +173,12 @@ class RemoteTable(RemoteHandle, Table):
         self, start: At, end: At = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
         return reader_of(self, "diff", start, end, columns)
+
+    def restore(self, to: At, txn: Transaction | None = None) -> WriteResult:
+        if txn is not None:
+            txn.flush()  # what waits here was written before
+        found: WriteResult = self._call("restore", to, txn)
+        return found
 
     def next_id(self) -> int:
         with self._lock:

@@ -69,9 +69,15 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
     """The rows with these keys, in their order; a row of nulls where there is none."""
+    return rows_with(tables, table, view, _key_columns(table.schema, keys))
+
+
+def rows_with(
+    tables: Tables, table: TableInfo, view: ReadView, columns: Sequence[pa.Array]
+) -> pa.Table:
+    """The same of keys by column, of the key's types."""
     schema = table.schema
     result = pa.schema([field.with_nullable(True) for field in schema.arrow])
-    columns = _key_columns(schema, keys)
     batch = pa.record_batch(columns, names=list(schema.primary_key))
     if batch.num_rows == 0:
         return result.empty_table()
