@@ -1,0 +1,105 @@
+"""The plugin of pytest: what its fixtures do for the tests of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.testing import MovedClock
+
+SCHEMA = txnkv.Schema({"id": "int64", "n": "int64"}, primary_key=["id"])
+
+
+def small(client: txnkv.Client) -> None:
+    with client.transaction() as txn:
+        txn.insert("t", (1, 1))
+
+
+def large(client: txnkv.Client) -> None:
+    with client.transaction() as txn:
+        txn.serialize()
+        txn.insert("t", (1, 1))
+
+
+@pytest.mark.parametrize("work", [small, large])
+@pytest.mark.parametrize(("at", "rows"), [("committing", 0), ("committed", 1)])
+def test_killed(
+    txnkv_client: txnkv.Client,
+    txnkv_killed: Callable[..., None],
+    work: Callable[[txnkv.Client], None],
+    at: str,
+    rows: int,
+) -> None:
+    table = txnkv_client.create_table("t", SCHEMA)
+    txnkv_killed(work, at)
+    assert table.count() == rows
+
+
+def test_not_killed(
+    txnkv_client: txnkv.Client, txnkv_killed: Callable[..., None], capfd: Any
+) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"was not killed .* it did not commit"):
+        txnkv_killed(lambda client: client.tables(), "committed")
+    with pytest.raises(pytest.fail.Exception, match="it raised; see above"):
+        txnkv_killed(lambda client: client.table("nothing"), "committed")
+    assert "there is no table 'nothing'" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="at is one of committing, committed, not 'later'"):
+        txnkv_killed(small, "later")
+
+
+def test_the_clock(txnkv_client: txnkv.Client, txnkv_clock: MovedClock) -> None:
+    table = txnkv_client.create_table("t", SCHEMA)
+    txn = txnkv_client.new_transaction(timeout=60.0)
+    txn.insert(table, (1, 1))
+    txnkv_clock.forward(61)
+    with pytest.raises(txnkv.TransactionTimedOutError):
+        txn.commit()
+    with pytest.raises(ValueError, match="time goes forward"):
+        txnkv_clock.forward(-1)
+
+
+def test_several_clients(txnkv_connect: Callable[..., txnkv.Client], txnkv_path: Path) -> None:
+    writer = txnkv_connect(history=0.0)
+    table = writer.create_table("t", SCHEMA)
+    table.insert((1, 1))
+    assert Path(writer.path) == txnkv_path
+    assert txnkv_connect(read_only=True).table("t").count() == 1
+
+
+USED = """
+import txnkv
+
+def test_writes(txnkv_client):
+    table = txnkv_client.create_table("t", txnkv.Schema({"id": "int64"}, ["id"]))
+    table.insert((1,))
+    assert table.count() == 1
+
+def test_damages(txnkv_client, txnkv_path):
+    table = txnkv_client.create_table("t", txnkv.Schema({"id": "int64", "t": "string"}, ["id"]))
+    with txnkv_client.transaction() as txn:
+        txn.serialize()
+        txn.insert(table, (1, "a needle"))
+    (path,) = (txnkv_path / "tablets").glob("*/data.mdb")
+    with path.open("r+b") as file:
+        file.seek(file.read().index(b"a needle"))
+        file.write(b"NEEDLESS")
+"""
+
+
+def test_in_the_tests_of_others(tmp_path: Path) -> None:
+    (tmp_path / "test_used.py").write_text(USED)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "2 passed, 1 error" in ran.stdout, ran.stdout
+    assert "its checksum does not match" in ran.stdout
