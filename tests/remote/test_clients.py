@@ -205,3 +205,39 @@ def test_the_command(serving: Any) -> None:
         client.table("t").insert((1, "a"))
     serving.signal(signal.SIGTERM)
     assert serving.wait() == 0
+
+
+def test_tables_and_topics_change(store: txnkv.Client, remote: Remote) -> None:
+    """From there, under handles that others have, and the other way round."""
+    client, other = remote(), remote()
+    table, here = client.table("t"), store.table("t")
+    kept = other.table("t")
+    table.insert((1, "a"))
+    with client.snapshot() as before:
+        new = txnkv.Column("int8", default=3)
+        table.alter(add={"n": new}, rename={"v": "w"})
+        schema = table.alter(widen={"n": pa.int64()}, default={"n": None}, nullable={"w": False})
+        assert schema == here.schema == kept.schema
+        assert schema.type_names() == {"id": "int64", "w": "string", "n": "int64"}
+        kept.insert({"id": 2, "w": "b", "n": 1 << 40})
+        with pytest.raises(txnkv.SchemaError, match="not all its values are int8"):
+            table.alter(widen={"n": "int8"})
+        renamed = client.rename_table(table, "u")
+        assert renamed.name == table.name == here.name == store.tables()[0] == "u"
+        assert table.get(2) == renamed.get(2) == {"id": 2, "w": "b", "n": 1 << 40}
+        assert kept.get(1) == {"id": 1, "w": "a", "n": 3}
+        done = client.run(lambda txn: renamed.restore(before, txn))
+        assert (done.inserted, done.updated, done.deleted) == (0, 0, 1)
+        assert renamed.restore(before) == txnkv.WriteResult()
+    assert list(here.scan()) == [{"id": 1, "w": "a", "n": 3}]
+    topic = client.topic("events")
+    assert topic.alter(compression="zstd", retention_bytes=5)["compression"] == "zstd"
+    assert store.topic("events").options == topic.options == other.topic("events").options
+    with client.transaction() as txn:
+        for number in range(4):
+            txn.send(topic, b"%d" % number)
+    assert topic.truncate(3) == topic.truncate({0: 1}) == {0: 3}
+    with pytest.raises(txnkv.OffsetOutOfRangeError):
+        topic.truncate(9)
+    with topic.consumer() as consumer:
+        assert [each.value for each in consumer.poll()] == [b"3"]

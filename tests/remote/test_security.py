@@ -73,6 +73,28 @@ def test_users_have_their_rights(
     assert store.table("other").count() == 0
 
 
+def test_a_table_has_the_rights_of_its_present_name(
+    store: txnkv.Client, serve: Callable[..., Server], users: tuple[Users, dict[str, str]]
+) -> None:
+    known, tokens = users
+    address = f"grpc://127.0.0.1:{serve(known).port}"
+    with txnkv.connect(address, credentials=tokens["bob"]) as bob:
+        table = bob.table("t")
+        table.upsert((1, "b"))
+        (part,) = table.scan().tokens()
+        store.rename_table("t", "hidden")
+        for refused in (
+            lambda: table.get(1),
+            lambda: table.insert((2, "x")),
+            lambda: part.open(bob),
+        ):
+            with pytest.raises(txnkv.AuthenticationError, match="no right"):
+                refused()
+        store.rename_table("hidden", "t")
+        assert table.get(1) == {"id": 1, "v": "b"}
+    assert store.table("t").count() == 1
+
+
 def test_tls_both_ways(store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

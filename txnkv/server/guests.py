@@ -31,6 +31,7 @@ from txnkv.errors import (
 from txnkv.remote import LostHandleError, Right
 from txnkv.server.users import About, User
 from txnkv.storage import new_condition, new_event, new_lock
+from txnkv.tables import table_catalog
 from txnkv.topics import SubscriptionInfo
 
 _log = logging.getLogger("txnkv.server")
@@ -181,15 +182,17 @@ class Guest:
 
     def _table(self, name: str, number: int) -> Table:
         def find() -> Table:
-            try:
-                found = self.client.table(name)
-            except TableNotFoundError:
-                raise TableNotFoundError(f"table {name!r} was dropped or renamed") from None
-            if found.info.id != number:
-                raise TableNotFoundError(
-                    f"table {name!r} was dropped, and another one made: take client.table({name!r})"
-                )
-            return found
+            if type(number) is not int:
+                raise ValueError(f"a table is known by its id, not {number!r}")
+            with self.client.instance.store.status.read() as cur:
+                info = table_catalog.by_id(cur, number)  # it may have another name by now
+            if info is not None:
+                return Table(self.client, info)
+            if name not in self.client.tables():
+                raise TableNotFoundError(f"table {name!r} was dropped")
+            raise TableNotFoundError(
+                f"table {name!r} was dropped, and another one made: take client.table({name!r})"
+            )
 
         found: Table = self._cached(("table", name, number), find)
         return found
