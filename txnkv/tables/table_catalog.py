@@ -348,9 +348,13 @@ def refuse_tightened(cur: apsw.Cursor, tablet_ids: Sequence[int], snapshot: int)
     Raises:
         SchemaChangedError: there may be nulls in what was staged.
     """
-    later = cur.execute("SELECT 1 FROM tables WHERE schema_since > ?", (snapshot,)).fetchone()
-    for id in tablet_ids if later is not None else ():
-        table = by_tablet(cur, id)
+    later: list[Any] = cur.execute(
+        "SELECT DISTINCT tables.id FROM json_each(?) JOIN tablets ON tablets.id = value "
+        "JOIN tables ON tables.id = table_id WHERE schema_since > ?",
+        (json.dumps(list(tablet_ids)), snapshot),
+    ).fetchall()
+    for (id,) in later:
+        table = by_id(cur, id)
         if table is not None and tightened(table.at(snapshot).schema, table.schema):
             raise changed(table)
 
