@@ -84,6 +84,10 @@ class NamesTable(Protocol):
     """A `Table`."""
 
     @property
+    def name(self) -> str:
+        """The name that it has now."""
+
+    @property
     def info(self) -> TableInfo:
         """The table as the catalog has it."""
 
