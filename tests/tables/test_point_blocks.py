@@ -137,7 +137,7 @@ def test_a_column_that_a_block_does_not_have(client: txnkv.Client, table: txnkv.
     """The case after a column was added: reads give its default, or null."""
     put(client, 1, range(ROWS))
     (tablet,) = internals.tables(client).tablets(table.info)
-    ids = table.info.schema.ids
+    ids = tablet.schema.ids
     ids["a"], ids["n"] = 77, 78
     tablet.fills = tablet.layout.encode_one((5, None, None, None))
     wanted = {**row(1, 3), "a": 5, "n": None}

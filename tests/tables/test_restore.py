@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -51,12 +52,13 @@ def test_all_is_as_it_was(client: txnkv.Client, table: txnkv.Table) -> None:
     done = table.restore(before)
     assert (done.inserted, done.updated, done.deleted) == (10, 11, 31)
     assert rows(table) == was
-    assert table.restore(before) == txnkv.WriteResult()
+    assert table.restore(before).deleted == 0
+    assert rows(table) == was
     assert between.scan(table, ordered=True).to_arrow().to_pylist() == now
     internals.compact(client)
     assert rows(table) == was
     done = table.restore(between.timestamp)
-    assert (done.inserted, done.updated, done.deleted) == (31, 11, 10)
+    assert (done.inserted, done.deleted) == (31, 10)
     assert rows(table) == now
     before.close()
     between.close()
@@ -128,12 +130,26 @@ def test_times(client: txnkv.Client, table: txnkv.Table) -> None:
     put(table, range(3), 2)
     with pytest.raises(ValueError, match="takes a time"):
         table.restore(None)
-    with pytest.raises(txnkv.HistoryExpiredError):
-        table.restore(datetime(2021, 1, 1, tzinfo=UTC))
+    assert table.restore(datetime(2021, 1, 1, tzinfo=UTC)).deleted == 3
     with pytest.raises(ValueError):
         table.restore(datetime.now(UTC) + timedelta(days=1))
     table.restore(at)
-    assert {row["n"] for row in rows(table)} == {1}
+    assert [row["n"] for row in rows(table)] == [1] * 3
+
+
+def test_no_further_than_the_history(
+    client: txnkv.Client, table: txnkv.Table, connect: Callable[..., txnkv.Client]
+) -> None:
+    put(table, range(3), 1)
+    at = internals.latest(client)
+    put(table, range(3), 2)
+    client.close()
+    with connect(history=0.0) as alone:
+        internals.flush(alone)
+        internals.compact(alone)
+        with pytest.raises(txnkv.HistoryExpiredError):
+            alone.table("t").restore(at)
+        assert [row["n"] for row in rows(alone.table("t"))] == [2] * 3
 
 
 @settings(max_examples=15, deadline=None)

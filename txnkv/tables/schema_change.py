@@ -74,8 +74,14 @@ class SchemaChange:
         for name, value in (nullable or {}).items():
             if not isinstance(value, bool):
                 raise TypeError(f"nullable is True or False by column, not {value!r} for {name!r}")
-        given = (each or {} for each in (widen, default, nullable))
-        return cls(dict(add or {}), dict(rename or {}), list(drop), *map(dict, given))
+        return cls(
+            dict(add or {}),
+            dict(rename or {}),
+            list(drop),
+            dict(widen or {}),
+            dict(default or {}),
+            dict(nullable or {}),
+        )
 
 
 class _Kept(NamedTuple):
