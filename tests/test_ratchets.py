@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_135, "tables": 8_300, "storage": 3_840, "cli": 4_000, "coordinator": 3_015,
-    "transaction": 3_070, "core": 3_245, "spark": 2_565, "client": 2_560, "aio": 554,
+    "topics": 10_225, "tables": 8_300, "storage": 3_840, "cli": 4_155, "coordinator": 3_017,
+    "transaction": 3_070, "core": 3_245, "spark": 2_565, "client": 2_650, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -96,6 +96,8 @@ durations and UUIDs. core: light blocks. coordinator, storage: the epoch of what
 cli, client, topics: a server, the attempts of its clients, messages for other hosts.
 storage: the usual way of a writer through its queue is written out in one function.
 coordinator, transaction: the course of a small transaction is written out, with fewer steps.
+cli, client, topics: tables and topics that change, are renamed, reverted, truncated.
+coordinator: the error of a schema that changed.
 cli, topics: Kafka's clients: producers that number their messages, sends with offsets, deletion.
 topics: a fetch in the calling thread. core: the first rows of a range of keys.
 """

@@ -272,7 +272,7 @@ def give_up(
 
 
 def delete_below(topics: Topics, partition: Partition, offset: int | None) -> int:
-    """Give up the messages below an offset, durably, as somebody asks for; only what is decided goes.
+    """Give up the messages below an offset, durably, as somebody asks; only what is decided goes.
 
     Args:
         topics: of the store.
@@ -326,6 +326,13 @@ def delete_below(topics: Topics, partition: Partition, offset: int | None) -> in
             return start
         fault_point("topic.truncated")
         return wanted
+
+
+def _out_of_range(partition: Partition, start: int, end: int, offset: int) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"{partition.label} holds [{start}, {end}): it cannot be truncated to {offset}. Name one "
+        "of these, or the end"
+    )
 
 
 def enforce_all(topics: Topics, check: Callable[[], None] = lambda: None) -> int:
