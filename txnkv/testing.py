@@ -6,36 +6,19 @@
     def test_it_expires(txnkv_client, txnkv_clock):
         txnkv_clock.forward(3600)                    an hour, at once
 
-    def test_a_death(txnkv_client, txnkv_killed):
-        txnkv_killed(place_order, "committed")       by kill -9, in a process of its own: the commit
-        assert txnkv_client.table("orders").count() == 1                     is there, nobody heard
-
 Nothing of txnkv is loaded before a fixture is used.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 import pytest
 
 import txnkv
-
-Moment: TypeAlias = Literal["committing", "committed"]
-
-MOMENTS: Final[dict[str, tuple[str, ...]]] = {
-    "committing": ("log.written", "commit.in_point"),
-    "committed": ("log.durable", "commit.decided"),
-}
-"""By moment the places where a process is killed: of a small transaction and of a large one."""
 
 
 class MovedClock:
@@ -98,47 +81,3 @@ def txnkv_clock() -> Iterator[MovedClock]:
         monotonic=lambda: monotonic() + int(moved.ahead * 1e6),
     ):
         yield moved
-
-
-@pytest.fixture
-def txnkv_killed(
-    txnkv_path: Path,
-) -> Callable[[Callable[[txnkv.Client], object], Moment], None]:
-    """Runs a function with a client of this test's store, in a forked process that is killed.
-
-    `txnkv_killed(work, at)` returns when it is dead: "committing", its first commit is written and
-    counts for nothing; or "committed", it is durable and nobody heard of it. The next one who opens
-    the store, or has it open, finds it so.
-    """
-
-    def run(work: Callable[[txnkv.Client], object], at: Moment) -> None:
-        if at not in MOMENTS:
-            raise ValueError(f"at is one of {', '.join(MOMENTS)}, not {at!r}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            pid = os.fork()
-        if pid == 0:
-            _die(txnkv_path, work, at)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code != -signal.SIGKILL:
-            what = "it raised; see above" if code == 1 else "it did not commit"
-            pytest.fail(f"{work!r} was not killed when it was {at}: {what}")
-
-    return run
-
-
-def _die(path: Path, work: Callable[[txnkv.Client], object], at: Moment) -> None:
-    code = 1
-    try:
-        from txnkv.storage import arm
-
-        with txnkv.connect(path) as client:
-            for place in MOMENTS[at]:
-                arm(place, "kill")
-            work(client)
-        code = 2
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)

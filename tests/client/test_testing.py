@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,43 +13,6 @@ import txnkv
 from txnkv.testing import MovedClock
 
 SCHEMA = txnkv.Schema({"id": "int64", "n": "int64"}, primary_key=["id"])
-
-
-def small(client: txnkv.Client) -> None:
-    with client.transaction() as txn:
-        txn.insert("t", (1, 1))
-
-
-def large(client: txnkv.Client) -> None:
-    with client.transaction() as txn:
-        txn.serialize()
-        txn.insert("t", (1, 1))
-
-
-@pytest.mark.parametrize("work", [small, large])
-@pytest.mark.parametrize(("at", "rows"), [("committing", 0), ("committed", 1)])
-def test_killed(
-    txnkv_client: txnkv.Client,
-    txnkv_killed: Callable[..., None],
-    work: Callable[[txnkv.Client], None],
-    at: str,
-    rows: int,
-) -> None:
-    table = txnkv_client.create_table("t", SCHEMA)
-    txnkv_killed(work, at)
-    assert table.count() == rows
-
-
-def test_not_killed(
-    txnkv_client: txnkv.Client, txnkv_killed: Callable[..., None], capfd: Any
-) -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"was not killed .* it did not commit"):
-        txnkv_killed(lambda client: client.tables(), "committed")
-    with pytest.raises(pytest.fail.Exception, match="it raised; see above"):
-        txnkv_killed(lambda client: client.table("nothing"), "committed")
-    assert "there is no table 'nothing'" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="at is one of committing, committed, not 'later'"):
-        txnkv_killed(small, "later")
 
 
 def test_the_clock(txnkv_client: txnkv.Client, txnkv_clock: MovedClock) -> None:
