@@ -42,6 +42,12 @@ SLOW = {
         "test_an_attempt_of_a_job_does_not_acknowledge": JOBS,
     },
     "client.test_write_arrow": {},
+    "spark.test_changes_stream": {},
+    "spark.test_foreach_batch": {},
+    "spark.test_stream_writing": {},
+    "spark.test_topic_stream": {},
+    "spark.test_topic_writing": {},
+    "spark.test_writing": {},
     "tables.test_diff": {
         "test_of_a_commit_that_is_not_finalized": FAULT,
         "test_no_further_than_the_history": HISTORY,

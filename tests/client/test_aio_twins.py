@@ -23,7 +23,7 @@ TWINS = [
 ]
 
 INSIDE = {
-    "Client": "attempts elsewhere end_sessions is_open outcome retries require_open "
+    "Client": "addresses attempts elsewhere end_sessions is_open outcome retries require_open "
     "require_writable table_info timestamp_of topic_info writer",
     "Scan": "over",
     "Snapshot": "require_open",

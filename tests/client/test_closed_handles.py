@@ -77,7 +77,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
 BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
-        "end_sessions", "is_open", "attempts", "retries", "elsewhere",
+        "end_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
     },
     "table": {"name", "schema", "info", "close"},
     "scan": {"schema", "over", "close"},

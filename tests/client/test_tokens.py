@@ -110,7 +110,7 @@ CORRUPTED = {
     "cut by one": (lambda token: bytes(token)[:-1], "73 bytes"),
     "cut to one": (lambda token: bytes(token)[:1], "1 bytes"),
     "a byte more": (lambda token: bytes(token) + b"\0", "75 bytes"),
-    "version 2": (lambda token: b"\2" + bytes(token)[1:], "format version 2, this program reads 1"),
+    "version 3": (lambda token: b"\3" + bytes(token)[1:], "version 3, this program reads up to 2"),
     "text of another alphabet": (lambda token: "!" + str(token)[1:], "base64"),
     "text with a blank": (lambda token: str(token) + " ", "base64"),
     "not ascii": (lambda token: "ä" + str(token)[1:], "base64"),

@@ -7,8 +7,9 @@ import inspect
 import pytest
 
 import txnkv
+from txnkv.client import Planning
 from txnkv.remote.methods import METHODS
-from txnkv.remote.remote_client import RemoteClient
+from txnkv.remote.remote_client import RemoteClient, RemotePlanning
 from txnkv.remote.remote_handles import (
     RemoteConsumer,
     RemoteProducer,
@@ -19,7 +20,8 @@ from txnkv.remote.remote_handles import (
     RemoteTopic,
 )
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.remote_transaction import RemoteTransaction
+from txnkv.remote.remote_transaction import RemoteJob, RemoteTransaction
+from txnkv.transaction import Job
 
 TWINS = [
     (txnkv.Client, RemoteClient),
@@ -32,6 +34,8 @@ TWINS = [
     (txnkv.Producer, RemoteProducer),
     (txnkv.Session, RemoteSession),
     (txnkv.Transaction, RemoteTransaction),
+    (Job, RemoteJob),
+    (Planning, RemotePlanning),
 ]
 
 AS_THEY_ARE = {
@@ -41,6 +45,8 @@ AS_THEY_ARE = {
     "Snapshot": "get get_many scan timestamp",
     "Topic": "buffer close name partitions value_schema",
     "Subscription": "ack ack_cumulative name receive",
+    "Planning": "boot of",
+    "Job": "join start",
     "Producer": "close flush hurry name send sent",
     "Session": "ack ack_cumulative delete delete_ignore insert insert_ignore update update_ignore "
     "upsert",
@@ -50,7 +56,7 @@ AS_THEY_ARE = {
 """Methods of the local handle that do with others of it, which are sent."""
 
 INSIDE = {
-    "Client": "end_sessions table_info timestamp_of topic_info writer elsewhere",
+    "Client": "addresses end_sessions timestamp_of writer elsewhere",
     "Scan": "over",
     "Transaction": "abort_for begin require_shareable start_heart",
 }

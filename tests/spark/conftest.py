@@ -51,6 +51,13 @@ def _worker_python(folder: Path) -> Path:
     return program
 
 
+@pytest.fixture(autouse=True)
+def not_directly(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a server, this process takes no folder for its own."""
+    if host == "elsewhere":
+        monkeypatch.setattr("txnkv.spark.settings._folder_here", lambda there: None)
+
+
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
@@ -66,10 +73,10 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
 
 
 @pytest.fixture
-def where(store_path: Path, client: txnkv.Client) -> dict[str, str]:
+def where(client: txnkv.Client) -> dict[str, str]:
     """Options for table t (id int64, v string?), which is there."""
     client.create_table("t", SCHEMA, txnkv.hash_partition("id", 2))
-    return {"path": str(store_path), "table": "t"}
+    return {"path": client.path, "table": "t"}
 
 
 @pytest.fixture

@@ -32,13 +32,17 @@ Make = Callable[..., Query]
 
 
 @pytest.fixture
-def make(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(
+    request: pytest.FixtureRequest, store_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Make]:
     """Queries over the changes of table t, with more options."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     made: list[Query] = []
 
     def query(**options: str) -> Query:
-        place = {"path": str(store_path), "table": "t", "changes": "true"}
+        here = host == "here"
+        path = str(store_path) if here else request.getfixturevalue("client").path
+        place = {"path": path, "table": "t", "changes": "true"}
         made.append(Query(place | options))
         return made[-1]
 

@@ -15,6 +15,7 @@ import txnkv
 from tests import internals
 from txnkv import TxnState
 from txnkv.spark import java, keepalive
+from txnkv.spark.settings import StorePlace
 
 from .conftest import KEEP_QUIET
 
@@ -137,7 +138,9 @@ def kept(
     """A transaction and its keeper, which watches `sleeper`."""
     client, txn = joined(connect)
     token = str(txn.serialize(keepalive=True))
-    popen = run_keeper({"path": client.path, "token": token, "watch": named(sleeper.pid)})
+    popen = run_keeper(
+        {"place": {"path": client.path}, "token": token, "watch": named(sleeper.pid)}
+    )
     assert popen.stdout is not None
     assert popen.stdout.readline() == "beating\n"
     yield client, txn, popen
@@ -188,7 +191,7 @@ def test_a_keeper_does_not_abort_what_is_committing(
 
 
 def test_a_keeper_that_cannot_join_says_why(client: txnkv.Client) -> None:
-    popen = run_keeper({"path": client.path, "token": "forged", "watch": None})
+    popen = run_keeper({"place": {"path": client.path}, "token": "forged", "watch": None})
     assert popen.stdout is not None
     with popen.stdout:
         assert popen.stdout.read().startswith("InvalidTokenError: ")
@@ -212,7 +215,7 @@ def test_the_planner_hands_its_transaction_over(
     txn.insert("t", {"id": 1})
     txn.flush()
 
-    keepalive.hand_over(txn, client.path)
+    keepalive.hand_over(txn, StorePlace(path=client.path))
     until(lambda: txn._heart is None)  # this process has stopped its own heartbeats
     first = beats(client, txn)
     until(lambda: beats(client, txn) > first, 300)
@@ -230,7 +233,7 @@ def test_a_short_job_needs_no_keeper(
     monkeypatch.setitem(os.environ, "SPARK_REUSE_WORKER", "1")
     txn = client.new_transaction()
     txn.serialize()
-    keepalive.hand_over(txn, client.path)
+    keepalive.hand_over(txn, StorePlace(path=client.path))
     assert keepalive.at_work()
     txn.commit()
     until(lambda: not keepalive.at_work())

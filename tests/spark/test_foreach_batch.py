@@ -64,14 +64,19 @@ def insert(calls: list[int]) -> Callable[[Any, int, txnkv.Transaction], None]:
     return fn
 
 
+@pytest.fixture
+def place(client: txnkv.Client) -> str:
+    return client.path
+
+
 def ids(table: txnkv.Table) -> list[int]:
     return sorted(row["id"] for row in table.scan())
 
 
 def test_a_batch_is_done_once(
-    store_path: Path, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
+    place: str, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
 ) -> None:
-    do = foreach_batch(store_path, insert, "daily")
+    do = foreach_batch(place, insert, "daily")
     skipped = []
     for batch_id in (0, 1, 1, 0, 2):
         given = frame()
@@ -86,9 +91,7 @@ def test_a_batch_is_done_once(
     assert (found.version, found.source) == (2, "q1")
 
 
-def test_what_raises_leaves_nothing(
-    store_path: Path, client: txnkv.Client, table: txnkv.Table
-) -> None:
+def test_what_raises_leaves_nothing(place: str, client: txnkv.Client, table: txnkv.Table) -> None:
     def fn(_: Any, batch_id: int, txn: txnkv.Transaction) -> None:
         txn.insert("t", (1, "x"))
         txn.serialize()
@@ -96,29 +99,29 @@ def test_what_raises_leaves_nothing(
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        foreach_batch(store_path, fn, "daily")(frame(), 0)
+        foreach_batch(place, fn, "daily")(frame(), 0)
     assert ids(table) == []
     assert client.applied("daily") is None
     assert [info.state for info in client.transactions()] == [txnkv.TxnState.ABORTED]
 
 
 def test_a_rollback_of_its_own_is_no_end(
-    store_path: Path, client: txnkv.Client, table: txnkv.Table
+    place: str, client: txnkv.Client, table: txnkv.Table
 ) -> None:
-    do = foreach_batch(store_path, lambda df, n, txn: txn.rollback(), "daily")
+    do = foreach_batch(place, lambda df, n, txn: txn.rollback(), "daily")
     with pytest.raises(txnkv.InvalidTxnStateError, match="fn rolled back the transaction of batch"):
         do(frame(), 0)
     assert client.applied("daily") is None
 
 
 def test_a_commit_of_its_own_is_the_batch(
-    store_path: Path, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
+    place: str, client: txnkv.Client, table: txnkv.Table, insert: Any, calls: list[int]
 ) -> None:
     def fn(df: Any, batch_id: int, txn: txnkv.Transaction) -> None:
         insert(df, batch_id, txn)
         txn.commit()
 
-    do = foreach_batch(store_path, fn, "daily")
+    do = foreach_batch(place, fn, "daily")
     do(frame(), 0)
     do(frame(), 0)
     assert calls == [0]
@@ -126,10 +129,10 @@ def test_a_commit_of_its_own_is_the_batch(
 
 
 def test_another_query_is_refused_until_it_begins_anew(
-    store_path: Path, client: txnkv.Client, table: txnkv.Table, insert: Any
+    place: str, client: txnkv.Client, table: txnkv.Table, insert: Any
 ) -> None:
     """Its batches count from another beginning: a checkpoint was deleted."""
-    do = foreach_batch(store_path, insert, "daily")
+    do = foreach_batch(place, insert, "daily")
     do(frame(), 5)
     for batch_id in (0, 6):
         with pytest.raises(ValueError, match=r"driven by 'q1' and has version 5.*forget_applied"):
@@ -199,8 +202,8 @@ def test_arguments(store_path: Path, tmp_path: Path, client: txnkv.Client) -> No
     topic = client.create_topic("events")
     with pytest.raises(txnkv.StoreNotFoundError):
         foreach_batch(tmp_path / "nowhere", fn, "daily")
-    with pytest.raises(txnkv.NotSupportedError, match="on this machine"):
-        foreach_batch("grpc://host:1", fn, "daily")
+    with pytest.raises(txnkv.NotSupportedError, match="address of a server"):
+        foreach_batch("hdfs://host/s", fn, "daily")
     with pytest.raises(TypeError, match="fn is called"):
         foreach_batch(store_path, "fn", "daily")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="application id"):
@@ -248,7 +251,7 @@ def test_it_is_picklable(store_path: Path, client: txnkv.Client) -> None:
 class Stream:
     """A topic of one partition with messages, and a query that reads it."""
 
-    def __init__(self, client: txnkv.Client, path: Path, monkeypatch: Any, buffer: str) -> None:
+    def __init__(self, client: txnkv.Client, path: str, monkeypatch: Any, buffer: str) -> None:
         self.client = client
         self.path = path
         self.topic = client.create_topic("events", buffer=buffer)
@@ -283,10 +286,8 @@ class Stream:
 
 
 @pytest.fixture(params=["marker", "sidecar"])
-def stream(
-    request: Any, client: txnkv.Client, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Stream:
-    return Stream(client, store_path, monkeypatch, request.param)
+def stream(request: Any, client: txnkv.Client, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    return Stream(client, client.path, monkeypatch, request.param)
 
 
 def test_what_was_read_is_acknowledged(stream: Stream) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +18,7 @@ from tools.children import ROOT
 from . import copy_checks as checks
 from .copy_runs import Query, Spark, make
 from .copying import messages
-from .killing import PATIENCE, send, tree
+from .killing import PATIENCE, spark_cluster
 from .test_exactly_once import numbers
 
 pytest.importorskip("pyspark.sql.streaming.datasource")
@@ -108,29 +106,8 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     """
     if sys.platform != "linux":
         pytest.skip("needs addresses 127.0.0.2 and 127.0.0.3")
-    from pyspark.find_spark_home import _find_spark_home
-
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        port = some.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
-    parts = [["master.Master", "--host", "127.0.0.1", "--port", str(port)]]
-    parts += [
-        ["worker.Worker", "--host", host, "-c", "1", "-m", "600M", "-d", str(tmp_path), master]
-        for host in ("127.0.0.2", "127.0.0.3")
-    ]
-    started = []
-    with (tmp_path / "cluster.log").open("ab") as log:
-        for name, *options in parts:
-            program = f"{_find_spark_home()}/bin/spark-class"
-            command = [program, f"org.apache.spark.deploy.{name}", *options, "--webui-port", "0"]
-            host = options[1]
-            environment = {**os.environ, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-    yield master
-    for each in started:
-        send(signal.SIGKILL, tree(each.pid))
-        each.wait()
+    with spark_cluster(tmp_path) as master:
+        yield master
 
 
 def test_speculation_and_retries(

@@ -43,7 +43,7 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     [
         ({"table": "t"}, ValueError, "option path is missing"),
         ({"path": "/s"}, ValueError, "option table is missing"),
-        (PLACE | {"colums": "id"}, ValueError, "no option 'colums'; its options are path, table"),
+        (PLACE | {"colums": "id"}, ValueError, "no option 'colums'; its options are path, cred"),
         (
             PLACE | {"operation": "insert"},
             ValueError,
@@ -55,7 +55,7 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (PLACE | {"token": "x", "snapshot": "1"}, ValueError, "exclude each other"),
         (PLACE | {"appId": "a"}, ValueError, "a read of a table has no option 'appId'"),
         (PLACE | {"pushFilters": "yes"}, ValueError, "pushFilters is 'true' or 'false'"),
-        ({"path": "grpc://host:1", "table": "t"}, txnkv.NotSupportedError, "this machine"),
+        ({"path": "hdfs://host/t", "table": "t"}, txnkv.NotSupportedError, "address of a server"),
     ],
 )
 def test_options_of_a_read_are_checked(

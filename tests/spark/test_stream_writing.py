@@ -95,11 +95,11 @@ def events(client: txnkv.Client, request: pytest.FixtureRequest) -> txnkv.Topic:
 
 
 @pytest.fixture
-def to_topic(store_path: Any, events: txnkv.Topic) -> Callable[..., Query]:
+def to_topic(client: txnkv.Client, events: txnkv.Topic) -> Callable[..., Query]:
     """A query into topic e."""
 
     def make(id: str = "q", **options: str) -> Query:
-        place = {"path": str(store_path), "topic": "e", "checkpointLocation": "c"}
+        place = {"path": client.path, "topic": "e", "checkpointLocation": "c"}
         return Query(place | options, id)
 
     return make

@@ -7,6 +7,7 @@ that is planned again gives what it gave. In commit order no transaction is in t
 
 from __future__ import annotations
 
+import os
 import tempfile
 from itertools import count
 from typing import Any
@@ -23,8 +24,7 @@ from hypothesis.stateful import (
 
 import txnkv
 from tests import internals
-from txnkv.spark.reading import topic_planner
-from txnkv.topics.read import offset_reader, pinned_range
+from txnkv.topics.read import offset_reader, pinned_range, topic_planner
 from txnkv.topics.sidecar import side_store, side_sweep
 from txnkv.topics.topic_catalog import TopicOptions
 
@@ -47,7 +47,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.patch.setattr(side_store, "OWN_BYTES", 1500)
         self.patch.setattr(side_sweep, "COMPACT_BYTES", 400)
         self.patch.setattr(topic_planner, "TASK_BYTES", 100)
-        self.patch.setattr(topic_planner.os, "cpu_count", lambda: 8)
+        self.patch.setattr(os, "cpu_count", lambda: 8)
         self.patch.setattr(pinned_range, "_SAMPLE_BYTES", 300)
         self.patch.setattr(offset_reader, "_FIRST_REACH", 2)
         self.folder = tempfile.TemporaryDirectory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,8 @@ import txnkv
 from tests import internals
 from tools.topic_writing import Writer
 from txnkv.spark.query_progress import lag
-from txnkv.spark.reading import topic_planner
-from txnkv.spark.reading.topic_planner import share
 from txnkv.topics import retention
+from txnkv.topics.read.topic_planner import share
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.write import roll_forward
 
@@ -193,7 +193,7 @@ def test_a_long_log_is_cut_into_tasks(
                 numbers = pa.array([partition] * rows, pa.int32())
                 txn.send_batch(topic, data.append_column("partition", numbers))
     internals.flush(client)
-    monkeypatch.setattr(topic_planner.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     tasks = batch_read(options(client, columns="partition,offset"))
     assert 4 <= len(tasks) <= 6
     rows = [(row["partition"], row["offset"]) for task in tasks for row in task]

@@ -30,8 +30,8 @@ IN_SPARK = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def place(store_path: Any, events: txnkv.Topic) -> dict[str, str]:
-    return {"path": str(store_path), "topic": "e"}
+def place(client: txnkv.Client, events: txnkv.Topic) -> dict[str, str]:
+    return {"path": client.path, "topic": "e"}
 
 
 @pytest.fixture

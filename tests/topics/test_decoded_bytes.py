@@ -13,8 +13,8 @@ from tests.spark.topic_tools import close_clients
 from tests.topics.log_tools import data
 from tests.topics.reading_tools import partition_of, put
 from txnkv import core
-from txnkv.spark.reading.topic_planner import weight
 from txnkv.spark.source import TxnkvDataSource
+from txnkv.topics import weight
 from txnkv.transaction.job import Job
 
 PIECE = 256 << 10

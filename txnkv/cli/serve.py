@@ -40,6 +40,12 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="HOST:PORT",
     help="Serve topics to Kafka's clients too; with the same users and certificate.",
 )
+@click.option(
+    "--advertise",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Where others reach it, which tokens tell; else where the client does that makes one.",
+)
 @click.option("--tls-cert", type=_file, help="The server's certificate, PEM.")
 @click.option("--tls-key", type=_file, help="Its key, PEM.")
 @click.option(
@@ -88,7 +94,7 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
         streams=given["max_streams"],
     )
     users = None if auth is None else Users(auth)
-    server = Server(store, listen, users, limits, **tls)
+    server = Server(store, listen, users, limits, given["advertise"], **tls)
     kafka = None if given["kafka"] is None else _kafka(store, users, given)
     stop = new_event()
     for number in (signal.SIGINT, signal.SIGTERM):

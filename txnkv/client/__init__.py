@@ -4,6 +4,7 @@ client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
 attempts                              the transactions of one `run`
 replica, admin                        copies of topics; a whole store seen, checked and compacted
+planning                              what Spark asks of a store, in its planners and tasks
 backup                                a store copied at one timestamp, and made of such a copy
 
 With them come the words that options take, as types: a checker finds a wrong one before the program
@@ -15,6 +16,7 @@ from txnkv.client.attempts import Attempts
 from txnkv.client.backup import BackupReport, RestoreReport, restore
 from txnkv.client.client import Client, connect
 from txnkv.client.consumer import Consumer
+from txnkv.client.planning import Planning
 from txnkv.client.producer import Producer, close_producers
 from txnkv.client.replica import replicate
 from txnkv.client.subscription import Subscription
@@ -48,6 +50,7 @@ __all__ = [
     "Locking",
     "Operation",
     "Order",
+    "Planning",
     "Producer",
     "ReadIsolation",
     "RestoreReport",

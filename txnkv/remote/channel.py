@@ -28,6 +28,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -104,6 +105,9 @@ class Channel:
             client's handles.
         refer: names handles in what is sent.
         read_only: refuse to send what writes.
+
+    Attributes:
+        shared: transactions that others know of, which outlive the server's process.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class Channel:
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -504,6 +509,9 @@ def _heartbeats(channel: weakref.ref[Channel], stop: threading.Event, pause: flo
             return
         try:
             found.beat()
+            for txn in list(found.shared):  # one that a server lost is joined again in time
+                with suppress(TxnkvError):
+                    txn.revive()
         except ClosedError:
             return
         del found

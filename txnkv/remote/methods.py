@@ -61,7 +61,7 @@ _READS = _all("read", "get get_many", again=True)
 METHODS: Final[dict[str, dict[str, Method]]] = {
     "Client": {
         **_all("none", "tables topics applied applications transaction_state", again=True),
-        **_all("none", "attempts snapshot open_scan new_session begin join", again=True),
+        **_all("none", "attempts snapshot open_scan new_session begin join planning", again=True),
         **_all("none", "open_diff", again=True, stream=True),
         **_all("read", "table", names="table", again=True),
         **_all("read", "topic", names="topic", again=True),
@@ -106,7 +106,17 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
         **_all("read", "scan", again=True),
         **_all("none", "about state is_commit_complete new_session serialize close", again=True),
         **_all("none", "commit start_commit rollback"),
-        **_all("write", "mark_applied"),
+        **_all("write", "mark_applied start_job"),
+        **_all("write", "join_job", again=True),
+    },
+    "Job": _all("write", "session commit abort", again=True),
+    "Planning": {
+        **_all("read", "schema_of changed", names="table", again=True),
+        **_all("read", "plan", names="topic", again=True),
+        **_all("read", "read_part", names="topic", again=True, stream=True),
+        **_all("read", "pending", again=True),
+        **_all("none", "latest timestamp_of kept is_applied", again=True),
+        **_all("write", "end_named name abandon", again=True),
     },
     "Attempts": _all("none", "begin", again=True),
 }

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
 
-from txnkv.client import CheckReport, Client, CompactReport, Snapshot, Table, Topic, close_producers
+import pyarrow as pa
+
+from txnkv.client import (
+    CheckReport,
+    Client,
+    CompactReport,
+    Planning,
+    Snapshot,
+    Table,
+    Topic,
+    close_producers,
+)
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
 from txnkv.errors import (
     NotSupportedError,
@@ -26,9 +37,10 @@ from txnkv.remote.remote_handles import (
     reader_of,
 )
 from txnkv.remote.remote_session import RemoteSession
-from txnkv.remote.remote_transaction import Committer, RemoteTransaction
+from txnkv.remote.remote_transaction import Committer, RemoteJob, RemoteTransaction
+from txnkv.remote.wire import LostHandleError
 from txnkv.tables import PartitionBy, Schema
-from txnkv.topics import Buffer, Compression, SubscriptionInfo, TopicInfo
+from txnkv.topics import Buffer, Compression, SubscriptionInfo, TopicInfo, TopicPart
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEFAULTS,
@@ -48,6 +60,9 @@ T = TypeVar("T")
 
 _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "join": lambda client, token: RemoteTransaction(client, client, "join", (token,), at_once=True),
+    "start_job": lambda client, txn: RemoteJob(txn, None),
+    "join_job": lambda client, parts: RemoteJob(*parts),
+    "planning": lambda client, _: client.planning,
     "open_scan": TokenScan,
     "open_diff": lambda client, parts: reader_of(client, "open_diff", parts),
 }
@@ -85,6 +100,7 @@ class RemoteClient(RemoteHandle, Client):
         self._channel = Channel(address, headers, tls, keepalive_time, _reference, read_only)
         self._metrics = Metrics()
         self.keepalive_time = keepalive_time
+        self.addresses = (address,)
         self.is_open = True
         self.tables()  # so that a wrong address or credential shows here
 
@@ -102,6 +118,11 @@ class RemoteClient(RemoteHandle, Client):
     def __repr__(self) -> str:
         closed = ", closed" if self._channel.closed else ""
         return f"<Client of {self.path!r}{closed}>"
+
+    @cached_property
+    def planning(self) -> RemotePlanning:
+        """See `txnkv.client.Planning`."""
+        return RemotePlanning(self)
 
     @cached_property
     def committer(self) -> Committer:
@@ -199,6 +220,13 @@ class RemoteClient(RemoteHandle, Client):
             raise TypeError(f"a table is a name or a Table, not {type(table).__name__}")
         return self._table("table", table)
 
+    def table_info(self, table: Any) -> Any:
+        found = self.table_of(table)
+        return self._table("table", found.name) if found is table else found
+
+    def topic_info(self, topic: Any) -> TopicInfo:
+        return self.topic_of(topic if isinstance(topic, str) else topic.info.name).info
+
     def topic_of(self, topic: Any) -> RemoteTopic:
         """Return the topic of a name or handle."""
         if isinstance(topic, RemoteTopic):
@@ -278,6 +306,45 @@ class RemoteClient(RemoteHandle, Client):
 
     def accept_loss(self, part: str, *, dry_run: bool = False) -> Any:
         raise NotSupportedError("a loss is accepted on the store's host: `txnkv repair` there")
+
+
+@remote_calls(
+    "Planning",
+    "schema_of changed timestamp_of kept plan pending is_applied end_named name abandon",
+)
+class RemotePlanning(RemoteHandle, Planning):
+    """See `txnkv.client.Planning`."""
+
+    twin = "Planning"
+
+    def __init__(self, connection: RemoteClient) -> None:
+        self._connection = connection
+        self._make_again()
+
+    def _make_again(self) -> bool:
+        told = self._made(self._connection, "planning")
+        self.store_id, self.folder, self.boot = told["store_id"], told["folder"], told["boot"]
+        return True
+
+    def latest(self) -> Snapshot:
+        try:
+            return RemoteSnapshot(self._connection, None, self)
+        except LostHandleError:
+            self._make_again()
+            return RemoteSnapshot(self._connection, None, self)
+
+    def read_part(
+        self, topic: str, part: TopicPart, number: int, max_bytes: int, may_lose: bool
+    ) -> Iterator[pa.RecordBatch]:
+        call = Call(self.twin, self, "read_part", (topic, part, number, max_bytes, may_lose))
+        try:
+            return self.channel.stream(call)[1]
+        except LostHandleError:
+            self._make_again()
+            return self.channel.stream(call)[1]
+
+    def was_rolled_back(self, txn: Any) -> bool:
+        return bool(txn.rolled_back)
 
 
 class _RemoteAttempts(RemoteHandle):

@@ -201,10 +201,14 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
 
     twin = "Snapshot"
 
-    def __init__(self, connection: Any, at: At) -> None:
+    def __init__(self, connection: Any, at: At, planning: RemoteHandle | None = None) -> None:
         self._connection = connection
         self._closed = False
-        self._timestamp = self._made(connection, "snapshot", at)["timestamp"]
+        if planning is None:
+            told = self._made(connection, "snapshot", at)
+        else:
+            told = self._made(planning, "latest")
+        self._timestamp = told["timestamp"]
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

@@ -11,7 +11,7 @@ client learns from the store after `new_transaction` it learns from after its be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -39,16 +39,18 @@ from txnkv.storage import new_rlock
 from txnkv.transaction import (
     BUFFER_BYTES,
     FlushMode,
+    Job,
     Scan,
     Session,
     Transaction,
+    TxnToken,
 )
 
 _MOST_TOGETHER: Final = 256
 """Commits of one request."""
 
 
-@remote_calls("Transaction", "serialize mark_applied")
+@remote_calls("Transaction", "mark_applied")
 class RemoteTransaction(RemoteHandle, Transaction):
     """See `txnkv.Transaction`.
 
@@ -73,8 +75,10 @@ class RemoteTransaction(RemoteHandle, Transaction):
     ) -> None:
         self._connection = self.connection = connection
         self._joined = name == "join"
+        self._token: TxnToken | None = args[0] if self._joined else None
         self._told: dict[str, Any] | None = None
         self.over = False
+        self.rolled_back = False
         self.ending = False
         self._sessions: list[RemoteSession] = []
         self._lock = new_rlock()
@@ -111,6 +115,45 @@ class RemoteTransaction(RemoteHandle, Transaction):
         found: Timestamp = self._about()["age"]
         return found
 
+    def serialize(self, keepalive: bool = False) -> TxnToken:
+        calls = [self._serialize_call(keepalive)]
+        if self._token is None:  # its own, which keeps it alive
+            calls.insert(0, self._serialize_call(True))
+            calls[0].done = self._keep_token
+        try:
+            found: TxnToken = self.channel.call(*calls)
+        except LostHandleError:
+            if not self._make_again():
+                raise
+            found = self.channel.call(self._serialize_call(keepalive))
+        return found
+
+    def _serialize_call(self, keepalive: bool) -> Call:
+        return Call(self.twin, self, "serialize", (keepalive, self.channel.address))
+
+    def _keep_token(self, token: TxnToken) -> None:
+        self._token = token
+        self.channel.shared.add(self)
+
+    def _make_again(self) -> bool:
+        """Join it again, where others know of it and nothing that it was given can be lost."""
+        return not self._sessions and self.rejoin()
+
+    def rejoin(self) -> bool:
+        """Join it again at a server that has lost it; whether that can be."""
+        if self._token is None:
+            return False
+        self.numbered(self.channel.new_handle())
+        args = (self._token,)
+        client = self._connection
+        self.channel.later(Call("Client", client, "join", args, {}, self.number, self._learn))
+        return True
+
+    def revive(self) -> None:
+        """See that the server has it, which sends its heartbeats."""
+        if self.ending or self._call("state").ended:
+            self.channel.shared.discard(self)
+
     def __repr__(self) -> str:
         return f"<Transaction {'not begun yet' if self._told is None else self._told['id']!r}>"
 
@@ -119,7 +162,17 @@ class RemoteTransaction(RemoteHandle, Transaction):
     def commit(self) -> Timestamp:
         with self._lock:
             calls = self._begin_to_end()
-            return self.ended_by(lambda: self.channel.call(*calls, self._commit_call()))
+            return self.ended_by(lambda: self._committed(calls))
+
+    def _committed(self, calls: list[Call]) -> Timestamp:
+        commit = Call(self.twin, self, "commit")
+        try:
+            found: Timestamp = self.channel.call(*calls, commit)
+        except LostHandleError:
+            if not self._make_again():
+                raise
+            found = self.channel.call(commit)
+        return found
 
     def _begin_to_end(self) -> list[Call]:
         with self._lock:
@@ -127,9 +180,6 @@ class RemoteTransaction(RemoteHandle, Transaction):
             calls = [call for session in self._sessions for call in self._with_rows(session)]
             self.ending = True
             return calls
-
-    def _commit_call(self) -> Call:
-        return Call(self.twin, self, "commit")
 
     def ended_by(self, commit: Callable[[], Timestamp]) -> Timestamp:
         """Return what a commit gives, and know how the transaction stands after it."""
@@ -219,11 +269,15 @@ class RemoteTransaction(RemoteHandle, Transaction):
             for session in self._sessions:
                 session.sent()
             self.ending = True
-            with suppress(LostHandleError):  # with its server it was given up
+            try:
                 self._call("rollback")
-            self.over = True
+            except LostHandleError:  # its server gave it up, if nobody else knew of it
+                if self.rejoin():
+                    self._call("rollback")
+            self.over = self.rolled_back = True
 
     def close(self) -> None:
+        self.channel.shared.discard(self)
         if self._told is not None and not self.over and not self.channel.closed:
             self._call("close")
 
@@ -316,6 +370,55 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self._rollback_quietly()
             if isinstance(error, RowErrors) and self._told is not None:
                 error.note_rollback(self._told["id"])
+
+
+@remote_calls("Job", "abort")
+class RemoteJob(RemoteHandle, Job):
+    """See `txnkv.transaction.Job`.
+
+    Args:
+        txn: the transaction.
+        id: of a job that was started; None: start one.
+    """
+
+    twin = "Job"
+
+    txn: RemoteTransaction
+
+    def __init__(self, txn: RemoteTransaction, id: str | None) -> None:
+        self._connection = txn.connection
+        self.txn = txn
+        if id is None:
+            try:
+                id = self._made(txn, "start_job")["id"]
+            except LostHandleError:
+                if not txn.rejoin():
+                    raise
+                id = self._made(txn, "start_job")["id"]
+            self.id = id
+        else:
+            self.id = id
+            self._join()
+
+    def _join(self) -> None:
+        number = self.channel.new_handle()
+        self.channel.later(Call(self.txn.twin, self.txn, "join_job", (self.id,), {}, number))
+        self.numbered(number)
+
+    def _make_again(self) -> bool:
+        if not self.txn.rejoin():
+            return False
+        self._join()
+        return True
+
+    def session(self, attempt: str, *, alone: bool = False) -> Session:
+        number = self.channel.new_handle()
+        made = Call(self.twin, self, "session", (attempt,), {"alone": alone}, number)
+        self.channel.later(made)
+        return RemoteSession(self._connection, self.txn, "manual", None, made_by=made)
+
+    def commit(self, attempts: Iterable[str], *, first: Iterable[str] = ()) -> None:
+        self._call("commit", list(attempts), first=list(first))
 
 
 class Committer:

@@ -53,9 +53,13 @@ from txnkv.topics import (
     Encoded,
     FetchResult,
     MessageId,
+    PinnedRange,
     SubscriptionInfo,
     TopicInfo,
+    TopicOffset,
     TopicOptions,
+    TopicPart,
+    TopicReading,
 )
 from txnkv.transaction import ScanToken, TxnToken, WriteResult
 
@@ -83,15 +87,16 @@ _CLASSES: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
         AbortedTxn, Applied, CheckReport, Column, CompactReport, Delivered, DiffParts, DiffToken,
-        FetchResult, HashPartition, MessageId, RangePartition, RowError, ScanToken,
-        SubscriptionInfo, TokenParts, TopicInfo, TopicOptions, TxnInfo, WriteResult,
+        FetchResult, HashPartition, MessageId, PinnedRange, RangePartition, RowError, ScanToken,
+        SubscriptionInfo, TokenParts, TopicInfo, TopicOffset, TopicOptions, TopicPart, TopicReading,
+        TxnInfo, WriteResult,
     )
 }  # fmt: skip
 _FROM_GUESTS: Final = {
     name: _CLASSES[name]
     for name in (
-        "Column", "DiffParts", "DiffToken", "HashPartition", "MessageId", "RangePartition",
-        "ScanToken", "TokenParts",
+        "Column", "DiffParts", "DiffToken", "HashPartition", "MessageId", "PinnedRange",
+        "RangePartition", "ScanToken", "TokenParts", "TopicOffset", "TopicPart", "TopicReading",
     )
 }  # fmt: skip
 """Those that a server takes; it finds topics and the like by their names."""

@@ -15,8 +15,18 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from txnkv.client import Attempts, Client, Consumer, DiffToken, Snapshot, Subscription, Table, Topic
-from txnkv.core import decode_headers
+from txnkv.client import (
+    Attempts,
+    Client,
+    Consumer,
+    DiffToken,
+    Planning,
+    Snapshot,
+    Subscription,
+    Table,
+    Topic,
+)
+from txnkv.core import MESSAGES, decode_headers
 from txnkv.errors import (
     NotSupportedError,
     TableNotFoundError,
@@ -29,12 +39,14 @@ from txnkv.server.guests import Guest, Guests, Limits, Reference
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input
 from txnkv.topics import Encoded, Sender, messages_to_arrow
-from txnkv.transaction import Scan, ScanToken, Session, Transaction
+from txnkv.transaction import Job, Scan, ScanToken, Session, Transaction
 
 _KINDS: Final[dict[str, type]] = {
     "Attempts": Attempts,
     "Client": Client,
     "Consumer": Consumer,
+    "Job": Job,
+    "Planning": Planning,
     "Scan": Scan,
     "Sender": Sender,
     "Session": Session,
@@ -49,6 +61,7 @@ _MOST_SECONDS: Final = 10.0
 """A poll waits at most so long; its client asks again."""
 
 _MOST_IDS: Final = 1000
+_LONGEST_ADDRESS: Final = 300
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -162,6 +175,10 @@ def told(guest: Guest, value: Any) -> Any:
         return {"info": value.info, "tcid": tcid}
     if isinstance(value, Sender):
         return {"sent": value.sent}
+    if isinstance(value, Job):
+        return {"id": value.id}
+    if isinstance(value, Planning):
+        return {"store_id": value.store_id, "folder": value.folder, "boot": value.boot}
     if isinstance(value, Session | Attempts):
         return None
     return value
@@ -256,6 +273,33 @@ def _time(micros: int) -> Any:
 
 def _about(guest: Guest, txn: Transaction) -> Transaction:
     return txn
+
+
+def _serialize(guest: Guest, txn: Transaction, keepalive: bool, address: str) -> Any:
+    """A token tells where this server says that it is reached, or where the client reached it."""
+    if not guest.client.addresses and len(address) < _LONGEST_ADDRESS:
+        guest.client.addresses = (address,)
+    return txn.serialize(keepalive)
+
+
+def _start_job(guest: Guest, txn: Transaction) -> Job:
+    return Job.start(txn)
+
+
+def _join_job(guest: Guest, txn: Transaction, id: str) -> Job:
+    return Job.join(txn, id)
+
+
+def _planning(guest: Guest, client: Client) -> Planning:
+    return Planning(client)
+
+
+def _read_part(
+    guest: Guest, planning: Planning, topic: str, part: Any, number: int, most: int, may_lose: bool
+) -> pa.RecordBatchReader:
+    most = min(most, guest.limits.message_bytes)
+    batches = planning.read_part(topic, part, number, most, may_lose)
+    return pa.RecordBatchReader.from_batches(MESSAGES, batches)
 
 
 def _commits(guest: Guest, client: Client, parts: Any) -> list[Any]:
@@ -382,6 +426,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "begin"): _begin,
     ("Client", "join"): _join,
     ("Client", "commits"): _commits,
+    ("Client", "planning"): _planning,
     ("Client", "open_scan"): _open_scan,
     ("Client", "open_diff"): _open_diff,
     ("Table", "next_ids"): _next_ids,
@@ -394,6 +439,10 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Consumer", "seek_to_time"): _seek_to_time,
     ("Subscription", "receive_many"): _receive_many,
     ("Transaction", "about"): _about,
+    ("Transaction", "serialize"): _serialize,
+    ("Transaction", "start_job"): _start_job,
+    ("Transaction", "join_job"): _join_job,
+    ("Planning", "read_part"): _read_part,
     **{(kind, "rows"): _rows for kind in ("Session", "Transaction")},
     **{(kind, "sends"): _sends for kind in ("Session", "Transaction")},
     **{(kind, "put"): _put for kind in ("Session", "Transaction")},

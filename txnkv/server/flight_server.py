@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from txnkv.client import Client
 from txnkv.client import connect as connect_here
 from txnkv.errors import (
     AuthenticationError,
@@ -54,6 +55,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         location: where it listens, as "grpc://127.0.0.1:8815"; port 0 takes a free one.
         users: those who may; None: everybody may all.
         limits: of each user.
+        addresses: where others reach it, for tokens; none: where the client reached it that asks.
         options: of `FlightServerBase`, for TLS.
 
     Raises:
@@ -67,8 +69,10 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         location: str,
         users: Users | None = None,
         limits: Limits | None = None,
+        addresses: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        self._addresses = tuple(addresses)
         self._limits = limits or Limits()
         self._client = connect_here(path, create=False)
         self._streams: dict[str, int] = {}
@@ -80,10 +84,13 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             self._client.close()
             raise UnavailableError(f"cannot listen at {location}: {error}") from None
         self._users = users
-        self._guests = Guests(
-            lambda keepalive: connect_here(path, create=False, keepalive_time=keepalive),
-            self._limits,
-        )
+        self._path = path
+        self._guests = Guests(self._open, self._limits)
+
+    def _open(self, keepalive: float) -> Client:
+        found = connect_here(self._path, create=False, keepalive_time=keepalive)
+        found.addresses = self._addresses
+        return found
 
     def close(self) -> None:
         """Stop: calls that are under way end, clients lose their handles."""

@@ -38,6 +38,7 @@ from txnkv.client import Table, Topic
 from txnkv.spark.foreach_batch import foreach_batch
 from txnkv.spark.java import require_java
 from txnkv.spark.query_progress import lag
+from txnkv.spark.worker_client import require_open
 from txnkv.transaction import Transaction
 
 if sys.executable:
@@ -74,7 +75,8 @@ def options(
         topic: the topic to write to.
 
     Returns:
-        `path` (absolute), `table` or `topic`, and `token`, for `.options(**...)`.
+        `path` (absolute, or the address of the client's server), `table` or `topic`, and `token`,
+        for `.options(**...)`. Never a credential.
 
     Raises:
         ValueError: not exactly one of table and topic is given.
@@ -83,14 +85,18 @@ def options(
     """
     if (table is None) == (topic is None):
         raise ValueError("give a table or a topic, one of both")
-    txn.context.require_open("hand it to Spark")
     client = txn.connection
+    if client.elsewhere is None:
+        txn.context.require_open("hand it to Spark")
+    else:
+        require_open(txn, "hand it to Spark")
     what = (
         {"table": client.table_info(table).name}
         if table is not None
         else {"topic": client.topic_info(cast("str | Topic", topic)).name}
     )
-    return {"path": str(Path(client.path).resolve()), **what, "token": str(txn.serialize())}
+    path = client.addresses[0] if client.addresses else str(Path(client.path).resolve())
+    return {"path": path, **what, "token": str(txn.serialize())}
 
 
 def __getattr__(name: str) -> Any:

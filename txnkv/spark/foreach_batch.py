@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txnkv.client import Client, Subscription
+from txnkv.client import Client, Planning, Subscription
 from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
+from txnkv.remote import Credentials
 from txnkv.spark import option_table, query_progress
 from txnkv.spark.settings import StorePlace
-from txnkv.topics import EXCLUSIVE, Cursor, MessageId, SubscriptionInfo, TopicInfo, ack_rows
-from txnkv.transaction import Local, Transaction
+from txnkv.topics import EXCLUSIVE, MessageId, SubscriptionInfo, TopicInfo
+from txnkv.transaction import Transaction
 
 BatchFunction = Callable[[Any, int, Transaction], object]
 
@@ -60,18 +61,19 @@ class ForeachBatch:
             return False
         # A driver that was killed may have left one that is open, and holds what was read; or one
         # in the midst of its commit, and then the batch is there.
-        client.instance.coordinator.end_named(name)
+        planning = Planning.of(client)
+        planning.end_named(name)
         if query_progress.is_committed(client, mark):
             return False
         with self._subscribed(client, frame, batch_id) as read:
 
             def work(txn: Transaction) -> None:
-                txn.context.name = name
+                planning.name(txn, [name], "")
                 txn.mark_applied(mark.app_id, mark.version, mark.source)
                 if read is not None:
-                    read.acknowledge(txn)
+                    read.acknowledge(txn, planning)
                 self.fn(frame, batch_id, txn)
-                if txn.context.local.at is Local.ABORTED:  # or the batch would pass for done
+                if planning.was_rolled_back(txn):  # or the batch would pass for done
                     raise InvalidTxnStateError(
                         f"fn rolled back the transaction of batch {batch_id}: raise an error "
                         "instead, so that the query does not go on without the batch"
@@ -106,6 +108,7 @@ def foreach_batch(
     subscription: str | Subscription | None = None,
     *,
     attempts: int = ATTEMPTS,
+    credentials: Credentials | None = None,
 ) -> ForeachBatch:
     """A function for `writeStream.foreachBatch`: each micro batch is one transaction.
 
@@ -115,7 +118,7 @@ def foreach_batch(
     batch that was committed before, it is not called.
 
     Args:
-        path: the store's directory.
+        path: the store's directory, or the address of its server.
         fn: called in the driver; what it returns is dropped. Where the data frame is used more
             than once, `df.persist()` it; use it at least once in a query that keeps state.
         app_id: names the application in the store. Never two queries at a time have one: the
@@ -125,6 +128,8 @@ def foreach_batch(
             its transaction; the query goes by its checkpoint, the subscription follows.
         attempts: how often at most a batch is tried when the transaction meets an error that is
             retriable, as a conflict: `fn` is called again, with a new transaction.
+        credentials: for a server, as `txnkv.connect` takes them; None for those of the variable
+            TXNKV_CREDENTIALS, if it is set.
 
     Raises:
         StoreNotFoundError: there is none.
@@ -147,7 +152,7 @@ def foreach_batch(
         raise TypeError(f"fn is called with a data frame, a batch and a transaction; {fn!r} cannot")
     if attempts < 1:
         raise ValueError(f"attempts is at least 1, not {attempts}")
-    place = StorePlace(path=option_table.directory("path", path))
+    place = StorePlace(path=option_table.place("path", path), credentials=credentials)
     named = _named(subscription)
     Mark(app_id, 0)  # refuses what is no application id
     if not _is_remote():
@@ -187,34 +192,20 @@ class BatchRead:
     info: SubscriptionInfo
     ends: Mapping[int, int]
 
-    def acknowledge(self, txn: Transaction) -> None:
+    def acknowledge(self, txn: Transaction, planning: Planning) -> None:
         """Acknowledge all that was read and is not acknowledged.
 
         Raises:
             AckConflictError: another transaction has acknowledged a part of it.
         """
-        with txn.connection.instance.store.status.read() as cur:
-            found = ack_rows.load_cursors(cur, self.info.id)
-        for number, end in self.ends.items():
-            cursor = found.get(self.info.topic.partitions[number])
-            last = None if cursor is None else _last_pending(cursor, end)
-            if last is not None:
-                txn.ack_cumulative(self.info, MessageId(number, last))
-
-
-def _last_pending(cursor: Cursor, end: int) -> int | None:
-    """The last offset below `end` that is not deleted: all before it goes with it."""
-    last = end - 1
-    for low, high in reversed(list(cursor.deleted)):
-        if low <= last < high:
-            last = low - 1
-    return last if last >= cursor.mark else None
+        for number, last in planning.pending(self.info, self.ends).items():
+            txn.ack_cumulative(self.info, MessageId(number, last))
 
 
 def _is_topic(end: Mapping[str, Any], client: Client) -> bool:
     if not {"topic", "id", "offsets"} <= end.keys():
         return False
-    return end.get("store") in (None, client.instance.store.store_id)
+    return end.get("store") in (None, Planning.of(client).store_id)
 
 
 def _only_topic(ends: list[dict[str, Any]], client: Client, name: str) -> Any:

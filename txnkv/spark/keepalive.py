@@ -25,17 +25,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Final
 
-from txnkv.client import Client, connect
+from txnkv.client import Client, Planning
 from txnkv.coordinator import TxnState
-from txnkv.errors import (
-    InvalidTxnStateError,
-    TransactionTimedOutError,
-    TxnkvError,
-    TxnNotFoundError,
-)
+from txnkv.errors import TxnkvError, TxnNotFoundError, UnavailableError
 from txnkv.spark import java
+from txnkv.spark.settings import StorePlace
 from txnkv.transaction import Transaction
 
 PATIENCE: Final = 10.0
@@ -46,11 +43,11 @@ _log = logging.getLogger("txnkv")
 _held: Final[list[Transaction]] = []
 
 
-def hand_over(txn: Transaction, path: str) -> None:
+def hand_over(txn: Transaction, place: StorePlace) -> None:
     """Keep a transaction alive that this process began, beyond the life of this process."""
     reused = bool(os.environ.get("SPARK_REUSE_WORKER"))
-    keeper = None if reused else _start(txn, path)
-    threading.Thread(target=_see_to, args=(txn, path, keeper), name=_THREAD, daemon=True).start()
+    keeper = None if reused else _start(txn, place)
+    threading.Thread(target=_see_to, args=(txn, place, keeper), name=_THREAD, daemon=True).start()
     if keeper is not None:
         _await_beats(keeper, txn)
 
@@ -60,7 +57,7 @@ def at_work() -> bool:
     return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
-def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -> None:
+def _see_to(txn: Transaction, place: StorePlace, keeper: subprocess.Popen[Any] | None) -> None:
     """Holds the transaction, and with it its heartbeats, until a keeper does."""
     if keeper is None:
         until = time.monotonic() + PATIENCE
@@ -69,7 +66,7 @@ def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -
                 return
             time.sleep(_HAND_OVER_PAUSE)
         try:
-            keeper = _start(txn, path)
+            keeper = _start(txn, place)
         except TxnkvError as error:  # it ended, or its store was closed, since it was last asked
             _log.debug("no keeper for transaction %s: %s", txn.id, error)
             return
@@ -80,14 +77,16 @@ def _see_to(txn: Transaction, path: str, keeper: subprocess.Popen[Any] | None) -
 def _is_open(txn: Transaction) -> bool:
     try:
         return txn.state is TxnState.OPEN
+    except UnavailableError:  # its server is started again, perhaps
+        return True
     except TxnkvError:
         return False
 
 
-def _start(txn: Transaction, path: str) -> subprocess.Popen[Any]:
+def _start(txn: Transaction, place: StorePlace) -> subprocess.Popen[Any]:
     jvm = java.jvm()
     order = {
-        "path": path,
+        "place": {each.name: getattr(place, each.name) for each in fields(StorePlace)},
         "token": str(txn.serialize(keepalive=True)),
         "watch": None if jvm is None else [jvm.pid, jvm.started],
     }
@@ -132,7 +131,7 @@ def main() -> int:
     """Do as ordered. Returns the exit status."""
     order = json.load(sys.stdin)
     try:
-        client = connect(order["path"], create=False)
+        client = StorePlace(**order["place"]).connect()
         txn = Transaction.deserialize(client, order["token"])
         print("beating", flush=True)
         sys.stdout.close()
@@ -151,12 +150,14 @@ def keep(client: Client, txn: Transaction, watch: tuple[int, str] | None) -> Non
         if watch is None or not _lives(*watch):
             _abort(client, txn)
             return
-        time.sleep(min(_WATCH_PAUSE, txn.context.row.keepalive / 4e6))
+        time.sleep(min(_WATCH_PAUSE, client.keepalive_time / 4))
 
 
 def _state(txn: Transaction) -> TxnState | None:
     try:
         return txn.state
+    except UnavailableError:  # its server is started again, perhaps: then it is joined again
+        return TxnState.OPEN
     except TxnNotFoundError:
         return None
 
@@ -168,12 +169,7 @@ def _lives(pid: int, started: str) -> bool:
 
 def _abort(client: Client, txn: Transaction) -> None:
     """Abort, unless the committer, which may outlive the JVM, has begun to commit."""
-    orchestrator = client.instance.coordinator.orchestrator
-    with suppress(InvalidTxnStateError, TxnNotFoundError):
-        orchestrator.start_abort(
-            txn.context.row.txn_id, "its Spark ended", TransactionTimedOutError, only_open=True
-        )
-        orchestrator.finish(txn.context.row.txn_id)
+    Planning.of(client).abandon(txn, "its Spark ended", timed_out=True)
 
 
 if __name__ == "__main__":

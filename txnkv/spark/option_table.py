@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import NotSupportedError
+from txnkv.remote import is_address
 from txnkv.tables import Operation, require_operation
+from txnkv.topics import EARLIEST, Position
 
 
 class Kind(Flag):
@@ -43,10 +45,6 @@ WRITES: Final = Kind.WRITE_TABLE | Kind.WRITE_TOPIC | Kind.SINK_TABLE | Kind.SIN
 Parser: TypeAlias = Callable[[str, str], Any]
 """From an option's name and text to its value; raises ValueError for what makes no sense."""
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-Position: TypeAlias = str | dict[int, int]
-"""`"earliest"`, `"latest"`, or offsets by partition, with EARLIEST and LATEST among them."""
 _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -55,18 +53,34 @@ def text(name: str, given: str) -> str:
     return given
 
 
-def directory(name: str, given: str | os.PathLike[str]) -> str:
-    """A store's directory, absolute.
+def place(name: str, given: str | os.PathLike[str]) -> str:
+    """A store's directory, absolute; or the address of its server.
 
     Raises:
-        NotSupportedError: it is no directory.
+        NotSupportedError: it is neither.
     """
     path = os.fspath(given)
+    if is_address(path):
+        return path
     if "://" in path:
         raise NotSupportedError(
-            f"{name} {path!r}: this version opens stores on this machine alone; give a directory"
+            f"{name} {path!r} is neither a directory of this machine nor the address of a server, "
+            "as grpc+tls://host:8815"
         )
     return os.path.abspath(path)
+
+
+def credentials(name: str, given: str) -> str | dict[str, str]:
+    """A token; or JSON of token, ca, cert and key."""
+    if not given.lstrip().startswith("{"):
+        return given
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ValueError(f"{name} is a token, or JSON of token, ca, cert and key, all of them text")
+    return found
 
 
 def location(checkpoint: str | None) -> str | None:
@@ -210,7 +224,27 @@ class Option(NamedTuple):
 
 
 OPTIONS: Final = (
-    Option("path", READS | WRITES, directory, "", "the store's directory; it must be there"),
+    Option(
+        "path",
+        READS | WRITES,
+        place,
+        "",
+        "the store's directory, which must be there, or the address of its server",
+    ),
+    Option(
+        "credentials",
+        READS | WRITES,
+        credentials,
+        "`TXNKV_CREDENTIALS`",
+        "for a server: a token, or JSON of `token`, `ca`, `cert`, `key`; see below",
+    ),
+    Option(
+        "direct",
+        READS | WRITES,
+        flag,
+        "`true`",
+        "`false`: by the server also where the store's directory could be opened",
+    ),
     Option(
         "table",
         Kind.READ_TABLE | Kind.STREAM_CHANGES | Kind.WRITE_TABLE | Kind.SINK_TABLE,
@@ -349,7 +383,7 @@ def parsed(
 
     Raises:
         ValueError: an option is unknown here, or missing, or its value makes no sense.
-        NotSupportedError: the path is no directory.
+        NotSupportedError: the path is no directory or address.
     """
     known = [option.name for kind in kinds for option in OPTIONS if kind in option.kinds]
     known = list(dict.fromkeys(known))

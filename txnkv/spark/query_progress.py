@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from txnkv.client import Client
-from txnkv.coordinator import Mark, applications
+from txnkv.client import Client, Planning
+from txnkv.coordinator import Mark
 from txnkv.errors import InvalidTxnStateError, NotSupportedError
 
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -79,9 +79,8 @@ def is_committed(client: Client, mark: Mark) -> bool:
         ValueError: the application is driven by another query, or batches before this one are
             missing: Spark numbers them without gaps.
     """
-    with client.instance.store.status.read() as cur:
-        if applications.is_applied(cur, mark):
-            return True
+    if Planning.of(client).is_applied(mark.app_id, mark.version, mark.source):
+        return True
     last = client.applied(mark.app_id)
     if last is not None and last.version < mark.version - 1:
         raise ValueError(

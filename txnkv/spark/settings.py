@@ -10,18 +10,23 @@ Each is checked while Spark plans.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
-from txnkv.client import Client, connect
+from txnkv.client import Client, Planning
 from txnkv.coordinator import KEEPALIVE_TIME, Timestamp
 from txnkv.errors import NotSupportedError
+from txnkv.remote import Credentials, connect, is_address
 from txnkv.spark import option_table
-from txnkv.spark.option_table import Kind, Position
+from txnkv.spark.option_table import Kind
+from txnkv.storage import boot_id
 from txnkv.tables import DELETES, UPDATES, Operation
-from txnkv.topics import READ_BYTES
+from txnkv.topics import READ_BYTES, Position, TopicReading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +34,61 @@ class StorePlace:
     """The place of the store, and how to connect to it.
 
     Attributes:
-        path: absolute.
+        path: absolute, or the address of a server.
         keepalive_time: seconds without heartbeat until a transaction that is the job's own is
             aborted.
         history: seconds that this process keeps of the past; None for the default.
+        credentials: for a server; None for those of the environment, if any.
+        direct: open the folder of a server's store, where that is to be had.
     """
 
     path: str
     keepalive_time: float = KEEPALIVE_TIME
     history: float | None = None
+    credentials: Credentials | None = field(default=None, repr=False)
+    direct: bool = True
 
     def connect(self) -> Client:
         """A client of the store.
 
         Raises:
             StoreNotFoundError: there is no store at `path`.
+            UnavailableError: no server answers there.
+            AuthenticationError: it refused the credentials.
         """
-        return connect(
-            self.path, create=False, history=self.history, keepalive_time=self.keepalive_time
-        )
+        own = self.history, self.keepalive_time
+        if not is_address(self.path):
+            return connect(self.path, create=False, history=own[0], keepalive_time=own[1])
+        given = self.credentials
+        if given is None and CREDENTIALS in os.environ:
+            given = option_table.credentials(CREDENTIALS, os.environ[CREDENTIALS])
+        found = connect(self.path, history=own[0], keepalive_time=own[1], credentials=given)
+        folder = _folder_here(Planning.of(found)) if self.direct else None
+        if folder is None:
+            return found
+        found.close()
+        opened = connect(folder, create=False, history=own[0], keepalive_time=own[1])
+        opened.addresses = (self.path,)  # where others find it
+        return opened
+
+
+CREDENTIALS: Final = "TXNKV_CREDENTIALS"
+"""The variable of the environment with what option `credentials` says."""
+
+
+def _folder_here(there: Planning) -> str | None:
+    """The folder of a server's store, where this is the server's machine and may write to it.
+
+    A folder of another machine, over a network file system, is none: two machines do not share
+    the memory by which the processes of a store agree.
+    """
+    if there.boot != boot_id() or not os.access(there.folder, os.R_OK | os.W_OK | os.X_OK):
+        return None
+    try:
+        found = json.loads((Path(there.folder) / "FORMAT").read_text())
+    except (OSError, ValueError):
+        return None
+    return there.folder if found.get("store_id") == there.store_id else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +118,7 @@ class Settings(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory.
+            NotSupportedError: the path is no directory or address.
         """
         given = option_table.parsed(options, "a read of a table", Kind.READ_TABLE)
         if "token" in given and "snapshot" in given:
@@ -93,7 +134,7 @@ class Settings(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory.
+            NotSupportedError: the path is no directory or address.
         """
         given = option_table.parsed(options, "a write into a table", Kind.WRITE_TABLE)
         made = cls(overwrite=overwrite, **given)
@@ -182,13 +223,20 @@ class TopicRead(StorePlace):
     max_bytes: int = READ_BYTES
     fail_on_data_loss: bool = True
 
+    @property
+    def reading(self) -> TopicReading:
+        """The read as its planner is told of it."""
+        return TopicReading(
+            self.order, self.starting_offsets, self.ending_offsets, self.fail_on_data_loss
+        )
+
     @classmethod
     def of_schema(cls, options: Mapping[str, str]) -> TopicRead:
         """The settings of a read of which it is not known whether it is a batch or a stream.
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory, or there is a token.
+            NotSupportedError: the path is no directory or address, or there is a token.
         """
         return cls._of(options, "a read of a topic", Kind.READ_TOPIC, Kind.STREAM_TOPIC)
 
@@ -198,7 +246,7 @@ class TopicRead(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory, or there is a token.
+            NotSupportedError: the path is no directory or address, or there is a token.
         """
         made = cls._of(options, "a batch read of a topic", Kind.READ_TOPIC)
         if made.starting_offsets == "latest":
@@ -211,7 +259,7 @@ class TopicRead(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory, or there is a token.
+            NotSupportedError: the path is no directory or address, or there is a token.
         """
         return cls._of(options, "a streaming read of a topic", Kind.STREAM_TOPIC)
 
@@ -240,7 +288,7 @@ class ChangesRead(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense.
-            NotSupportedError: the path is no directory, or there is a token.
+            NotSupportedError: the path is no directory or address, or there is a token.
         """
         what = "a stream of changes"
         _refuse_token(options, what)
@@ -276,7 +324,7 @@ class TopicWrite(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
-            NotSupportedError: the path is no directory.
+            NotSupportedError: the path is no directory or address.
         """
         given = option_table.parsed(options, "a write into a topic", Kind.WRITE_TOPIC)
         _refuse_overwrite(given["topic"], overwrite)
@@ -313,7 +361,7 @@ class StreamWrite(StorePlace):
 
         Raises:
             ValueError: an option is missing, unknown, or makes no sense, or so does the mode.
-            NotSupportedError: the path is no directory.
+            NotSupportedError: the path is no directory or address.
         """
         kind = "topic" if names_topic(options) else "table"
         found = option_table.given(options)

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
-from txnkv.client import Client
+from txnkv.client import Client, Planning
 from txnkv.coordinator import TxnState
-from txnkv.errors import InvalidTxnStateError
+from txnkv.errors import InvalidTxnStateError, UnavailableError
+from txnkv.remote import is_address
 from txnkv.spark.settings import Settings, StorePlace
 from txnkv.storage import new_lock
 from txnkv.tables import Schema
 from txnkv.transaction import Transaction
 
+T = TypeVar("T")
 Identity = tuple[int, ...]
+_PAUSE: Final = 0.2
 _lock: Final = new_lock()
-_clients: Final[dict[tuple[str, float, float | None], tuple[Identity, Client]]] = {}
+_clients: Final[dict[tuple[Any, ...], tuple[Identity, Client]]] = {}
 
 
 def client_of(settings: StorePlace) -> Client:
@@ -31,14 +36,43 @@ def client_of(settings: StorePlace) -> Client:
     Raises:
         StoreNotFoundError: there is none.
     """
-    key = (settings.path, settings.keepalive_time, settings.history)
+    own = (settings.keepalive_time, settings.history, str(settings.credentials), settings.direct)
+    key = (settings.path, *own)
     with _lock:
-        identity = _identity(settings.path)
         found = _clients.get(key)
+        # Behind an address there may be a folder, which was removed or replaced since.
+        path = settings.path if found is None else found[1].path
+        identity = _identity(path)
         if found is None or found[0] != identity:
-            _close_others(settings.path, identity)
-            found = _clients[key] = (identity, settings.connect())
+            _close_others(path, identity)
+            patience = settings.keepalive_time if _in_task() else 0.0
+            client = _patiently(settings.connect, patience)
+            found = _clients[key] = (_identity(client.path), client)
+        elif found[1].elsewhere is not None:
+            planning = Planning.of(found[1])
+            _patiently(lambda: planning.timestamp_of(None), settings.keepalive_time)
         return found[1]
+
+
+def _in_task() -> bool:
+    from pyspark import TaskContext  # it takes a while, and a driver may do without
+
+    return TaskContext.get() is not None
+
+
+def _patiently(ask: Callable[[], T], seconds: float) -> T:
+    """Ask a server that may be about to be started again.
+
+    Spark tries a task again at once, and not often: so it had better wait here than fail.
+    """
+    give_up = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except UnavailableError:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(_PAUSE)
 
 
 def schema_of(settings: Settings) -> Schema:
@@ -49,16 +83,15 @@ def schema_of(settings: Settings) -> Schema:
         InvalidTokenError, InvalidTxnStateError: as `join_open`.
     """
     client = client_of(settings)
-    table = client.table_info(settings.table)
-    if settings.token is not None:
-        return join_open(client, settings.token, "read").context.table_at_begin(table).schema
-    if settings.snapshot is not None:
-        table = client.instance.engine.at(table, client.timestamp_of(settings.snapshot))
-    return table.schema
+    at = settings.snapshot
+    txn = None if settings.token is None else join_open(client, settings.token, "read")
+    return Planning.of(client).schema_of(settings.table, at if txn is None else txn)
 
 
 def _identity(path: str) -> Identity:
     """Tells a store from another that was made at the same path; empty where there is none."""
+    if is_address(path):
+        return (os.getpid(),)
     try:
         there = os.stat(os.path.join(path, "FORMAT"))
     except OSError:
@@ -68,7 +101,7 @@ def _identity(path: str) -> Identity:
 
 def _close_others(path: str, identity: Identity) -> None:
     for key, (known, client) in list(_clients.items()):
-        if key[0] == path and known != identity:
+        if client.path == path and known != identity:
             del _clients[key]
             if known[0] == os.getpid():
                 client.close()
@@ -88,10 +121,19 @@ def join_open(client: Client, token: str, what: str) -> Transaction:
         InvalidTxnStateError: the transaction is not open.
     """
     txn = Transaction.deserialize(client, token)
+    require_open(txn, what)
+    return txn
+
+
+def require_open(txn: Transaction, what: str) -> None:
+    """Refuse a transaction that is not open.
+
+    Raises:
+        InvalidTxnStateError: it is so.
+    """
     state = txn.state
     if state is not TxnState.OPEN:
         raise InvalidTxnStateError(
             f"cannot {what}: transaction {txn.id} of the token is {state.name}. Spark plans at "
             "the action, so run it before the commit; or begin a new transaction"
         )
-    return txn

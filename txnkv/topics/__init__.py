@@ -76,9 +76,12 @@ from txnkv.topics.overview import (
 )
 from txnkv.topics.partition_backup import back_up_partition, next_offsets, restore_partition
 from txnkv.topics.read import (
+    EARLIEST,
     FETCH_BYTES,
     HELD_BYTES,
+    LATEST,
     READ_BYTES,
+    TASKS_A_CORE,
     AbortedTxn,
     BatchDecoder,
     Bounds,
@@ -90,8 +93,13 @@ from txnkv.topics.read import (
     Order,
     PartitionReader,
     PinnedRange,
+    Position,
     ReadIsolation,
     Start,
+    TopicOffset,
+    TopicPart,
+    TopicPlanner,
+    TopicReading,
     TransactionOrder,
     between_commits,
     bounds,

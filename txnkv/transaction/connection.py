@@ -153,11 +153,13 @@ class Connection:
         keepalive_time: seconds without heartbeat after which a transaction is aborted.
         sessions: those outside of transactions.
         is_open: it was not closed.
+        addresses: of servers of the store, for the tokens that are made here.
         elsewhere: opens what a token names ("join", "open_scan", "open_diff") where the store is on
             another host; None: it is here.
     """
 
     elsewhere: Callable[[str, Any], Any] | None = None
+    addresses: tuple[str, ...] = ()
 
     def __init__(self, instance: Instance, keepalive_time: float) -> None:
         self.instance = instance

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import apsw
 
 from txnkv.coordinator import TxnState, ending_error, jobs, status_table
-from txnkv.errors import CorruptionError, NotSupportedError
+from txnkv.errors import CorruptionError
 from txnkv.storage import StatusDatabase, declare_fault_point, fault_point, shielded
 from txnkv.tables import Scope, manifest
 from txnkv.topics import StagedLots, staged_files
@@ -55,7 +55,8 @@ class Job:
             InvalidTxnStateError: the transaction is not open.
         """
         if txn.connection.elsewhere is not None:
-            raise NotSupportedError("a job is started on the host that has the store")
+            made: Job = txn.connection.elsewhere("start_job", txn)
+            return made
         job = cls(txn, uuid.uuid4().hex)
         txn.require_shareable("start a job under")
         row = txn.context.ensure_large().row
@@ -66,6 +67,9 @@ class Job:
     @classmethod
     def join(cls, txn: Transaction, id: str) -> Job:
         """A job that another process started."""
+        if txn.connection.elsewhere is not None:
+            joined: Job = txn.connection.elsewhere("join_job", (txn, id))
+            return joined
         return cls(txn, id)
 
     @shielded

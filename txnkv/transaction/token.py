@@ -10,6 +10,18 @@ Layout, big-endian, then the HMAC-SHA256 of all of it under a key that the store
 Byte 0 is the format version; `expires` is microseconds since 2020-01-01 UTC, 0 for never;
 flag 1 says that whoever joins also keeps the transaction alive. As text it is URL-safe
 base64, 99 characters, short enough for a Spark option.
+
+Version 2 is for a store that is served. It also tells addresses of its servers, and they stand
+before the HMAC:
+
+    42          44
+    +-----------+---------------------+------+
+    | n         | n bytes: addresses, | HMAC |
+    |           | a line each         |      |
+    +-----------+---------------------+------+
+
+Never a credential: who joins by an address has its own. And who has a token from somebody that is
+not trusted sends none to the addresses in it.
 """
 
 from __future__ import annotations
@@ -27,7 +39,9 @@ from txnkv.errors import InvalidTokenError, TxnNotFoundError
 from txnkv.storage import clock
 
 _VERSION: Final = 1
+_WITH_ADDRESSES: Final = 2
 _BODY: Final = struct.Struct(">B16sQQQB")
+_SIZE: Final = struct.Struct(">H")
 _HMAC_BYTES: Final = 32
 _KEEPALIVE: Final = 1
 
@@ -42,6 +56,7 @@ class TokenContent:
             forgotten: else its token expires by the same clock as the transaction.
         keepalive_time: microseconds without heartbeat until the transaction is aborted.
         keepalive: whether a process that joins also sends heartbeats.
+        addresses: of servers of the store.
     """
 
     store_id: str
@@ -49,6 +64,7 @@ class TokenContent:
     expires: int | None
     keepalive_time: int
     keepalive: bool
+    addresses: tuple[str, ...] = ()
 
 
 class TxnToken:
@@ -68,6 +84,17 @@ class TxnToken:
     def __repr__(self) -> str:
         return "TxnToken(...)"
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of servers of the store, as who made it knew them; none for a local one.
+
+        They are as trustworthy as who gave you the token.
+
+        Raises:
+            InvalidTokenError: it is cut short, or of another format version.
+        """
+        return _parted(self._data)[1]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TxnToken) and hmac.compare_digest(self._data, other._data)
 
@@ -79,14 +106,17 @@ class TxnToken:
 
 
 def seal(content: TokenContent, key: bytes) -> TxnToken:
+    text = "\n".join(content.addresses).encode()
     body = _BODY.pack(
-        _VERSION,
+        _WITH_ADDRESSES if text else _VERSION,
         bytes.fromhex(content.store_id),
         content.txn_id,
         content.expires or 0,
         content.keepalive_time,
         _KEEPALIVE if content.keepalive else 0,
     )
+    if text:
+        body += _SIZE.pack(len(text)) + text
     return TxnToken(body + hmac.digest(key, body, hashlib.sha256))
 
 
@@ -98,34 +128,53 @@ def unseal(token: TxnToken | bytes | str, store_id: str, key: bytes) -> TokenCon
             format version.
     """
     data = _raw(token)
-    if not data:
-        raise InvalidTokenError("the token is empty: pass what Transaction.serialize() returned")
-    if data[0] != _VERSION:
-        raise InvalidTokenError(
-            f"the token has format version {data[0]}, this program reads {_VERSION}: "
-            "serialize and deserialize with the same version of txnkv"
-        )
-    if len(data) != _BODY.size + _HMAC_BYTES:
-        raise InvalidTokenError(
-            f"the token has {len(data)} bytes, a whole one has {_BODY.size + _HMAC_BYTES}: "
-            "it was cut or is no token"
-        )
+    body, addresses = _parted(data)
     _, store, txn_id, expires, keepalive_time, flags = _BODY.unpack_from(data)
     if store.hex() != store_id:
         raise InvalidTokenError(
             f"the token is of store {store.hex()}, this is {store_id}: connect to its own store"
         )
-    if not hmac.compare_digest(
-        hmac.digest(key, data[: _BODY.size], hashlib.sha256), data[_BODY.size :]
-    ):
+    if not hmac.compare_digest(hmac.digest(key, body, hashlib.sha256), data[len(body) :]):
         raise InvalidTokenError("the token's signature does not match: it was altered or forged")
-    return TokenContent(store_id, txn_id, expires or None, keepalive_time, bool(flags & _KEEPALIVE))
+    keepalive = bool(flags & _KEEPALIVE)
+    return TokenContent(store_id, txn_id, expires or None, keepalive_time, keepalive, addresses)
 
 
-def issue(coordinator: Coordinator, store_id: str, row: TxnRow, keepalive: bool) -> TxnToken:
+def _parted(data: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """Return what is signed, and the addresses.
+
+    Raises:
+        InvalidTokenError: it is cut short, or of another format version.
+    """
+    if not data:
+        raise InvalidTokenError("the token is empty: pass what Transaction.serialize() returned")
+    if data[0] not in (_VERSION, _WITH_ADDRESSES):
+        raise InvalidTokenError(
+            f"the token has format version {data[0]}, this program reads up to {_WITH_ADDRESSES}: "
+            "serialize and deserialize with the same version of txnkv"
+        )
+    size = whole = _BODY.size
+    if data[0] == _WITH_ADDRESSES and len(data) >= size + _SIZE.size:
+        whole = size + _SIZE.size + _SIZE.unpack_from(data, size)[0]
+    if len(data) != whole + _HMAC_BYTES:
+        raise InvalidTokenError(
+            f"the token has {len(data)} bytes, a whole one has {whole + _HMAC_BYTES}: "
+            "it was cut or is no token"
+        )
+    text = data[size + _SIZE.size : whole].decode(errors="replace")
+    return data[:whole], tuple(text.split("\n")) if text else ()
+
+
+def issue(
+    coordinator: Coordinator,
+    store_id: str,
+    row: TxnRow,
+    keepalive: bool,
+    addresses: tuple[str, ...] = (),
+) -> TxnToken:
     """Return the token of a transaction."""
     expires = None if row.timeout is None else row.begin_ts.micros + row.timeout
-    content = TokenContent(store_id, row.txn_id, expires, row.keepalive, keepalive)
+    content = TokenContent(store_id, row.txn_id, expires, row.keepalive, keepalive, addresses)
     return seal(content, coordinator.token_key)
 
 

@@ -291,10 +291,8 @@ class Transaction(Closing):
         self.require_shareable("serialize")
         if not self.context.stored:
             self.context.ensure_large("serialize")
-        instance = self.context.instance
-        return tokens.issue(
-            instance.coordinator, instance.store.store_id, self.context.row, keepalive
-        )
+        at, row, told = self.context.instance, self.context.row, self.connection.addresses
+        return tokens.issue(at.coordinator, at.store.store_id, row, keepalive, told)
 
     def require_shareable(self, what: str) -> None:
         """Refuse to share what only one process can validate.

@@ -3,6 +3,19 @@
 `reader()`, `pushFilters()` and `partitions()` run once, in a planner process; `read()` runs
 in tasks, which get the reader as it was then, pickled. All they share is what was planned: scan
 tokens, which name the snapshot and ranges of keys, or pinned ranges of a topic's partitions.
+
+Messages are rows of Spark:
+
+    key        binary                                    null: none
+    value      binary                                    null: none; or the topic's declared
+                                                         columns, first and in its place
+    headers    array<struct<key string, value binary>>   null: none
+    partition  int
+    offset     long
+    timestamp  timestamp
+    txn_id     long                                      its local part; null: of none
+
+A row has exactly the schema that Spark was promised; what was not asked for is not made.
 """
 
 from __future__ import annotations
@@ -12,15 +25,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from txnkv.client import DiffToken
-from txnkv.spark.columns import ToSpark, require_promised
+from txnkv import core
+from txnkv.client import DiffToken, Planning, Topic
+from txnkv.core import compute as pc
+from txnkv.errors import SchemaError
+from txnkv.spark.columns import ToSpark, as_spark_has_it, require_promised, spark_type
 from txnkv.spark.reading import pushdown
-from txnkv.spark.reading.topic_planner import TASKS_A_CORE, TopicPlanner
-from txnkv.spark.reading.topic_rows import read_task
 from txnkv.spark.settings import Settings, TopicRead
 from txnkv.spark.worker_client import client_of, join_open, schema_of
+from txnkv.topics import TASKS_A_CORE, TopicOffset, TopicPart, ValueCodec
 from txnkv.transaction import Scan, ScanToken
 
 TASK_ROWS: Final = 1 << 20
@@ -81,17 +97,16 @@ class TxnkvReader(DataSourceReader):
 
     def _scan(self) -> Scan:
         settings, columns = self._settings, self._expected.names
-        client = client_of(settings)
-        table = client.table_info(settings.table)
+        client, name = client_of(settings), settings.table
+        planning = Planning.of(client)
         if settings.token is not None:
             txn = join_open(client, settings.token, "read")
-            seen = txn.context.table_at_begin(table)
-            require_promised(table.name, seen.schema, self._expected)
-            return txn.scan(settings.table, columns, self._where)
+            require_promised(name, planning.schema_of(name, txn), self._expected)
+            return txn.scan(name, columns, self._where)
         snapshot = client.snapshot(settings.snapshot)
-        seen = client.instance.engine.at(table, snapshot.timestamp)
-        require_promised(table.name, seen.schema, self._expected)
-        return client.table(settings.table).scan(columns, self._where, snapshot)
+        seen = planning.schema_of(name, snapshot.timestamp)
+        require_promised(name, seen, self._expected)
+        return client.table(name).scan(columns, self._where, snapshot)
 
 
 class PushingReader(TxnkvReader):
@@ -127,10 +142,189 @@ class TopicReader(DataSourceReader):
             OffsetOutOfRangeError: one of them names an offset that is not there.
             ValueError: one of them makes no sense for this topic.
         """
-        planner = TopicPlanner(self._settings)
-        start = planner.initial()
-        return list(planner.tasks(start, planner.final(start)))
+        start = planned(self._settings, "initial")
+        return tasks(self._settings, start, planned(self._settings, "final", start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one part, as Arrow batches."""
         return read_task(self._settings, self._expected, partition)
+
+
+# -- topics ----------------------------------------------------------------------------
+
+
+def planned(settings: TopicRead, what: str, *args: Any) -> Any:
+    """Return what the planner of a read of a topic says; see `TopicPlanner`."""
+    return Planning.of(client_of(settings)).plan(settings.topic, settings.reading, what, *args)
+
+
+def tasks(settings: TopicRead, start: TopicOffset, end: TopicOffset) -> list[InputPartition]:
+    """Return the tasks that read what lies between two points of a topic."""
+    parts = planned(settings, "parts", start, end, os.cpu_count() or 1)
+    return [TopicTask(part) for part in parts]
+
+
+_HEADER: Final = spark.StructType(
+    [
+        spark.StructField("key", spark.StringType(), False),
+        spark.StructField("value", spark.BinaryType(), False),
+    ]
+)
+_KEY: Final = spark.StructField("key", spark.BinaryType(), True)
+_VALUE: Final = spark.StructField("value", spark.BinaryType(), True)
+_REST: Final = (
+    spark.StructField("headers", spark.ArrayType(_HEADER, False), True),
+    spark.StructField("partition", spark.IntegerType(), False),
+    spark.StructField("offset", spark.LongType(), False),
+    spark.StructField("timestamp", spark.TimestampType(), False),
+    spark.StructField("txn_id", spark.LongType(), True),
+)
+
+
+def topic_schema(topic: Topic, columns: Sequence[str] | None) -> spark.StructType:
+    """The schema that Spark sees.
+
+    Args:
+        topic: what is read.
+        columns: the projection, in order; None for all columns.
+
+    Raises:
+        SchemaError: there is no such column, or Spark has no type for it.
+    """
+    codec = topic.info.options.codec
+    kinds = {} if codec is None else {field.name: field.type for field in codec.columns}
+    fields: dict[str, spark.StructField | None] = dict.fromkeys(kinds)
+    own = (_KEY, _VALUE, *_REST) if codec is None else (_KEY, *_REST)
+    fields.update({field.name: field for field in own})
+    for name in columns or ():
+        if name not in fields:
+            raise SchemaError(
+                f"there is no column {name!r}: messages of topic {topic.name!r} have "
+                f"{', '.join(fields)}"
+            )
+    return spark.StructType(
+        [
+            fields[name] or spark.StructField(name, spark_type(kinds[name], name), True)
+            for name in (fields if columns is None else columns)
+        ]
+    )
+
+
+class TopicRows:
+    """Brings messages into the schema that Spark expects.
+
+    Args:
+        expected: the Arrow schema of what Spark was promised.
+        codec: of the topic's values; None for bytes.
+    """
+
+    def __init__(self, expected: pa.Schema, codec: ValueCodec | None) -> None:
+        self._expected = expected
+        self._codec = codec
+        declared = () if codec is None else codec.columns.names
+        self._declared = [name for name in expected.names if name in declared]
+
+    def batch(self, messages: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        """Rows of one partition's messages, whose columns are those of `core.MESSAGES`."""
+        decoded: dict[str, pa.Array] = {}
+        if self._codec is not None and self._declared:
+            values = self._codec.decode(messages.column("value"), self._declared)
+            decoded = dict(zip(self._declared, values.columns, strict=True))
+        arrays = []
+        for field in self._expected:
+            if field.name in decoded:
+                made = decoded[field.name]
+            else:
+                made = self._column(field, messages, partition)
+            same = made.type.equals(field.type) and not pa.types.is_nested(field.type)
+            kept = same or field.name == "headers"
+            arrays.append(made if kept else as_spark_has_it(made, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._expected)
+
+    def _column(self, field: pa.Field, messages: pa.RecordBatch, partition: int) -> pa.Array:
+        if field.name == "partition":
+            return pa.repeat(pa.scalar(partition, pa.int32()), messages.num_rows)
+        found = messages.column(field.name)
+        if field.name == "offset":
+            return found.view(pa.int64())
+        if field.name == "txn_id":
+            return _ids(found.view(pa.int64()))
+        if field.name == "headers":
+            return _headers(found, field.type)
+        return found
+
+
+def _ids(locals_: pa.Int64Array) -> pa.Int64Array:
+    """Null for 0, which is no transaction's."""
+    if pc.min(locals_).as_py() == 0:
+        return pc.if_else(pc.not_equal(locals_, 0), locals_, None)
+    return locals_
+
+
+def _headers(blobs: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    if blobs.null_count == len(blobs):
+        return pa.nulls(len(blobs), kind)
+    made = core.split_headers(blobs)
+    return made if made.type.equals(kind) else made.cast(kind)
+
+
+# -- tasks -----------------------------------------------------------------------------
+
+_ROWS: Final = 1 << 14
+"""Rows of a batch that is not put together with others."""
+
+
+class TopicTask(InputPartition):
+    """The part of a topic that one task reads."""
+
+    def __init__(self, part: TopicPart) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+def read_task(
+    settings: TopicRead, expected: pa.Schema, task: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task of a topic, as Arrow batches.
+
+    Raises:
+        OffsetOutOfRangeError: retention took messages since they were planned.
+        TopicNotFoundError: the topic was dropped since.
+        CorruptionError: a batch is damaged.
+    """
+    if isinstance(task, TopicTask):  # else Spark's own placeholder for a read of nothing
+        yield from _gathered(_rows(settings, expected, task.part), settings.max_bytes // 2)
+
+
+def _rows(settings: TopicRead, expected: pa.Schema, part: TopicPart) -> Iterator[pa.RecordBatch]:
+    client = client_of(settings)
+    planning = Planning.of(client)
+    rows = TopicRows(expected, client.topic(settings.topic).info.options.codec)
+    may_lose = not settings.fail_on_data_loss
+    for n, (number, _) in enumerate(part.ranges):
+        for messages in planning.read_part(settings.topic, part, n, settings.max_bytes, may_lose):
+            yield rows.batch(messages, number)
+
+
+def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
+    """The same rows; batches below both limits are put together: each costs its own way to Spark.
+
+    Args:
+        batches: as they are read.
+        most: bytes.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _ROWS or size >= most:
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -29,14 +29,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from txnkv.client import Client, DiffToken, Snapshot
-from txnkv.coordinator import Timestamp, one
+from txnkv.client import Client, DiffToken, Planning, Snapshot
+from txnkv.coordinator import Timestamp
 from txnkv.errors import HistoryExpiredError, OffsetOutOfRangeError, TableNotFoundError
 from txnkv.spark.columns import require_promised
 from txnkv.spark.reading import cut
 from txnkv.spark.settings import ChangesRead
 from txnkv.spark.worker_client import client_of
-from txnkv.tables import TableInfo, changed, history
 from txnkv.transaction import ScanToken
 
 BEGINNING: Final = Timestamp(0)
@@ -136,7 +135,7 @@ class ChangesPlanner:
             return self._at(client, BEGINNING)
         if isinstance(starting, str):
             return self._at(client, self._keep_latest(client))
-        at = client.timestamp_of(starting)
+        at = Planning.of(client).timestamp_of(starting)
         self._keep(client, at, "startingOffsets is")
         return self._at(client, at)
 
@@ -153,14 +152,14 @@ class ChangesPlanner:
 
     def _latest(self, start: ChangesOffset) -> ChangesOffset:
         client = self._client()
-        table = self._checked(client, start)
+        self._check(client, start)
         since = self._since(start)
         if since > BEGINNING:
             self._keep(client, since, "the checkpoint is at")
         end = self._keep_latest(client) if self._target is None else self._target
         if end <= since:
             return start
-        if changed(client.instance.engine, table, since, end):
+        if Planning.of(client).changed(self._settings.table, since, end):
             self._keep_only(since, end)
             return self._at(client, end, since)
         if start.timestamp == BEGINNING:
@@ -172,11 +171,11 @@ class ChangesPlanner:
     def newest(self) -> ChangesOffset:
         """Up to where there is something to read: where the stream stands, if that is all."""
         client = self._client()
-        at, stands = client.timestamp_of(None), self._stands
+        planning, stands = Planning.of(client), self._stands
+        at = planning.timestamp_of(None)
         if stands is not None and stands.timestamp > BEGINNING:
-            table = client.table(self._settings.table).info
             since = self._since(stands)
-            if at <= since or not changed(client.instance.engine, table, since, at):
+            if at <= since or not planning.changed(self._settings.table, since, at):
                 return stands
         return self._at(client, at)
 
@@ -199,12 +198,13 @@ class ChangesPlanner:
         """
         since, upto = start.timestamp if end.since is None else end.since, end.timestamp
         client = self._client()
-        self._checked(client, end)
+        self._check(client, end)
         if since >= upto:
             return upto, []
         table = client.table(self._settings.table)
-        seen = client.instance.engine.at(table.info, upto)
-        require_promised(table.name, seen.schema, self._promised)
+        require_promised(
+            table.name, Planning.of(client).schema_of(table.name, upto), self._promised
+        )
         if since == BEGINNING:
             self._keep(client, upto, "the first load is at")
             scan = table.scan(self._columns, snapshot=upto)
@@ -235,7 +235,7 @@ class ChangesPlanner:
         try:
             self._kept[at] = client.snapshot(at)
         except HistoryExpiredError as error:
-            floor = client.instance.engine.log.history_floor
+            _, floor, _ = Planning.of(client).kept()
             raise HistoryExpiredError(
                 f"the changes of table {self._settings.table!r} are gone: {what} "
                 f"{at.datetime.isoformat()} ({at}), the store's history goes back to "
@@ -247,13 +247,9 @@ class ChangesPlanner:
 
     def _keep_latest(self, client: Client) -> Timestamp:
         """Pin the latest snapshot."""
-        at = history.pin_latest(client.instance.coordinator)
-        try:
-            if at not in self._kept:
-                self._kept[at] = client.snapshot(at)
-        finally:
-            client.instance.store.runtime.unpin(at)
-        return at
+        found = Planning.of(client).latest()
+        self._kept.setdefault(found.timestamp, found)
+        return found.timestamp
 
     def _keep_only(self, *wanted: Timestamp) -> None:
         for at in [at for at in self._kept if at not in wanted and at != self._target]:
@@ -276,41 +272,40 @@ class ChangesPlanner:
 
     def _is_old(self, client: Client, start: ChangesOffset, end: Timestamp) -> bool:
         age = (end.micros - start.timestamp.micros) / 1e6
-        return age > max(client.instance.coordinator.history / 2, _LEAST_PAUSE)
+        kept, _, _ = Planning.of(client).kept()
+        return age > max(kept / 2, _LEAST_PAUSE)
 
     def _at(
         self, client: Client, timestamp: Timestamp, since: Timestamp | None = None
     ) -> ChangesOffset:
         name = self._settings.table
-        id = client.table(name).info.id
-        return ChangesOffset(client.instance.store.store_id, name, id, timestamp, since)
+        id = client.table_info(name).id
+        return ChangesOffset(Planning.of(client).store_id, name, id, timestamp, since)
 
-    def _checked(self, client: Client, offset: ChangesOffset) -> TableInfo:
-        """The table, which is the one of the checkpoint, in the same store and no earlier."""
-        store = client.instance.store
-        if offset.store != store.store_id:
+    def _check(self, client: Client, offset: ChangesOffset) -> None:
+        """The table is the one of the checkpoint, in the same store and no earlier."""
+        planning = Planning.of(client)
+        if offset.store != planning.store_id:
             raise TableNotFoundError(
                 f"the checkpoint is of table {offset.table!r} in store {offset.store}, at "
-                f"{self._settings.path} is store {store.store_id}: another was made there, or the "
-                "path is wrong. Give the path of its own store, or begin again with a new "
+                f"{self._settings.path} is store {planning.store_id}: another was made there, or "
+                "the path is wrong. Give the path of its own store, or begin again with a new "
                 "checkpoint"
             )
-        table = client.table(self._settings.table).info
+        table = client.table_info(self._settings.table)
         if offset.id != table.id:
             raise TableNotFoundError(
                 f"table {offset.table!r} of the checkpoint (id {offset.id}) was dropped, and "
                 f"another was made under its name (id {table.id}): begin again with a new "
                 "checkpoint"
             )
-        if offset.timestamp > client.timestamp_of(None):
-            with store.status.read() as cur:
-                (last,) = one(cur, "SELECT last_timestamp FROM clock")
+        if offset.timestamp > planning.timestamp_of(None):
+            _, _, last = planning.kept()
             if offset.timestamp > last:
                 raise OffsetOutOfRangeError(
                     f"the checkpoint is at {offset.timestamp.datetime.isoformat()} "
                     f"({offset.timestamp}), the last commit of the store is at "
-                    f"{Timestamp(last).datetime.isoformat()} ({last}): the store was restored to "
+                    f"{last.datetime.isoformat()} ({last}): the store was restored to "
                     "an earlier time, and what the query read since then is not in it. Begin "
                     "again with a new checkpoint, and a target of the same time"
                 )
-        return table

@@ -35,11 +35,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from txnkv.client import DiffToken
 from txnkv.errors import NotSupportedError, SchemaError
 from txnkv.spark.columns import ToSpark, spark_schema
-from txnkv.spark.reading import TopicOffset, TopicPlanner, read_task
+from txnkv.spark.reading import planned, read_task, tasks
 from txnkv.spark.settings import ChangesRead, TopicRead
 from txnkv.spark.streams.changes_planner import ChangesOffset, ChangesPlanner
 from txnkv.spark.worker_client import client_of
 from txnkv.tables import BATCH_ROWS, COMMIT_TIMESTAMP, OP, Schema
+from txnkv.topics import TopicOffset
 from txnkv.transaction import ScanToken
 
 _ADDED: Final = {
@@ -202,7 +203,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             OffsetOutOfRangeError: option startingOffsets names an offset that is not there.
         """
-        return TopicPlanner(self._settings).initial().json()
+        return self._planned("initial").json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Option maxOffsetsPerTrigger."""
@@ -220,17 +221,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise NotSupportedError(f"a topic is read by offsets, not by {type(limit).__name__}")
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         begun = self._parsed(start)
-        end = TopicPlanner(self._settings).latest(begun, most, self._target)
+        end = self._planned("latest", begun, most, self._target)
         # Spark compares texts: the same place must be the same text.
-        return start if end is begun else end.json()
+        return start if end == begun else end.json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Up to where there is something to read, for the query's progress."""
-        return TopicPlanner(self._settings).ends().json()
+        return self._planned("ends").json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is read."""
-        self._target = TopicPlanner(self._settings).ends()
+        self._target = self._planned("ends")
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks that read what lies between two points, pinned.
@@ -239,8 +240,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRangeError: some of it is gone, or never was in this store.
             TopicNotFoundError: the topic was dropped.
         """
-        planner = TopicPlanner(self._settings)
-        return list(planner.tasks(self._parsed(start), self._parsed(end)))
+        return tasks(self._settings, self._parsed(start), self._parsed(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one part, as Arrow batches."""
@@ -254,3 +254,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parsed(self, given: dict[str, Any]) -> TopicOffset:
         return TopicOffset.parse(given, self._settings.topic, self._settings.order)
+
+    def _planned(self, what: str, *args: Any) -> TopicOffset:
+        found: TopicOffset = planned(self._settings, what, *args)
+        return found

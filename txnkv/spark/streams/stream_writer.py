@@ -38,7 +38,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client import Client
+from txnkv.client import Client, Planning
 from txnkv.coordinator import Mark
 from txnkv.errors import AlreadyAppliedError, InvalidTxnStateError, TxnNotFoundError
 from txnkv.spark import java
@@ -116,8 +116,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._target.require(client, arrow_schema(schema), None)
         names = _names_of(settings)
         for stream in names[:1]:
-            client.instance.coordinator.end_named(stream)
-        own = begin_own(client, self._target, settings.path, settings.timeout, names)
+            Planning.of(client).end_named(stream)
+        own = begin_own(client, self._target, settings, settings.timeout, names)
         self._begun = Begun(*own)
 
     # -- tasks -------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _roll_back(client, told.begun.token)
             return
         for own in _names_of(self._settings)[1:]:
-            client.instance.coordinator.end_named(own)
+            Planning.of(client).end_named(own)
 
     def _mark(self, query: str | None, batch: int) -> Mark:
         app_id = self._settings.app_id or query
@@ -248,8 +248,6 @@ def _names_of(settings: StreamWrite) -> list[str]:
 
 def _roll_back(client: Client, token: str) -> None:
     """Abort, unless it has begun to commit: then it ends by itself."""
-    orchestrator = client.instance.coordinator.orchestrator
-    with suppress(InvalidTxnStateError, TxnNotFoundError):
-        txn_id = Transaction.deserialize(client, token).context.row.txn_id
-        orchestrator.start_abort(txn_id, "its micro batch failed", only_open=True)
-        orchestrator.finish(txn_id)
+    with suppress(TxnNotFoundError):
+        txn = Transaction.deserialize(client, token)
+        Planning.of(client).abandon(txn, "its micro batch failed")

@@ -23,8 +23,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txnkv.client import Client
-from txnkv.coordinator import name_transaction
+from txnkv.client import Client, Planning
 from txnkv.errors import TxnNotFoundError
 from txnkv.spark import keepalive
 from txnkv.spark.columns import arrow_schema
@@ -85,7 +84,7 @@ class JobWriter(DataSourceArrowWriter):
                 job.abort()
                 raise
             return cls(settings, target, token, job.id, own=False)
-        token, job_id = begin_own(client, target, settings.path, settings.timeout)
+        token, job_id = begin_own(client, target, settings, settings.timeout)
         return cls(settings, target, token, job_id, own=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -126,7 +125,11 @@ class JobWriter(DataSourceArrowWriter):
 
 
 def begin_own(
-    client: Client, target: Target, path: str, timeout: float | None, names: Sequence[str] = ()
+    client: Client,
+    target: Target,
+    place: StorePlace,
+    timeout: float | None,
+    names: Sequence[str] = (),
 ) -> tuple[str, str]:
     """A transaction and its one job, both to outlive this process.
 
@@ -140,12 +143,10 @@ def begin_own(
     try:
         job = Job.start(txn)
         if names:
-            with client.instance.store.status.write() as cur:
-                for name in names:
-                    name_transaction(cur, name, txn.context.row.txn_id, job.id)
+            Planning.of(client).name(txn, list(names), job.id)
         target.make_room(txn, job)
         token = str(txn.serialize())
-        keepalive.hand_over(txn, path)
+        keepalive.hand_over(txn, place)
     except BaseException:
         txn.rollback()
         raise

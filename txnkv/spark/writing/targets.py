@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from txnkv.client import Client
+from txnkv.client import Client, Planning
 from txnkv.core import compute as pc
 from txnkv.errors import InvalidTxnStateError, SchemaError
 from txnkv.spark.columns import FromSpark, Retyped
@@ -125,8 +125,7 @@ def stage(target: Target, client: Client, job: Job, done: Written, batches: Batc
 
 def _schema_of(table: str, client: Client, txn: Transaction | None) -> Schema:
     """The schema of a table as it is now, or as a transaction writes it."""
-    info = client.table_info(table)
-    return (info if txn is None else txn.context.table_at_begin(info)).schema
+    return Planning.of(client).schema_of(table, txn)
 
 
 @dataclass(frozen=True)

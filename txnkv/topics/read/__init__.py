@@ -5,6 +5,7 @@ offset_reader   fetch, filter, decode, give; large messages; which partitions ha
 commit_reader   the order of commits; several partitions in the order of transactions
 batch_places    for it: where the batches of transactions lie that stand mixed
 pinned_range    the offset reader with an end, elsewhere; ranges cut, ranges up to a timestamp
+topic_planner   reads of many processes, in such ranges
 """
 
 from txnkv.topics.read import pinned_range
@@ -36,4 +37,14 @@ from txnkv.topics.read.pinned_range import (
     reach_at,
     timestamp_before,
     weight,
+)
+from txnkv.topics.read.topic_planner import (
+    EARLIEST,
+    LATEST,
+    TASKS_A_CORE,
+    Position,
+    TopicOffset,
+    TopicPart,
+    TopicPlanner,
+    TopicReading,
 )

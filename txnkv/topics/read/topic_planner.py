@@ -1,4 +1,4 @@
-"""Planning reads of a topic: where they begin and end, and which task reads what.
+"""Planning reads of a topic that many processes do: where they begin and end, and who reads what.
 
     bounds     of each partition: [start of the log, last stable offset)
     ends       offset order: the last stable offsets
@@ -22,22 +22,16 @@ retention took before that is no loss to it.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from txnkv.errors import OffsetOutOfRangeError, TopicNotFoundError
-from txnkv.spark.option_table import EARLIEST, LATEST, Position
-from txnkv.spark.reading.topic_rows import TopicTask
-from txnkv.spark.settings import TopicRead
-from txnkv.spark.worker_client import client_of
-from txnkv.topics import (
-    Bounds,
+from txnkv.topics.read.log_view import Bounds, bounds
+from txnkv.topics.read.pinned_range import (
     PinnedRange,
     between_commits,
-    bounds,
     cuts,
     next_timestamp,
     pin,
@@ -45,8 +39,46 @@ from txnkv.topics import (
     timestamp_before,
     weight,
 )
+from txnkv.topics.topic_catalog import TopicInfo
+from txnkv.topics.topics import Topics
 
 Offsets = dict[int, int]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+Position: TypeAlias = str | dict[int, int]
+"""`"earliest"`, `"latest"`, or offsets by partition, with EARLIEST and LATEST among them."""
+
+
+@dataclass(frozen=True)
+class TopicReading:
+    """A read of a topic, for its planner.
+
+    Attributes:
+        order: "offset", or "commit": whole transactions, as they were committed.
+        starting_offsets: where a batch, or a new query, begins.
+        ending_offsets: where a batch ends.
+        fail_on_data_loss: whether messages that are gone are an error.
+    """
+
+    order: str
+    starting_offsets: Position
+    ending_offsets: Position
+    fail_on_data_loss: bool
+
+
+class TopicPart(NamedTuple):
+    """The part of a topic that one task reads.
+
+    Attributes:
+        topic_id: of the topic that it was planned for.
+        ranges: with the numbers of their partitions.
+        scattered: the ranges are of places of commits, whose messages stand before them.
+    """
+
+    topic_id: int
+    ranges: tuple[tuple[int, PinnedRange], ...]
+    scattered: bool
 
 
 @dataclass(frozen=True)
@@ -149,18 +181,16 @@ class TopicPlanner:
     """Plans reads of a topic. For one call of Spark's: it remembers what it looked up.
 
     Args:
+        topics: of the store.
+        info: the topic.
         settings: of the read.
-
-    Raises:
-        StoreNotFoundError, TopicNotFoundError: what they name is not there.
     """
 
-    def __init__(self, settings: TopicRead) -> None:
+    def __init__(self, topics: Topics, info: TopicInfo, settings: TopicReading) -> None:
         self._settings = settings
-        client = client_of(settings)
-        self._info = client.topic(settings.topic).info
-        self._engine = client.instance.topics
-        self._store = client.instance.store.store_id
+        self._info = info
+        self._engine = topics
+        self._store = topics.store.store_id
         self._partitions = dict(enumerate(self._engine.partitions(self._info)))
         self._by_commit = settings.order == "commit"
 
@@ -241,8 +271,11 @@ class TopicPlanner:
 
     # -- what --------------------------------------------------------------------------
 
-    def tasks(self, start: TopicOffset, end: TopicOffset) -> list[TopicTask]:
-        """Return the tasks that read what lies between two points; none when that is nothing.
+    def parts(self, start: TopicOffset, end: TopicOffset, cores: int) -> list[TopicPart]:
+        """Return the parts of what lies between two points, for tasks; none when that is nothing.
+
+        Args:
+            cores: that are there to read them.
 
         Raises:
             OffsetOutOfRangeError: some of it is gone, or never was in this store.
@@ -257,7 +290,7 @@ class TopicPlanner:
             number: weight(self._engine, partition, since[number], upto[number])
             for number, partition in self._partitions.items()
         }
-        wanted = TASKS_A_CORE * (os.cpu_count() or 1)
+        wanted = TASKS_A_CORE * cores
         each = max(TASK_BYTES, -(-sum(loads.values()) // wanted))
         ranges: list[tuple[int, PinnedRange, int]] = []
         for number, load in loads.items():
@@ -270,18 +303,18 @@ class TopicPlanner:
                 ranges.append((number, self._pinned(number, low, high, begin), load // parts))
         return self._packed(ranges, each)
 
-    def _packed(self, ranges: list[tuple[int, PinnedRange, int]], each: int) -> list[TopicTask]:
-        tasks: list[TopicTask] = []
+    def _packed(self, ranges: list[tuple[int, PinnedRange, int]], each: int) -> list[TopicPart]:
+        tasks: list[TopicPart] = []
         held: list[tuple[int, PinnedRange]] = []
         weights = 0
         for number, pinned, load in ranges:
             if held and weights + load > each:
-                tasks.append(TopicTask(self._info.id, tuple(held), self._is_scattered))
+                tasks.append(TopicPart(self._info.id, tuple(held), self._is_scattered))
                 held, weights = [], 0
             held.append((number, pinned))
             weights += load
         if held:
-            tasks.append(TopicTask(self._info.id, tuple(held), self._is_scattered))
+            tasks.append(TopicPart(self._info.id, tuple(held), self._is_scattered))
         return tasks
 
     @property
