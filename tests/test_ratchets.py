@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_565, "tables": 8_300, "storage": 3_840, "cli": 4_160, "coordinator": 3_017,
+    "topics": 10_565, "tables": 8_300, "storage": 3_840, "cli": 4_165, "coordinator": 3_017,
     "transaction": 3_095, "core": 3_245, "spark": 2_280, "client": 2_805, "aio": 554,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

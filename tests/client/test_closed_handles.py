@@ -35,12 +35,13 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "keep_transaction_alive": (1,), "snapshot": (),
         "stats": (), "metrics": (), "check": (), "compact": (), "applied": ("a",),
         "applications": (), "forget_applied": ("a",), "require_open": (), "require_writable": (),
-        "repair_clock": (), "backup": ("nowhere",),
+        "repair_clock": (), "backup": ("nowhere",), "rename_table": ("t", "u"),
         "accept_loss": ("t/0",),
     },
     "table": {
         "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),
         "diff_tokens": (0,), "dataset": (), "next_id": (), "alter": ({"n": "int8?"},),
+        "restore": (0,),
         **dict.fromkeys(("insert", "upsert", "update"), (ROW,)), "delete": (1,),
     },
     "scan": {
@@ -64,6 +65,7 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
     "topic": {
         "end_offsets": (), "last_stable_offsets": (), "fetch": (0, 0), "consumer": (),
         "subscribe": ("n",), "producer": (), "subscriptions": (), "drop_subscription": ("s",),
+        "alter": (), "truncate": (0,),
     },
     "consumer": {"poll": (), "poll_batch": (), "seek_to_time": (NOW,), "lag": (0,)},
     "subscription": {
@@ -91,7 +93,7 @@ BY_ITSELF = {
         "flush_mode", "txn_id", "has_pending", "pending_errors", "close", "discard", "end",
         "flush_for_commit", "flush_untold", "waiting",
     },
-    "topic": {"name", "partitions", "buffer", "value_schema", "info", "close"},
+    "topic": {"name", "partitions", "buffer", "value_schema", "info", "options", "close"},
     "consumer": {"partitions", "position", "seek", "unpoll", "close"},
     "subscription": {"name", "info", "is_active", "unreceive", "close"},
     "producer": {"name", "sent", "flush", "hurry", "close"},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import re
 import signal
 import ssl
-import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from txnkv.cli.console import store_argument
 from txnkv.kafka import KafkaServer
 from txnkv.server import Limits, Server, Users
 from txnkv.server import add_user as add_user_to
-from txnkv.storage import new_event
 
 _LISTEN: Final = re.compile(r"(grpc|grpc\+tls)://(\[[0-9a-fA-F:]+\]|[^/:]+):(\d+)")
 
@@ -96,22 +95,17 @@ def serve(store: str, listen: str, auth: Path | None, add_user: str | None, **gi
     users = None if auth is None else Users(auth)
     server = Server(store, listen, users, limits, given["advertise"], **tls)
     kafka = None if given["kafka"] is None else _kafka(store, users, given)
-    stop = new_event()
+    stopped, stop = os.pipe()  # a handler may take no lock
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: os.write(stop, b"."))
     scheme = listen.partition("://")[0]
     click.echo(f"serving {store} at {scheme}://{host}:{server.port}")
     if kafka is not None:
         click.echo(f"serving its topics to Kafka's clients at {kafka.host}:{kafka.port}")
-    _wait(stop)
+    os.read(stopped, 1)
     if kafka is not None:
         kafka.close()
     server.close()
-
-
-def _wait(stop: threading.Event) -> None:
-    while not stop.wait(3600):
-        pass
 
 
 def _add(auth: Path | None, name: str, given: dict[str, Any]) -> None:

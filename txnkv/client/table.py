@@ -200,7 +200,7 @@ class Table(Closing):
     def __repr__(self) -> str:
         schema = self.info.schema
         columns = ", ".join(f"{name} {kind}" for name, kind in schema.type_names().items())
-        return f"<Table {self.name!r}, {columns}; key {', '.join(schema.primary_key)}>"
+        return f"<Table {self.info.name!r}, {columns}; key {', '.join(schema.primary_key)}>"
 
     def _grid(self) -> Grid:
         schema = self.schema

@@ -204,11 +204,8 @@ class RemoteSnapshot(RemoteHandle, Snapshot):
     def __init__(self, connection: Any, at: At, planning: RemoteHandle | None = None) -> None:
         self._connection = connection
         self._closed = False
-        if planning is None:
-            told = self._made(connection, "snapshot", at)
-        else:
-            told = self._made(planning, "latest")
-        self._timestamp = told["timestamp"]
+        maker = (connection, "snapshot", at) if planning is None else (planning, "latest")
+        self._timestamp = self._made(*maker)["timestamp"]
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
