@@ -205,6 +205,7 @@ code = pytest.main(sys.argv[2:])
 if not code and importlib.util.find_spec("_testcapi"):
     from tests.core.test_native_memory import fail_each_allocation
     fail_each_allocation()
+print("all of it ran:", int(code))
 sys.exit(code)
 """
 
@@ -238,4 +239,4 @@ def test_under_the_address_and_undefined_behaviour_sanitizers(tmp_path: Path) ->
         },
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-8000:]
-    assert " passed" in ran.stdout
+    assert "all of it ran: 0" in ran.stdout

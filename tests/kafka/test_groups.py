@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from txnkv.kafka.answer_codes import Code, KafkaError
-from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, JoinRequest
+from txnkv.kafka.consumer_groups import EMPTY, STABLE, ConsumerGroup, Groups, JoinRequest
 
 
 def running() -> None:
@@ -149,3 +149,11 @@ def test_waits_end_with_the_server(others: ThreadPoolExecutor) -> None:
     stopped.set()
     with pytest.raises(ConnectionAbortedError):
         waiting.result(60)
+
+
+def test_a_group_is_kept_from_its_first_join_on() -> None:
+    groups = Groups()
+    refused(Code.UNKNOWN_MEMBER_ID, groups.get("g").heartbeat, "nobody", None, 1)
+    assert list(groups.names()) == []
+    assert groups.get("g", keep=True) is groups.get("g")
+    assert list(groups.names()) == ["g"]

@@ -159,6 +159,15 @@ def _end(wire: Wire, who: dict[str, Any], commit: bool) -> int:
     return code
 
 
+def _commit_offset(wire: Wire, who: dict[str, Any], offset: int) -> int:
+    told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "m"}
+    topics = [{"name": "t", "partitions": [told]}]
+    group = {"group_id": "g", "generation_id": -1, "member_id": ""}
+    answer = wire.ask("TxnOffsetCommit", **who, **group, topics=topics)
+    code: int = answer["topics"][0]["partitions"][0]["error_code"]
+    return code
+
+
 def test_transactions_stand_in_the_log_as_kafka_has_them(store: txnkv.Client, wire: Wire) -> None:
     """Two transactions and a plain message: offsets, markers, LSO and the aborted list."""
     topic = store.create_topic("t")
@@ -239,6 +248,8 @@ def test_a_server_that_starts_again_knows_how_transactions_ended(
     _send(wire, who, 1, b"lost")
     second.close()
     wire = dial(serve())
+    assert _send(wire, who, 2, b"more")["error_code"] == Code.INVALID_PRODUCER_ID_MAPPING
+    assert _commit_offset(wire, who, 5) == Code.INVALID_PRODUCER_ID_MAPPING
     assert _end(wire, who, commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
     assert _add(wire, who) == Code.INVALID_PRODUCER_ID_MAPPING
     assert _end(wire, who, commit=False) == 0
@@ -277,15 +288,6 @@ def test_offsets_of_a_group_in_a_transaction(store: txnkv.Client, wire: Wire) ->
     who = _begin(wire)
     assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
 
-    def commit(offset: int) -> int:
-        told = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "m"}
-        topics = [{"name": "t", "partitions": [told]}]
-        answer = wire.ask(
-            "TxnOffsetCommit", **who, group_id="g", generation_id=-1, member_id="", topics=topics
-        )
-        code: int = answer["topics"][0]["partitions"][0]["error_code"]
-        return code
-
     def committed(stable: bool = True) -> tuple[int, int]:
         topics = [{"name": "t", "partition_indexes": [0]}]
         groups = [{"group_id": "g", "topics": topics}]
@@ -293,13 +295,13 @@ def test_offsets_of_a_group_in_a_transaction(store: txnkv.Client, wire: Wire) ->
         found = answer["groups"][0]["topics"][0]["partitions"][0]
         return found["error_code"], found["committed_offset"]
 
-    assert commit(5) == 0
+    assert _commit_offset(wire, who, 5) == 0
     assert committed() == (Code.UNSTABLE_OFFSET_COMMIT, -1)
     assert committed(stable=False) == (0, -1)
     assert _end(wire, who, commit=False) == 0
     assert committed() == (0, -1)
     assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
-    assert commit(7) == 0
+    assert _commit_offset(wire, who, 7) == 0
     assert _end(wire, who, commit=True) == 0
     assert committed() == (0, 7)
     assert store.table("kafka_offsets").get(("g", "t", 0))["metadata"] == "m"

@@ -207,6 +207,7 @@ class Client(Connection, Closing):
         Raises:
             TableNotFoundError: there is none.
             TableExistsError: the name is taken.
+            ValueError: the name is empty, or no text.
         """
         self.require_writable()
         if not isinstance(name, str) or not name:

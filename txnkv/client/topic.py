@@ -275,7 +275,8 @@ class Topic(Closing):
                 partitions of lower numbers were truncated.
             NotSupportedError: the topic is a copy of one of another store.
             TopicNotFoundError: the topic was dropped.
-            ValueError: there is no such partition.
+            TypeError: an offset is not a number. Nothing was truncated.
+            ValueError: there is no such partition, or `before` does not say which. The same.
         """
         self._connection.require_writable()
         engine = self._engine()

@@ -148,6 +148,8 @@ class ConsumerGroup:
         if id == "":
             made = f"{asked.client_id or 'member'}-{uuid.uuid4()}"
             if asked.names_itself and asked.instance is None:
+                if len(self._expected) >= _MOST_MEMBERS:
+                    self._expected.clear()  # who never came; who comes yet asks again
                 self._expected.add(made)
                 raise KafkaError(Code.MEMBER_ID_REQUIRED, made)
             id = made
@@ -352,8 +354,8 @@ class Groups:
         self._lock = new_lock()
         self._groups: dict[str, ConsumerGroup] = {}
 
-    def get(self, id: str) -> ConsumerGroup:
-        """Return a group, made where there is none.
+    def get(self, id: str, *, keep: bool = False) -> ConsumerGroup:
+        """Return a group; where there is none an empty one, which is kept if that is said.
 
         Raises:
             KafkaError: it has no name.
@@ -361,7 +363,10 @@ class Groups:
         if not id:
             raise KafkaError(Code.INVALID_GROUP_ID, "a group has a name")
         with self._lock:
-            return self._groups.setdefault(id, ConsumerGroup(id))
+            found = self._groups.get(id) or ConsumerGroup(id)
+            if keep:
+                self._groups[id] = found
+            return found
 
     def find(self, id: str) -> ConsumerGroup | None:
         return self._groups.get(id)

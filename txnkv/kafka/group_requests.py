@@ -29,10 +29,10 @@ def find_coordinator(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
     return {**at, "coordinators": [{"key": key, **at} for key in keys]}
 
 
-def _group(broker: Broker, peer: Peer, id: str) -> ConsumerGroup:
+def _group(broker: Broker, peer: Peer, id: str, *, keep: bool = False) -> ConsumerGroup:
     if not peer.may("read"):
         raise KafkaError(Code.GROUP_AUTHORIZATION_FAILED, "no right to read")
-    return broker.groups.get(id)
+    return broker.groups.get(id, keep=keep)
 
 
 # -- members ---------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def join(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]
         request.version >= 4,
     )
     try:
-        group = _group(broker, peer, body["group_id"])
+        group = _group(broker, peer, body["group_id"], keep=True)
         id, joined = group.join(asked, peer.require_running)
     except KafkaError as error:
         id = str(error) if error.code is Code.MEMBER_ID_REQUIRED else body["member_id"]

@@ -12,10 +12,10 @@ has an earlier one is refused from then on.
     EndTxn              commit or rollback
 
 The row of `kafka_producers` names the transaction from its begin to the next one, or until its
-producer has aborted it. So a server that was started
-again can tell how it ended: a commit whose answer was lost is answered again, one that never was is
-told to be aborted. The row is written under the epoch that was seen, so of two servers of one store
-the one with the earlier epoch is refused.
+producer has aborted it. So a server that was started again can tell how it ended: a commit whose
+answer was lost is answered again, and whoever goes on in a transaction that is gone is told to
+abort it. The row is written under the epoch that was seen, so of two servers of one store the one
+with the earlier epoch is refused.
 """
 
 from __future__ import annotations
@@ -95,6 +95,25 @@ class _Producer:
             raise KafkaError(Code.INVALID_PRODUCER_ID_MAPPING, "the producer's id is another one")
         if named.epoch != self.epoch:
             raise fenced(named.epoch, self.epoch)
+
+    def require_open(self) -> Transaction:
+        """Return the open transaction.
+
+        Raises:
+            KafkaError: there is none, or it is gone with the server that had it.
+        """
+        if self.txn is not None:
+            return self.txn
+        if self.lost is not None:
+            raise gone()
+        raise KafkaError(Code.INVALID_TXN_STATE, "no transaction is open")
+
+
+def gone() -> KafkaError:
+    return KafkaError(
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        "the transaction is gone with the server that had it: abort it, and begin anew",
+    )
 
 
 def fenced(epoch: int, later: int) -> KafkaError:
@@ -280,7 +299,8 @@ class TransactionalIds:
         id = topic.partitions[number]
         with producer.lock:
             producer.require(named)
-            if producer.txn is None or id not in producer.partitions:
+            txn = producer.require_open()
+            if id not in producer.partitions:
                 raise KafkaError(Code.INVALID_TXN_STATE, "the partition is in no open transaction")
             last = producers.last_of(sequence, rows.num_rows)
             state = producer.states.get(id)
@@ -288,7 +308,7 @@ class TransactionalIds:
             if there is not None:
                 return there.first_offset
             engine = self._client.instance.topics
-            at = outbox.send_open(engine, producer.txn.context.row, topic, number, rows)
+            at = outbox.send_open(engine, txn.context.row, topic, number, rows)
             first = -1 if at is None else at
             batch = producers.SentBatch(sequence, last, first, first + rows.num_rows - 1, 0)
             producer.states[id] = producers.appended(state, named.epoch, batch)
@@ -305,11 +325,10 @@ class TransactionalIds:
         producer = self._get(named)
         with producer.lock:
             producer.require(named)
-            if producer.txn is None:
-                raise KafkaError(Code.INVALID_TXN_STATE, "no transaction is open")
+            txn = producer.require_open()
             for key, rest in rows:
-                producer.txn.upsert(table, (*key, *rest))
-            producer.txn.flush()
+                txn.upsert(table, (*key, *rest))
+            txn.flush()
             with self._lock:
                 for key, _ in rows:
                     if key not in producer.offsets:
@@ -368,10 +387,7 @@ class TransactionalIds:
         except (TxnNotFoundError, InvalidTxnStateError):
             state = TxnState.ABORTED
         if state not in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS):
-            raise KafkaError(
-                Code.INVALID_PRODUCER_ID_MAPPING,
-                "the transaction is gone with the server that had it: abort it, and begin anew",
-            )
+            raise gone()
         self._ended(producer, committed=True)
 
     def _roll_back(self, producer: _Producer) -> None:
