@@ -159,6 +159,34 @@ def test_an_answer_that_is_lost_is_asked_for_again(store: txnkv.Client, wire: Wi
     assert store.table("t").count() == 4
 
 
+def test_a_commit_that_comes_after_the_question_how_it_ended(
+    store: txnkv.Client, serve: Callable[..., Server]
+) -> None:
+    """What a server that hung reads late must not be done, once its client was told that it is not:
+    whoever was told so does it again.
+    """
+    with txnkv.connect(f"grpc://127.0.0.1:{serve().port}") as client:
+        table = client.table("t")
+        begun = client.new_transaction()
+        begun.insert(table, (1, "begun, its commit is late"))
+        assert client.transaction_state(begun.id) is txnkv.TxnState.OPEN
+        assert client.outcome(begun.id) is txnkv.TxnState.ABORTED
+        with pytest.raises(txnkv.InvalidTxnStateError):
+            begun.commit()
+        channel = client.channel  # type: ignore[attr-defined]
+        spare = channel.spare_id()
+        assert client.outcome(spare) is txnkv.TxnState.ABORTED
+        channel.keep_id(spare)
+        late = client.new_transaction()
+        late.insert(table, (2, "all of it is late"))
+        with pytest.raises(txnkv.UnavailableError, match="begin again"):
+            late.commit()
+        with client.transaction() as txn:
+            txn.insert(table, (3, "again"))
+        assert client.outcome(txn.id) is txnkv.TxnState.COMMITTED
+        assert [row["id"] for row in store.table("t").scan()] == [3]
+
+
 @pytest.mark.slow
 def test_a_server_that_hangs(serving: Any, store: txnkv.Client) -> None:
     serving.start()

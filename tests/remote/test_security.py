@@ -156,12 +156,12 @@ def test_hostile_bytes(store: txnkv.Client, serve: Callable[..., Server]) -> Non
     chance = random.Random(14)
     head: dict[str, Any] = {"version": 1, "guest": "g" * 20, "keepalive": 5.0, "number": 1}
     sound = [
-        pack(head | {"calls": [[{"!": ["h", 0]}, "tables", [], {}, 0]]}),
-        pack(head | {"calls": [[None, "begin", [{"timeout": 1.0}], {}, 3]]}),
+        pack(head | {"calls": [[["h", 0], "tables", [], None, 0]]}),
+        pack(head | {"calls": [[["h", 0], "begin", [{"timeout": 1.0}], {}, 3]]}),
         pack(head | {"first": [[1, 2, 3]], "calls": [["x", "__class__", [], {}, -1]]}),
         pack({"a": [[[[[1]]]]] * 3, "b": b"bytes", "c": (1, 2)}),
-        b"\x00\x00\x00\x02[]", b"", b"{", b'{"table": 1}', b"\xff" * 100,
-        b"\x00\x01\x00\x00" + b"[" * 65536,
+        b"\0\0\0\x02\0\0\0\0[]", b"", b"{", b'{"table": 1}', b"\xff" * 100,
+        b"\0\1\0\0\0\0\0\0" + b"[" * 65536,
     ]  # fmt: skip
 
     def attempt(do: Callable[[], Any]) -> None:

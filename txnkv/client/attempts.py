@@ -30,9 +30,14 @@ class Attempts:
         self._hold = Hold(topics.store, topics.local)
         self._age: Timestamp | None = None
 
-    def begin(self) -> Transaction:
-        """The next one."""
-        txn = Transaction.begin(self._connection, **self._options, age_ts=self._age)
+    def begin(self, spare: int | None = None) -> Transaction:
+        """The next one.
+
+        Args:
+            spare: the id to take, as `Transaction.begin` has it.
+        """
+        options = self._options
+        txn = Transaction.begin(self._connection, **options, age_ts=self._age, spare=spare)
         txn.context.hold = self._hold
         self._age = txn.age
         return txn

@@ -220,8 +220,10 @@ class IdRanges:
         self._firsts: dict[int, int] = {}
 
     def begin(self, held: IdPin | None = None) -> int:
-        """An id never given before, live until `ended`; `held` is told before it lives."""
-        while True:
+        """An id never given before, live until `ended`; `held` is told before it lives. Where that
+        has one already, which was given before, that one.
+        """
+        while held is None or held.txn_id is None:
             with self._lock:
                 if self._next < self._end:
                     txn_id = self._next
@@ -231,6 +233,7 @@ class IdRanges:
                     self._live.add(txn_id)
                     return txn_id
             self._reserve()
+        return held.txn_id
 
     def ended(self, txn_id: int) -> None:
         with self._lock:

@@ -65,7 +65,7 @@ _NOT_SENT: Final = re.compile(
 )
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of a request.
 
@@ -91,7 +91,8 @@ class Call:
 
     def content(self) -> list[Any]:
         """Return the call as it is sent."""
-        return [self.target, self.name, list(self.args), dict(self.named or {}), self.makes]
+        named = dict(self.named) if self.named else None
+        return [self.target.reference(), self.name, list(self.args), named, self.makes]
 
 
 class Channel:
@@ -122,7 +123,8 @@ class Channel:
         self.address = address
         self.keepalive_time = keepalive_time
         self.patience = max(_LEAST_PATIENCE, min(keepalive_time, 30.0))
-        self._headers = headers
+        self._options = fl.FlightCallOptions(timeout=self.patience, headers=headers)
+        self._unbounded = fl.FlightCallOptions(headers=headers)
         self._tls = tls
         self._refer = refer
         self._read_only = read_only
@@ -137,6 +139,7 @@ class Channel:
         self._waiting: list[Call] = []
         self._answered: deque[int] = deque()
         self._dropped: deque[int] = deque()
+        self._spare_ids: deque[int] = deque()
         self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
         self.shared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
@@ -168,6 +171,10 @@ class Channel:
     def drop(self, handle: int) -> None:
         """Have the server give up a handle, with the next request or heartbeat."""
         self._dropped.append(handle)
+
+    def kept(self, handle: int) -> object:
+        """Return what keeps a handle at the server: that gives it up when this is dropped."""
+        return _Kept(self._dropped, handle)
 
     def call(self, *calls: Call) -> Any:
         """Make calls, one after the other, and return the value of the last one.
@@ -210,7 +217,7 @@ class Channel:
         while True:
             try:
                 for values, error, state in self._answers(request):
-                    self.server = state["server"]
+                    self._answered_by(state["server"])
                     if state.get("working"):
                         break
                     for value in values[max(given - state["at"], 0) :]:
@@ -232,6 +239,22 @@ class Channel:
             # From now on it is the same request, asked for again.
             request = pack(body | {"asked": True}, self._refer)
 
+    def _answered_by(self, server: str) -> None:
+        if server != self.server:
+            self._spare_ids.clear()  # another one gave them
+            self.server = server
+
+    def spare_id(self) -> int:
+        """Return an id for a transaction that is to begin; 0: there is none."""
+        try:
+            return self._spare_ids.popleft()
+        except IndexError:
+            return 0
+
+    def keep_id(self, id: int) -> None:
+        """Keep an id that the server gave for a transaction that begins later."""
+        self._spare_ids.append(id)
+
     def _after(self, broken: _Broken, tries: int, again: bool) -> None:
         """Wait before the same request is sent again, or give up."""
         words = f"the server at {self.address} does not answer: {broken}"
@@ -247,7 +270,7 @@ class Channel:
 
     def _answers(self, request: bytes) -> Iterator[tuple[list[Any], Any, dict[str, Any]]]:
         try:
-            for part in self._client().do_action(fl.Action(ACTION, request), self._options()):
+            for part in self._client().do_action(fl.Action(ACTION, request), self._options):
                 answer = unpack(part.body.to_pybytes())
                 yield answer["values"], answer.get("error"), answer
         except (fl.FlightError, pa.ArrowException, OSError) as error:
@@ -293,7 +316,7 @@ class Channel:
         """
         ticket = fl.Ticket(pack(self._head() | {"calls": [call.content()]}, self._refer))
         try:
-            reader = self._client().do_get(ticket, self._options(timeout=None))
+            reader = self._client().do_get(ticket, self._unbounded)
             schema = reader.schema
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise self._read_failed(error) from None
@@ -343,7 +366,7 @@ class Channel:
 
     def _put(self, descriptor: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Any:
         try:
-            writer, answers = self._client().do_put(descriptor, schema, self._options(timeout=None))
+            writer, answers = self._client().do_put(descriptor, schema, self._unbounded)
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise self._understood(error) from None
         try:
@@ -401,10 +424,6 @@ class Channel:
                 self._thread.start()
             return self._flight
 
-    def _options(self, timeout: float | None = 0.0) -> fl.FlightCallOptions:
-        limit = self.patience if timeout == 0.0 else timeout
-        return fl.FlightCallOptions(timeout=limit, headers=self._headers)
-
     def require_open(self) -> None:
         """Refuse a closed client, and one that a forked child inherits."""
         if os.getpid() != self._pid:
@@ -420,8 +439,7 @@ class Channel:
         """Tell the server that this client lives."""
         body = self._head() | {"drop": self._some(self._dropped)}
         try:
-            options = self._options()
-            for _ in self._client().do_action(fl.Action(PING, pack(body)), options):
+            for _ in self._client().do_action(fl.Action(PING, pack(body)), self._options):
                 pass
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             _log.info("no heartbeat to %s: %s", self.address, _first_line(error))
@@ -438,7 +456,7 @@ class Channel:
             return
         body = {"version": VERSION, "guest": self.guest}
         try:
-            for _ in self._flight.do_action(fl.Action(BYE, pack(body)), self._options()):
+            for _ in self._flight.do_action(fl.Action(BYE, pack(body)), self._options):
                 pass
             self._flight.close()
         except (fl.FlightError, pa.ArrowException, OSError) as error:
@@ -455,6 +473,17 @@ class Channel:
         while waiting:
             found.append(waiting.popleft())
         return found
+
+
+class _Kept:
+    __slots__ = ("_dropped", "_handle")
+
+    def __init__(self, dropped: deque[int], handle: int) -> None:
+        self._dropped = dropped
+        self._handle = handle
+
+    def __del__(self) -> None:
+        self._dropped.append(self._handle)
 
 
 class _Broken(Exception):

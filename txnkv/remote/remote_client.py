@@ -58,6 +58,9 @@ from txnkv.transaction import (
 
 T = TypeVar("T")
 
+_ISOLATIONS: Final = get_args(Isolation)
+_LOCKINGS: Final = get_args(Locking)
+
 _MADE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "join": lambda client, token: RemoteTransaction(client, client, "join", (token,), at_once=True),
     "start_job": lambda client, txn: RemoteJob(txn, None),
@@ -262,8 +265,8 @@ class RemoteClient(RemoteHandle, Client):
         self.require_writable()
         timeout, lock_timeout = options["timeout"], options["lock_timeout"]
         sound = (
-            options["isolation"] in get_args(Isolation)
-            and options["locking"] in get_args(Locking)
+            options["isolation"] in _ISOLATIONS
+            and options["locking"] in _LOCKINGS
             and (timeout is None or timeout > 0)
             and lock_timeout >= 0
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Unpack
@@ -75,7 +74,7 @@ class RemoteHandle:
     def numbered(self, number: int) -> None:
         """Be the handle of this number, and give it up when this is dropped."""
         self.number = number
-        weakref.finalize(self, self.channel.drop, number).atexit = False
+        self._kept = self.channel.kept(number)
 
     def _made(self, source: Any, name: str, *args: Any, **named: Any) -> Any:
         """Make the handle, by a call on another; return what the server tells of it."""

@@ -76,7 +76,8 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._connection = self.connection = connection
         self._joined = name == "join"
         self._token: TxnToken | None = args[0] if self._joined else None
-        self._told: dict[str, Any] | None = None
+        self._told: list[int] | None = None
+        self._spare = 0
         self.over = False
         self.rolled_back = False
         self.ending = False
@@ -84,6 +85,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
         self._lock = new_rlock()
         self._own_session = None
         number = self.channel.new_handle()
+        if not self._joined and not at_once:
+            self._spare = self.channel.spare_id()
+            args = (*args, self._spare) if self._spare else args
         call = Call(source.twin, source, name, args, {}, number, self._learn)
         if at_once:
             self.channel.call(call)
@@ -91,10 +95,19 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.channel.later(call)
         self.numbered(number)
 
-    def _learn(self, told: Any) -> None:
-        self._told = told if told is not None else self._told
+    def _learn(self, told: list[int] | None) -> None:
+        if told is None:
+            return  # it could not be made, as who uses it is told
+        self._told = told[:3]
+        if len(told) > 3 and told[3]:
+            self.channel.keep_id(told[3])
 
-    def _about(self) -> dict[str, Any]:
+    @property
+    def _known_id(self) -> int:
+        """Its id; 0: it is not known, and nothing of it was sent to be committed."""
+        return self._spare if self._told is None else self._told[0]
+
+    def _about(self) -> list[int]:
         if self._told is None:
             self._told = self._call("about")
         assert self._told is not None
@@ -102,18 +115,15 @@ class RemoteTransaction(RemoteHandle, Transaction):
 
     @property
     def id(self) -> TxnId:
-        found: TxnId = self._about()["id"]
-        return found
+        return TxnId(self._about()[0])
 
     @property
     def snapshot(self) -> Timestamp:
-        found: Timestamp = self._about()["snapshot"]
-        return found
+        return Timestamp(self._about()[1])
 
     @property
     def age(self) -> Timestamp:
-        found: Timestamp = self._about()["age"]
-        return found
+        return Timestamp(self._about()[2])
 
     def serialize(self, keepalive: bool = False) -> TxnToken:
         calls = [self._serialize_call(keepalive)]
@@ -155,7 +165,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.channel.shared.discard(self)
 
     def __repr__(self) -> str:
-        return f"<Transaction {'not begun yet' if self._told is None else self._told['id']!r}>"
+        return f"<Transaction {'not begun yet' if self._told is None else self.id!r}>"
 
     # -- its end -----------------------------------------------------------------------
 
@@ -196,9 +206,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self._require_unknown()
             raise
         except CommitOutcomeUnknownError as error:
-            if error.txn_id or self._told is None:
+            if error.txn_id or not self._known_id:
                 raise
-            raise self._unknown(f"{error} (transaction {self._told['id']})") from None
+            raise self._unknown(f"{error} (transaction {self._known_id})") from None
         self.over = True
         return found
 
@@ -209,9 +219,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
             InvalidTxnStateError: it was, as the store has it.
             CommitOutcomeUnknownError: that cannot be told now.
         """
-        if self._told is None:
+        id = self._known_id
+        if not id:
             return  # it never began
-        id = self._told["id"]
         try:
             state = self._connection.transaction_state(id)
         except TxnNotFoundError:
@@ -225,8 +235,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
             raise self._unknown(f"the commit of transaction {id} goes on: ask for its state")
 
     def _unknown(self, text: str) -> CommitOutcomeUnknownError:
-        assert self._told is not None
-        return CommitOutcomeUnknownError(text, self._told["id"])
+        return CommitOutcomeUnknownError(text, TxnId(self._known_id))
 
     def _with_rows(self, session: RemoteSession) -> list[Call]:
         calls = session.calls()
@@ -259,9 +268,9 @@ class RemoteTransaction(RemoteHandle, Transaction):
         try:
             found: TxnState = self._call("state")
         except LostHandleError:
-            if self._told is None:
+            if not self._known_id:
                 raise
-            found = self._connection.transaction_state(self._told["id"])
+            found = self._connection.transaction_state(self._known_id)
         return found
 
     def rollback(self) -> None:
@@ -369,7 +378,7 @@ class RemoteTransaction(RemoteHandle, Transaction):
         if not self.over and not unsure:
             self._rollback_quietly()
             if isinstance(error, RowErrors) and self._told is not None:
-                error.note_rollback(self._told["id"])
+                error.note_rollback(self.id)
 
 
 @remote_calls("Job", "abort")

@@ -1,26 +1,28 @@
 """The bytes that calls and answers are between hosts.
 
-    0        4                4 + n
-    +--------+----------------+---------+---------+--
-    | n      | JSON, n bytes  | blob 0  | blob 1  | ...
-    +--------+----------------+---------+---------+--
+    0        4        8              8 + 8 b          8 + 8 b + n
+    +--------+--------+--------------+----------------+---------+---------+--
+    | n      | b      | b sizes      | JSON, n bytes  | blob 0  | blob 1  | ...
+    +--------+--------+--------------+----------------+---------+---------+--
 
-The JSON is [value, sizes of the blobs]. JSON's own values stand as they are; any other is an
-object of one entry, {"!": [kind, content]}: a tuple, bytes (the number of a blob), a decimal, Arrow
-data as an IPC stream, one of the data classes in `_CLASSES`, an error. So what comes from another
-host becomes one of these and nothing else; no byte of it names code. A handle, as a table's, has no
-value here: each side gives `pack` and `unpack` a function that turns handles into names and back.
+JSON's own values stand as they are, packed and unpacked in C; any other is an object of one entry,
+{"!": [kind, content]}: a tuple, bytes (the number of a blob), a decimal, Arrow data as an IPC
+stream, one of the data classes in `_CLASSES`, an error. So what comes from another host becomes one
+of these and nothing else; no byte of it names code. A handle, as a table's, has no value here: each
+side gives `pack` and `unpack` a function that turns handles into names and back.
 """
 
 from __future__ import annotations
 
 import builtins
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -80,9 +82,13 @@ Resolve = Callable[[str, Any], Any]
 """Finds the handle that a kind and content name; raises ValueError for another kind."""
 
 _TAG: Final = "!"
-_HEAD: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">II")
 _DEEPEST: Final = 100
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
+_NAMES: Final = frozenset({str})
+_to_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_INNERMOST: Final = re.compile(r"[\[{][^\[\]{}]*[\]}]")
 _CLASSES: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
@@ -117,9 +123,12 @@ def pack(value: Any, refer: Refer | None = None) -> bytes:
         TypeError: it is of a type that does not cross hosts.
     """
     packer = _Packer(refer)
-    tree = packer.down(value, 0)
-    head = json.dumps([tree, list(map(len, packer.blobs))], separators=(",", ":")).encode()
-    return b"".join((_HEAD.pack(len(head)), head, *packer.blobs))
+    text = _to_json(packer.down(value, 0)).encode()
+    blobs = packer.blobs
+    if not blobs:
+        return _HEAD.pack(len(text), 0) + text
+    head = struct.pack(f">II{len(blobs)}Q", len(text), len(blobs), *map(len, blobs))
+    return b"".join((head, text, *blobs))
 
 
 def unpack(data: bytes, resolve: Resolve | None = None) -> Any:
@@ -129,24 +138,34 @@ def unpack(data: bytes, resolve: Resolve | None = None) -> Any:
         ValueError: they are none of a value, or of one that is too deep.
     """
     try:
-        (n,) = _HEAD.unpack_from(data)
-        if n > len(data) - _HEAD.size:
-            raise ValueError(f"the head of a message has {n} bytes, {len(data)} are there in all")
-        at = _HEAD.size + n
-        tree, sizes = json.loads(data[_HEAD.size : at])
+        n, count = _HEAD.unpack_from(data)
+        start = _HEAD.size + 8 * count
+        sizes = struct.unpack_from(f">{count}Q", data, _HEAD.size) if count else ()
+        at = start + n
+        if at + sum(sizes) > len(data):
+            raise ValueError(f"a message of {len(data)} bytes is one of {at + sum(sizes)}")
         blobs = []
         for size in sizes:
-            if type(size) is not int or not 0 <= size <= len(data) - at:
-                raise ValueError(f"a part of a message has {size!r} bytes")
             blobs.append(data[at : at + size])
             at += size
-        return _Unpacker(blobs, resolve).up(tree, 0)
-    except RecursionError:
-        raise ValueError("a message is nested too deep") from None
+        text = data[start : start + n].decode()
+        if text.count("[") + text.count("{") > _DEEPEST:
+            _require_shallow(text)
+        return json.JSONDecoder(object_hook=_Unpacker(blobs, resolve).up).decode(text)
     except (struct.error, KeyError, IndexError, AttributeError, pa.ArrowException) as error:
         raise ValueError(f"a message makes no sense: {error}") from None
     except (TypeError, OverflowError, ArithmeticError) as error:
         raise ValueError(f"a message makes no sense: {error}") from None
+
+
+def _require_shallow(text: str) -> None:
+    """Refuse JSON that is nested deep, by what is left of it without its innermost parts."""
+    left = _STRINGS.sub("", text)
+    for _ in range(_DEEPEST):
+        left, found = _INNERMOST.subn("", left)
+        if not found:
+            return
+    raise ValueError(f"a message is nested deeper than {_DEEPEST}")
 
 
 class _Packer:
@@ -162,18 +181,24 @@ class _Packer:
             raise ValueError(f"a value is nested deeper than {_DEEPEST}")
         depth += 1
         if kind is list:
-            return [self.down(each, depth) for each in value]
-        if kind is dict and _TAG not in value and all(type(key) is str for key in value):
-            return {key: self.down(each, depth) for key, each in value.items()}
+            if _PLAIN.issuperset(map(type, value)):  # in C, as most are
+                return value
+            return [each if type(each) in _PLAIN else self.down(each, depth) for each in value]
+        if kind is dict and _TAG not in value and _NAMES.issuperset(map(type, value)):
+            return {
+                key: each if type(each) in _PLAIN else self.down(each, depth)
+                for key, each in value.items()
+            }
         return {_TAG: self._tagged(value, depth)}
 
     def _tagged(self, value: Any, depth: int) -> Tagged:
         found = None if self._refer is None else self._refer(value)
         if found is not None:
             return found
-        for kind, down in _DOWN:
-            if isinstance(value, kind):
-                return down(self, value, depth)
+        kind: object = type(value)
+        down = _down_of(kind)
+        if down is not None:
+            return down(self, value, depth)
         name = type(value).__name__
         if name == "Expression":  # of pyarrow.compute, which takes a while to load
             return ["x", self.blob(value.__reduce__()[1][0])]
@@ -270,49 +295,33 @@ _DOWN: Final[tuple[tuple[Any, Callable[[_Packer, Any, int], Tagged]], ...]] = (
 )
 
 
+@cache
+def _down_of(kind: type) -> Callable[[_Packer, Any, int], Tagged] | None:
+    """Return what packs values of a class, where one of `_DOWN` does."""
+    return next((down for known, down in _DOWN if issubclass(kind, known)), None)
+
+
 class _Unpacker:
     def __init__(self, blobs: list[bytes], resolve: Resolve | None) -> None:
         self._blobs = blobs
         self._resolve = resolve
 
-    def up(self, tree: Any, depth: int) -> Any:
-        kind = type(tree)
-        if kind is list:
-            if depth > _DEEPEST:
-                raise ValueError("a message is nested too deep")
-            return [self.up(each, depth + 1) for each in tree]
-        if kind is not dict:
-            return tree
-        if depth > _DEEPEST:
-            raise ValueError("a message is nested too deep")
-        if _TAG in tree:
-            kind, content = tree[_TAG]
-            return self._of_kind(kind, content, depth + 1)
-        return {key: self.up(each, depth + 1) for key, each in tree.items()}
-
-    def _of_kind(self, kind: str, content: Any, depth: int) -> Any:
+    def up(self, found: dict[str, Any]) -> Any:
+        """Return what an object of JSON stands for; those in it are done."""
+        if _TAG not in found:
+            return found
+        kind, content = found[_TAG]
         make = _UP.get(kind)
         if make is not None:
             return make(self, content)
-        if kind == "v":
-            return self.up(content, depth)
-        if kind == "t":
-            return tuple(self.up(each, depth) for each in content)
-        if kind == "m":
-            return {self.up(key, depth): self.up(each, depth) for key, each in content}
-        if kind == "c":
-            name, members = content
-            kinds = _CLASSES if self._resolve is None else _FROM_GUESTS
-            return kinds[name](**{key: self.up(each, depth) for key, each in members.items()})
-        if kind == "e":
-            name, text, more = content
-            return _error(name, text, self.up(more, depth))
-        if kind == "metrics":
-            numbers, about = (self.up(each, depth) for each in content)
-            return MetricsSnapshot.of(numbers, about)
         if self._resolve is None:
             raise ValueError(f"a message has a value of kind {kind!r}")
         return self._resolve(kind, content)
+
+    def members(self, content: Any) -> Any:
+        name, members = content
+        kinds = _CLASSES if self._resolve is None else _FROM_GUESTS
+        return kinds[name](**members)
 
     def blob(self, number: Any) -> bytes:
         if type(number) is not int or number < 0:
@@ -339,6 +348,12 @@ class _Unpacker:
 
 
 _UP: Final[dict[str, Callable[[_Unpacker, Any], Any]]] = {
+    "v": lambda _, content: content,
+    "t": lambda _, content: tuple(content),
+    "m": lambda _, content: dict(content),
+    "c": _Unpacker.members,
+    "e": lambda _, content: _error(*content),
+    "metrics": lambda _, content: MetricsSnapshot.of(*content),
     "b": _Unpacker.blob,
     "enc": lambda unpacker, number: Encoded(unpacker.blob(number)),
     "i": lambda _, content: _NUMBERS[content[0]](content[1]),

@@ -7,10 +7,11 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -26,8 +27,10 @@ from txnkv.client import (
     Table,
     Topic,
 )
+from txnkv.coordinator import TxnState
 from txnkv.core import MESSAGES, decode_headers
 from txnkv.errors import (
+    InvalidTxnStateError,
     NotSupportedError,
     TableNotFoundError,
     TopicNotFoundError,
@@ -35,11 +38,11 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.remote import METHODS, Method
-from txnkv.server.guests import Guest, Guests, Limits, Reference
+from txnkv.server.guests import Guest, Limits, Reference
 from txnkv.server.users import About
 from txnkv.tables import DELETES, arrow_input
 from txnkv.topics import Encoded, Sender, messages_to_arrow
-from txnkv.transaction import Job, Scan, ScanToken, Session, Transaction
+from txnkv.transaction import DEFAULTS, Job, Scan, ScanToken, Session, Transaction
 
 _KINDS: Final[dict[str, type]] = {
     "Attempts": Attempts,
@@ -57,6 +60,7 @@ _KINDS: Final[dict[str, type]] = {
     "Transaction": Transaction,
 }
 
+_NAMED: Final = (dict, type(None))
 _MOST_SECONDS: Final = 10.0
 """A poll waits at most so long; its client asks again."""
 
@@ -90,13 +94,13 @@ def prepared(guest: Guest, content: Any) -> Prepared:
         LostHandleError: a handle is not there.
         ValueError: it makes no sense.
     """
-    reference, name, args, named, makes = content
-    if not isinstance(reference, Reference) or not isinstance(args, list):
+    target_of, name, args, named, makes = content
+    if not isinstance(target_of, list) or not isinstance(args, list):
         raise ValueError("a call names what it is made on, and has arguments")
-    if not isinstance(named, dict) or type(makes) is not int or makes < 0:
+    if not isinstance(named, _NAMED) or type(makes) is not int or makes < 0:
         raise ValueError("a call makes no sense")
-    target = guest.resolve(reference, "none")
-    kind = next((k for k, known in _KINDS.items() if isinstance(target.value, known)), "")
+    target = guest.resolve(Reference(*target_of), "none")
+    kind = _kind_of(target.value)
     method = METHODS.get(kind, {}).get(name)
     if method is None:
         raise NotSupportedError(f"there is no call {name!r} of a {kind or 'handle'}")
@@ -109,8 +113,19 @@ def prepared(guest: Guest, content: Any) -> Prepared:
     found = [_found(guest, each, method) for each in args]
     if found and isinstance(args[0], Reference) and args[0].kind in ("table", "topic"):
         about = About(args[0].kind, args[0].content[0])  # type: ignore[arg-type]
-    by_name = {key: _found(guest, each, method) for key, each in named.items()}
+    by_name = {key: _found(guest, each, method) for key, each in (named or {}).items()}
     return Prepared(method, kind, name, target.value, about, found, by_name, makes)
+
+
+def _kind_of(handle: object) -> str:
+    """Return the name in the table of calls of a handle's class; "": it is none's."""
+    kind: object = type(handle)
+    return _name_of(kind)
+
+
+@cache
+def _name_of(kind: type) -> str:
+    return next((name for name, known in _KINDS.items() if issubclass(kind, known)), "")
 
 
 def _found(guest: Guest, value: Any, method: Method) -> Any:
@@ -119,16 +134,17 @@ def _found(guest: Guest, value: Any, method: Method) -> Any:
     return value
 
 
-def made(guest: Guest, guests: Guests, call: Prepared) -> Any:
+def made(guest: Guest, call: Prepared) -> Any:
     """Make a call, and return what is sent of its value."""
     if call.makes and call.makes in guest.handles:
         return told(guest, guest.find(call.makes).value)  # it was made before
     if call.makes:
-        _require_room(guest, guests, call)
+        _require_room(guest, call)
     value = value_of(guest, call)
     if call.makes:
         guest.add(call.makes, value, call.about)
-    return told(guest, value)
+    found = told(guest, value)
+    return [*found, guest.spare_id()] if call.name == "begin" else found
 
 
 def value_of(guest: Guest, call: Prepared) -> Any:
@@ -140,15 +156,15 @@ def value_of(guest: Guest, call: Prepared) -> Any:
     return found(*call.args, **call.named) if callable(found) else found
 
 
-def _require_room(guest: Guest, guests: Guests, call: Prepared) -> None:
+def _require_room(guest: Guest, call: Prepared) -> None:
     limits: Limits = guest.limits
-    have = guests.count(guest.user)
+    have = guest.taken.handles
     if have >= limits.handles:
         raise UnavailableError(
             f"user {guest.user.name!r} has {have:,} handles, and may have no more: close some"
         )
     if call.name in ("begin", "join"):
-        have = guests.count(guest.user, Transaction)
+        have = guest.taken.transactions
         if have >= limits.transactions:
             raise UnavailableError(
                 f"user {guest.user.name!r} has {have:,} open transactions, and may have no more: "
@@ -158,37 +174,73 @@ def _require_room(guest: Guest, guests: Guests, call: Prepared) -> None:
 
 def told(guest: Guest, value: Any) -> Any:
     """Return what a client is told of a value: of a handle what does not change."""
-    if isinstance(value, Table):
-        return {"name": value.name, "id": value.info.id, "schema": value.schema}
-    if isinstance(value, Topic):
-        return {"info": value.info}
-    if isinstance(value, Transaction):
-        return {"id": value.id, "snapshot": value.snapshot, "age": value.age}
-    if isinstance(value, Snapshot):
-        return {"timestamp": value.timestamp}
-    if isinstance(value, Scan):
-        return {"schema": value.schema}
-    tcid = guest.client.instance.coordinator.tcid
-    if isinstance(value, Consumer):
-        return {"partitions": value.partitions, "tcid": tcid}
-    if isinstance(value, Subscription):
-        return {"info": value.info, "tcid": tcid}
-    if isinstance(value, Sender):
-        return {"sent": value.sent}
-    if isinstance(value, Job):
-        return {"id": value.id}
-    if isinstance(value, Planning):
-        return {"store_id": value.store_id, "folder": value.folder, "boot": value.boot}
-    if isinstance(value, Session | Attempts):
-        return None
-    return value
+    tell = _TOLD.get(_kind_of(value))
+    return value if tell is None else tell(guest, value)
+
+
+def _tcid(guest: Guest) -> int:
+    return int(guest.client.instance.coordinator.tcid)
+
+
+_TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
+    "Attempts": lambda _, __: None,
+    "Consumer": lambda guest, it: {"partitions": it.partitions, "tcid": _tcid(guest)},
+    "Job": lambda _, it: {"id": it.id},
+    "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
+    "Scan": lambda _, it: {"schema": it.schema},
+    "Sender": lambda _, it: {"sent": it.sent},
+    "Session": lambda _, __: None,
+    "Snapshot": lambda _, it: {"timestamp": it.timestamp},
+    "Subscription": lambda guest, it: {"info": it.info, "tcid": _tcid(guest)},
+    "Table": lambda _, it: {"name": it.name, "id": it.info.id, "schema": it.schema},
+    "Topic": lambda _, it: {"info": it.info},
+    "Transaction": lambda guest, it: _about(guest, it),
+}
 
 
 # -- calls of remote handles alone -----------------------------------------------------
 
 
-def _begin(guest: Guest, client: Client, options: dict[str, Any]) -> Transaction:
-    return client.new_transaction(**options)
+def _begin(guest: Guest, client: Client, options: dict[str, Any], id: int = 0) -> Transaction:
+    """By an id that the client was given, if it has one."""
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
+    return _begun(guest, id, lambda spare: Transaction.begin(client, **options, spare=spare))
+
+
+def _attempt(guest: Guest, attempts: Attempts, id: int = 0) -> Transaction:
+    return _begun(guest, id, attempts.begin)
+
+
+def _begun(guest: Guest, id: int, begin: Callable[[int | None], Transaction]) -> Transaction:
+    if not id:
+        return begin(None)
+    local = guest.take_id(id)
+    try:
+        return begin(local)
+    except BaseException:
+        guest.client.instance.coordinator.ids.ended(local)
+        raise
+
+
+def _state(guest: Guest, client: Client, id: int) -> TxnState:
+    """Tell of a transaction of this client also while nobody else knows of it."""
+    guest.void_id(id)
+    mine = guest.transaction(id)
+    return client.transaction_state(id) if mine is None else mine.state
+
+
+def _end_of(guest: Guest, client: Client, id: int) -> TxnState:
+    """Tell how a transaction ended, or end it: its client waits no longer for the commit, and does
+    the work again. What it sent before may be read later than this.
+    """
+    guest.void_id(id)
+    mine = guest.transaction(id)
+    if mine is not None:
+        with suppress(InvalidTxnStateError):  # it is committed
+            mine.rollback()
+    return client.outcome(id)
 
 
 def _join(guest: Guest, client: Client, token: Any) -> Transaction:
@@ -271,8 +323,8 @@ def _time(micros: int) -> Any:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def _about(guest: Guest, txn: Transaction) -> Transaction:
-    return txn
+def _about(guest: Guest, txn: Transaction) -> list[int]:
+    return [int(txn.id), int(txn.snapshot), int(txn.age)]
 
 
 def _serialize(guest: Guest, txn: Transaction, keepalive: bool, address: str) -> Any:
@@ -345,7 +397,7 @@ def _put(guest: Guest, target: Any, number: int) -> Any:
     found = guest.answers.get(number)
     if found is None:
         raise UnavailableError("the stream of rows broke off, and counts for nothing: write again")
-    if not found.done.wait(_MOST_SECONDS):
+    if not guest.wait(found, _MOST_SECONDS):
         raise UnavailableError("the stream of rows is still being written: look later")
     if found.error is not None:
         raise found.error
@@ -423,7 +475,10 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "tables"): _names("table"),
     ("Client", "topics"): _names("topic"),
     ("Client", "rename_table"): _rename_table,
+    ("Attempts", "begin"): _attempt,
     ("Client", "begin"): _begin,
+    ("Client", "outcome"): _end_of,
+    ("Client", "transaction_state"): _state,
     ("Client", "join"): _join,
     ("Client", "commits"): _commits,
     ("Client", "planning"): _planning,

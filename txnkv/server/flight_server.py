@@ -77,15 +77,17 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         self._client = connect_here(path, create=False)
         self._streams: dict[str, int] = {}
         self._lock = new_lock()
-        try:
-            middleware = {_MIDDLEWARE: _Knock(users, options.get("verify_client", False))}
-            super().__init__(location, middleware=middleware, **options)
-        except (pa.ArrowException, OSError) as error:
-            self._client.close()
-            raise UnavailableError(f"cannot listen at {location}: {error}") from None
         self._users = users
         self._path = path
         self._guests = Guests(self._open, self._limits)
+        try:
+            knock = None if users is None else _Knock(users, options.get("verify_client", False))
+            middleware = {} if knock is None else {_MIDDLEWARE: knock}
+            super().__init__(location, middleware=middleware, **options)
+        except (pa.ArrowException, OSError) as error:
+            self._guests.close()
+            self._client.close()
+            raise UnavailableError(f"cannot listen at {location}: {error}") from None
 
     def _open(self, keepalive: float) -> Client:
         found = connect_here(self._path, create=False, keepalive_time=keepalive)
@@ -155,7 +157,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                 answer.values = [value_of(guest, call)]
         except Exception as error:
             answer.error = _known(error)
-        answer.done.set()
+        guest.finish(answer)
         writer.write(pa.py_buffer(pack({"values": answer.values, "error": answer.error})))
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
@@ -177,7 +179,9 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
     # -- requests ----------------------------------------------------------------------
 
     def _request(self, user: User, data: bytes) -> Iterator[bytes]:
-        """The answer of a request, in parts: what is known before a commit goes before it."""
+        """The answer of a request: in two parts where the client does not know the id of the
+        transaction that it commits, and may have to ask by it.
+        """
         guest = None
         try:
             body = self._body(data)
@@ -199,7 +203,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             return
         if mine:
             yield from self._worked(guest, body, answer)
-        elif answer.done.wait(_WORKING_SECONDS):
+        elif guest.wait(answer, _WORKING_SECONDS):
             yield _part(guest, answer.values, answer.error)
         else:
             yield pack({"server": guest.birth, "values": [], "at": 0, "working": True})
@@ -210,19 +214,20 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             with _busy(guest):
                 for content in body["first"]:
                     answer.values.append(self._first(guest, content))
+                    answer.apart = answer.apart or _begins_without_id(content)
                 for content in body["calls"]:
                     call = prepared(guest, content)
-                    if call.name in ("commit", "commits") and len(answer.values) > told:
+                    if answer.apart and call.name in ("commit", "commits"):
                         yield _part(guest, answer.values[told:], None, told)
                         told = len(answer.values)
-                    answer.values.append(made(guest, self._guests, call))
+                    answer.values.append(made(guest, call))
         except Exception as error:
             answer.error = _known(error)
-            for reference, name, *_ in body["calls"][-1:]:
+            for target, name, *_ in body["calls"][-1:]:
                 if name == "commit":
-                    abort_without(guest, reference, error)
+                    abort_without(guest, Reference(*target), error)
         finally:
-            answer.done.set()
+            guest.finish(answer)
         try:
             yield _part(guest, answer.values[told:], answer.error, told)
         except (TypeError, ValueError) as error:
@@ -231,7 +236,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
     def _first(self, guest: Guest, content: Any) -> Any:
         """Make a call that nobody waits for; who uses its handle is told of an error."""
         try:
-            return made(guest, self._guests, prepared(guest, content))
+            return made(guest, prepared(guest, content))
         except Exception as error:
             makes = content[4] if isinstance(content, list) and len(content) == 5 else 0
             if type(makes) is int and makes:
@@ -259,6 +264,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         return self._guests.of(body["guest"], body["keepalive"], user, lost)
 
     def _user(self, context: Any) -> User:
+        if self._users is None:
+            return EVERYBODY
         found = context.get_middleware(_MIDDLEWARE)
         if found is None:
             raise fl.FlightUnauthenticatedError("no credentials")
@@ -351,6 +358,11 @@ class _Members(dict[str, Any]):
         raise ValueError(f"the request has no {name}")
 
 
+def _begins_without_id(content: list[Any]) -> bool:
+    _, name, args, *_ = content
+    return name == "begin" and not (args and type(args[-1]) is int)
+
+
 def _part(
     guest: Guest | None, values: list[Any], error: BaseException | None, at: int = 0
 ) -> bytes:
@@ -402,17 +414,15 @@ class _Knock(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     """Lets in those whom it knows.
 
     Args:
-        users: those who may; None: everybody.
+        users: those who may.
         by_certificate: a client without a token is who its certificate says.
     """
 
-    def __init__(self, users: Users | None, by_certificate: bool) -> None:
+    def __init__(self, users: Users, by_certificate: bool) -> None:
         self._users = users
         self._by_certificate = by_certificate
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> Any:
-        if self._users is None:
-            return _Known(lambda _: EVERYBODY)
         given = [each for name, values in headers.items() if name.lower() == "authorization"
                  for each in values]  # fmt: skip
         if not given and self._by_certificate:
@@ -432,7 +442,6 @@ class _Knock(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Known(lambda _: user)
 
     def _certified(self, context: Any) -> User:
-        assert self._users is not None
         try:
             return self._users.named(context.peer_identity().decode())
         except AuthenticationError as error:

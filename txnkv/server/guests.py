@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from txnkv.client import Client, Table, Topic
+from txnkv.coordinator import TxnId
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     TableNotFoundError,
@@ -33,6 +34,7 @@ from txnkv.server.users import About, User
 from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.tables import table_catalog
 from txnkv.topics import SubscriptionInfo
+from txnkv.transaction import Transaction
 
 _log = logging.getLogger("txnkv.server")
 
@@ -41,6 +43,7 @@ _MADE_SOON: Final = 5.0
 
 _KEPT_ANSWERS: Final = 1000
 _KNOWN: Final = 256
+_SPARE_IDS: Final = 256
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,20 @@ class Reference:
 
 
 class Answer:
-    """A request that must not be made twice: its answer, once there is one."""
+    """A request that must not be made twice: its answer, once there is one.
+
+    Attributes:
+        apart: the values so far are to be told before the commit that follows.
+    """
 
     def __init__(self) -> None:
-        self.done = new_event()
+        self.done = False
+        self.apart = False
         self.values: list[Any] = []
         self.error: BaseException | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Held:
     """A handle of a guest.
 
@@ -94,6 +102,22 @@ class Held:
     about: About | None = None
 
 
+class Taken:
+    """Counts of what one user has of a server. Shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self.handles = 0
+        self.transactions = 0
+
+    def add(self, value: Any, count: int) -> None:
+        """Count a handle that is made (1) or given up (-1)."""
+        with self._lock:
+            self.handles += count
+            if isinstance(value, Transaction):
+                self.transactions += count
+
+
 @dataclass
 class Guest:
     """One client.
@@ -101,6 +125,7 @@ class Guest:
     Attributes:
         birth: tells it from an earlier guest of this id, whose handles are gone.
         client: opened for it, so that its transactions have its keepalive time.
+        taken: by its user, of this guest and others.
         lost: handles up to this number were those of an earlier guest of this id.
     """
 
@@ -108,6 +133,7 @@ class Guest:
     user: User
     client: Client
     limits: Limits
+    taken: Taken
     lost: int = 0
     birth: str = field(default_factory=lambda: uuid.uuid4().hex)
     seen: float = field(default_factory=time.monotonic)
@@ -116,14 +142,19 @@ class Guest:
     answers: dict[int, Answer] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=new_condition)
     _known: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+    _spare: set[int] = field(default_factory=set)
 
     # -- handles -----------------------------------------------------------------------
 
     def add(self, number: int, value: Any, about: About | None) -> None:
         """Keep a handle, under the number that the client gave it."""
         with self.changed:
+            before = self.handles.get(number)
             self.handles[number] = Held(value, about)
             self.changed.notify_all()
+        self.taken.add(value, 1)
+        if before is not None:
+            self.taken.add(before.value, -1)
 
     def find(self, number: Any) -> Held:
         """Return a handle, which another request may be about to make.
@@ -152,7 +183,51 @@ class Guest:
             with self.changed:
                 found = self.handles.pop(number, None) if isinstance(number, int) else None
             if found is not None:
+                self.taken.add(found.value, -1)
                 give_up(found.value)
+
+    # -- ids of transactions -----------------------------------------------------------
+
+    def spare_id(self) -> int:
+        """Return an id for a transaction that this client begins later; 0: it has enough."""
+        coordinator = self.client.instance.coordinator
+        with self.changed:
+            if len(self._spare) >= _SPARE_IDS:
+                return 0
+            local = coordinator.ids.begin()
+            self._spare.add(local)
+        return int(TxnId.of(coordinator.tcid, local))
+
+    def take_id(self, id: Any) -> int:
+        """Take an id that the client was given for a transaction.
+
+        Raises:
+            LostHandleError: it has none such, or is not to use it any more.
+        """
+        if type(id) is not int:
+            raise ValueError(f"a transaction's id is a number, not {id!r}")
+        local = TxnId(id).local
+        with self.changed:
+            if local not in self._spare:
+                raise lost()
+            self._spare.remove(local)
+        return local
+
+    def void_id(self, id: int) -> None:
+        """See that no transaction begins with an id from now on, where it was a spare one."""
+        local = TxnId(id).local
+        with self.changed:
+            spare = local in self._spare
+            self._spare.discard(local)
+        if spare:
+            self.client.instance.coordinator.ids.ended(local)
+
+    def transaction(self, id: int) -> Transaction | None:
+        """Return this client's transaction of an id; None: it has none."""
+        with self.changed:
+            every = [each.value for each in self.handles.values()]
+        mine = (each for each in every if isinstance(each, Transaction))
+        return next((each for each in mine if each.id.local == TxnId(id).local), None)
 
     # -- what requests name ------------------------------------------------------------
 
@@ -255,6 +330,17 @@ class Guest:
             made = self.answers[number] = Answer()
             return made, True
 
+    def finish(self, answer: Answer) -> None:
+        """Give an answer to those who wait for it."""
+        with self.changed:
+            answer.done = True
+            self.changed.notify_all()
+
+    def wait(self, answer: Answer, seconds: float) -> bool:
+        """Wait for an answer; whether it is there."""
+        with self.changed:
+            return self.changed.wait_for(lambda: answer.done, seconds)
+
     def forget(self, numbers: Iterable[Any]) -> None:
         """Forget answers that the client has."""
         with self.changed:
@@ -267,8 +353,12 @@ class Guest:
         with self.changed:
             values = [each.value for each in self.handles.values()]
             self.handles.clear()
+            spare, self._spare = self._spare, set()
         for value in reversed(values):
+            self.taken.add(value, -1)
             give_up(value)
+        for local in spare:
+            self.client.instance.coordinator.ids.ended(local)
         with suppress(TxnkvError):
             self.client.close()
 
@@ -316,6 +406,7 @@ class Guests:
         self._limits = limits
         self._lock = new_lock()
         self._guests: dict[str, Guest] = {}
+        self._taken: dict[str, Taken] = {}
         self._stop = new_event()
         self._thread = threading.Thread(target=self._watch, name="txnkv-guests", daemon=True)
         self._thread.start()
@@ -345,7 +436,8 @@ class Guests:
                         f"user {user.name!r} has {mine} clients, and may have no more: close some"
                     )
                 client = self._open(float(keepalive))
-                found = self._guests[id] = Guest(id, user, client, self._limits, lost)
+                taken = self._taken.setdefault(user.name, Taken())
+                found = self._guests[id] = Guest(id, user, client, self._limits, taken, lost)
             if found.user.name != user.name:
                 raise ValueError("this client's id is another user's")
             found.user = user
@@ -355,16 +447,6 @@ class Guests:
     def has(self, id: Any) -> bool:
         """Tell whether a guest is known."""
         return id in self._guests
-
-    def count(self, user: User, kind: type | None = None) -> int:
-        """Return the number of handles of a user, of one class or all."""
-        with self._lock:
-            mine = [each for each in self._guests.values() if each.user.name == user.name]
-        if kind is None:
-            return sum(len(each.handles) for each in mine)
-        return sum(
-            isinstance(handle.value, kind) for each in mine for handle in [*each.handles.values()]
-        )
 
     def end(self, id: Any, user: User) -> None:
         """Give up a guest that says good-bye."""

@@ -41,8 +41,12 @@ def begin(
     lock_timeout: float = LOCK_TIMEOUT,
     age_ts: Timestamp | None = None,
     transactional: bool = True,
+    spare: int | None = None,
 ) -> TxnContext:
     """A new transaction at the latest snapshot, which stays pinned until its end. No I/O.
+
+    Args:
+        spare: the id to take, which was given before and not used.
 
     Raises:
         ValueError: an option makes no sense.
@@ -55,6 +59,7 @@ def begin(
     if lock_timeout < 0:
         raise ValueError(f"lock_timeout is seconds, 0 or above, not {lock_timeout!r}")
     holding = Holding(instance)
+    holding.held.txn_id = spare
     coordinator = instance.coordinator
     row = coordinator.begin(
         timeout=timeout,

@@ -81,8 +81,9 @@ class Transaction(Closing):
         keepalive: bool = True,
         lock_timeout: float = LOCK_TIMEOUT,
         age_ts: Timestamp | None = None,
+        spare: int | None = None,
     ) -> Transaction:
-        """Begin a transaction; see `Client.new_transaction`.
+        """Begin a transaction; see `Client.new_transaction`; for `spare`, `begin.begin`.
 
         Args:
             age_ts: it is as old for wait-die as one that began then; None: it is as old as it is.
@@ -97,6 +98,7 @@ class Transaction(Closing):
             keepalive=connection.keepalive_time,
             lock_timeout=lock_timeout,
             age_ts=age_ts,
+            spare=spare,
         )
         return cls(connection, context, joined=False, keepalive=keepalive)
 
