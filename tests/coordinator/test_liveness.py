@@ -14,6 +14,7 @@ from tests import internals
 from txnkv.coordinator import liveness
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.coordinator.status_table import TxnState
+from txnkv.storage import BusyError
 from txnkv.storage.clocks import clock
 from txnkv.storage.runtime import Runtime
 
@@ -207,6 +208,26 @@ def test_a_live_serializable_commit_is_left_to_its_process(
     with world.store.status.write() as cur:
         cur.execute("UPDATE transactions SET owner_start = owner_start - 1")
     assert maintenance._abandoned(world.coordinator.get(txn_id))  # that one is dead
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_busy_participant_keeps_nothing_from_the_others(
+    world: Any, now: Any, number: int
+) -> None:
+    """The round ended at the first that another process kept busy, with an UnboundLocalError."""
+    txn_ids = [world.begin(1), world.begin(1)]
+    for txn_id in txn_ids:
+        world.put_into(txn_id, TxnState.COMMIT_IN_PROGRESS)
+    busy, other = txn_ids[number], txn_ids[1 - number]
+    world.pages.refuse[busy] = BusyError("another one is writing")
+    now.forward(10)
+    world.round()
+    assert world.state(busy) is TxnState.COMMIT_IN_PROGRESS
+    assert world.state(other) is TxnState.COMMITTED
+    assert not world.coordinator.damage.parts()  # as long as that does not last
+    world.pages.refuse.clear()
+    world.round()
+    assert world.state(busy) is TxnState.COMMITTED
 
 
 def test_a_beat_for_another_transaction_in_the_slot_counts_for_nothing(

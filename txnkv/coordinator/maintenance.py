@@ -33,7 +33,7 @@ from txnkv.coordinator.orchestration import Orchestrator
 from txnkv.coordinator.status_table import TxnRow, TxnState
 from txnkv.errors import ClosedError, StoreNotFoundError, TxnkvError
 from txnkv.metrics import Metrics
-from txnkv.storage import Store, clock, new_event, new_lock, not_waiting, shielded
+from txnkv.storage import BusyError, Store, clock, new_event, new_lock, not_waiting, shielded
 
 _log = logging.getLogger("txnkv")
 
@@ -371,13 +371,12 @@ class Maintenance:
             name, now = f"transaction {row.txn_id}", clock.monotonic_micros()
             if not resume_all and now < self._again.get(row.txn_id, 0):
                 continue
-            with self._damage.guard(name, "resuming it"):
+            with self._damage.guard(name, "resuming it") as resuming:
                 with self._store.status.write() as cur:
                     self.lease.confirm(cur)
                 ended = self._orchestrator.finish(row.txn_id)
-            if self._damage.error(name) is None:
                 _log.info("resumed transaction %d: %s", row.txn_id, ended.describe_state())
-            else:
+            if resuming.error is not None and not isinstance(resuming.error, BusyError):
                 self._again[row.txn_id] = now + _TRY_AGAIN
 
     def _abandoned(self, row: TxnRow) -> bool:
