@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,11 @@ def run(folder: str, seed: str) -> None:
     place, name = Place(Path(folder)), "spark"
     builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.log.level", "OFF").config("spark.driver.memory", "768m")
-    # Its workers begin beside twenty busy processes.
+    # Its workers begin beside twenty busy processes. For those that read a stream it waits 10 s,
+    # whatever is configured, and gives the stream up.
     builder = builder.config("spark.python.authenticate.socketTimeout", "300s")
+    with suppress(PermissionError):
+        os.nice(-10)
     chance = random.Random(f"spark {seed}")
     with off_clock(place, name), reported(place, name):
         spark = builder.getOrCreate()
