@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from . import beside, growth, logs, many, memory, points, small, tables, topics, ycsb
+from . import beside, growth, indexed, logs, many, memory, points, small, tables, topics, ycsb
 from .harness import Line, report
 from .kafka import Broker
 from .tpcc.race import tpcc
@@ -54,6 +54,7 @@ def races(
         "commit-threads": lambda: small.commit_threads(size(5, 200), rounds, base),
         "commit-processes": lambda: small.commit_processes(size(10, 500), rounds, base),
         "get": lambda: points.get(rows, size(50, 5000), rounds, base),
+        "indexed": lambda: indexed.indexed(size(500, 1_000_000), size(30, 2000), rounds, base),
         "executemany": lambda: points.executemany(size(2000, 200_000), rounds, base),
         "ycsb": lambda: ycsb.ycsb(size(1000, 1_000_000), size(30, 2000), rounds, base),
         "tpcc": lambda: tpcc(scale, size(10, 300), rounds, base),

@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_565, "tables": 8_300, "storage": 3_840, "cli": 4_165, "coordinator": 3_017,
-    "transaction": 3_097, "core": 3_245, "spark": 2_280, "client": 2_805, "aio": 554,
+    "topics": 10_565, "tables": 9_110, "storage": 3_852, "cli": 4_218, "coordinator": 3_017,
+    "transaction": 3_097, "core": 3_245, "spark": 2_280, "client": 3_160, "aio": 556,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -102,6 +102,7 @@ cli, topics: Kafka's clients: producers that number their messages, sends with o
 topics: a fetch in the calling thread. core: the first rows of a range of keys.
 client, topics: plans of reads, from spark, for stores on other hosts. cli, transaction: addresses.
 transaction: the begin with an id that a client on another host was given before.
+aio, cli, client, storage, tables: indexes; the feature of a store that has them.
 """
 
 
@@ -237,8 +238,9 @@ def test_type_only_imports() -> None:
 
 def test_few_modules() -> None:
     # 16 of them are `remote`, `server`, and what they need of client and cli; 14 are `kafka`, with
-    # its binding in core; one is `testing`.
-    told("modules", list(modules()), 264)
+    # its binding in core; one is `testing`; four are of indexes: what one is, its entries of many
+    # rows, its building, and the way into a store, which client.py had no more room for.
+    told("modules", list(modules()), 268)
     top = [name for name in modules() if name.count(".") == 1]
     told("names at the top of txnkv", top, 18)  # with remote, server, kafka and testing
 

@@ -228,6 +228,9 @@ PLANS: Final[dict[str, Plan]] = {
     "leases.claimed": Plan(("pass_on",), GONE, every=3),
     "alter.written": Plan(("alter",), GONE, every=1),
     "alter.durable": Plan(("alter",), GONE, every=1),
+    "index.added": Plan(("index",), GONE, every=1),
+    "index.filled": Plan(("index",), GONE, every=5),
+    "index.whole": Plan(("index",), GONE, every=1),
     "applications.staged": Plan(("apply",), GONE, every=1),
     "applications.written": Plan(("apply",), GONE, every=1),
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import txnkv
+from txnkv.client import indexes
 
 TABLE: Final = "changing"
 ADDED: Final = ("b", "c", "d", "e")
@@ -134,6 +135,65 @@ def _read(client: txnkv.Client) -> tuple[str, list[str], list[list[Any]]]:
     return kind, rows.schema.names, [list(row.values()) for row in rows.to_pylist()]
 
 
-SCENARIOS: Final[dict[str, Callable[..., None]]] = {"alter": alter}
+# -- indexes ---------------------------------------------------------------------------
 
-EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] = {"alter": examine}
+INDEXED: Final = "indexed"
+_ROUNDS: Final = 4
+_ROWS: Final = 6
+
+
+def index(say: Say, path: str) -> None:
+    """Indexes are made and dropped, over rows that small and large transactions write and move."""
+    indexes._FIRST_ROWS = indexes._MOST_ROWS = 2
+    client = txnkv.connect(path, create=False)
+    schema = txnkv.Schema({"id": "int64", "mail": "string?", "n": "int64"}, primary_key=["id"])
+    table = client.create_table(INDEXED, schema)
+    for number in range(_ROUNDS):
+        for large in (False, True):
+            with client.transaction() as txn:
+                if large:
+                    txn.serialize()
+                first = _ROWS * (2 * number + large)
+                for id in range(first, first + _ROWS):
+                    txn.insert(table, {"id": id, "mail": f"{id}@{number}", "n": id % 3})
+                if first:
+                    txn.update(table, {"id": 0, "mail": f"0@{first}"})
+                    txn.delete(table, first - 1)
+            say("written")
+        client.create_index(table, "mail", unique=True)
+        client.create_index(table, ["n", "mail"])
+        say("indexed", number)
+        if number % 2:
+            client.instance.engine.flush()
+            client.drop_index(table, "mail")
+            say("dropped", number)
+
+
+def examine_index(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    """List what is wrong after a death: now, and when the indexes were made again."""
+    if INDEXED not in client.tables():
+        return ["the table is gone"] if said else []
+    table = client.table(INDEXED)
+    problems = _index_problems(client)
+    rows = list(table.scan())
+    for mail, unique in (("mail", True), (["n", "mail"], False)):
+        made = client.create_index(table, mail, unique)
+        problems += [] if made.state == "ready" else [f"an index is {made}"]
+    table.insert({"id": -1, "mail": "-1", "n": 0})
+    for row in [*rows, {"id": -1, "mail": "-1", "n": 0}]:
+        if table.get_by("mail", row["mail"]) != [row]:
+            problems.append(f"an index has {table.get_by('mail', row['mail'])} for {row}")
+    table.delete(-1)
+    return problems + _index_problems(client)
+
+
+def _index_problems(client: txnkv.Client) -> list[str]:
+    return [problem for problem in client.check().problems if "index by" in problem]
+
+
+SCENARIOS: Final[dict[str, Callable[..., None]]] = {"alter": alter, "index": index}
+
+EXAMINERS: Final[dict[str, Callable[[txnkv.Client, Sequence[str]], list[str]]]] = {
+    "alter": examine,
+    "index": examine_index,
+}

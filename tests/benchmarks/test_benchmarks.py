@@ -23,6 +23,7 @@ PEERS = {
     "commit-threads": {"sqlite", "lmdb"},
     "commit-processes": {"sqlite", "lmdb"},
     "get": {"sqlite", "lmdb", "sqlite, select by select", "sqlite, IN (carray)"},
+    "indexed": {"sqlite"},
     "executemany": {"sqlite executemany"},
     "ycsb": {"sqlite"},
     "tpcc": {"sqlite"},

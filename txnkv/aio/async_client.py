@@ -80,6 +80,8 @@ class AsyncClient(ClosingWrapper[Client]):
     drop_table = twin(Client.drop_table)
     recall_table = twin(Client.recall_table, AsyncTable)
     rename_table = twin(Client.rename_table, AsyncTable)
+    create_index = twin(Client.create_index)
+    drop_index = twin(Client.drop_index)
     create_topic = twin(Client.create_topic, AsyncTopic)
     topic = twin(Client.topic, AsyncTopic)
     topics = twin(Client.topics)

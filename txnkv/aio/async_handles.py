@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from txnkv.aio.calls import Calls, ClosingWrapper, InTurn, Same, Wrapper, twin
-from txnkv.client import Consumer, Producer, Snapshot, Subscription, Table, Topic
+from txnkv.client import Consumer, Index, Producer, Snapshot, Subscription, Table, Topic
 from txnkv.coordinator import Timestamp, TxnId, TxnState
 from txnkv.errors import RowError
 from txnkv.tables import Schema, TableInfo
@@ -161,8 +161,10 @@ class AsyncTable(Wrapper[Table]):
     info: Same[TableInfo] = Same()
     name: Same[str] = Same()
     schema: Same[Schema] = Same()
+    indexes: Same[list[Index]] = Same()
     alter = twin(Table.alter)
     get = twin(Table.get)
+    get_by = twin(Table.get_by)
     get_many = twin(Table.get_many)
     count = twin(Table.count)
     diff_tokens = twin(Table.diff_tokens)

@@ -28,6 +28,7 @@ _HOMES = {
     "tables": "txnkv.cli.store_commands",
     "create": "txnkv.cli.table_commands",
     "alter": "txnkv.cli.table_commands",
+    "index": "txnkv.cli.table_commands",
     "rename": "txnkv.cli.table_commands",
     "revert": "txnkv.cli.table_commands",
     "drop": "txnkv.cli.table_commands",

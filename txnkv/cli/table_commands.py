@@ -1,4 +1,6 @@
-"""`txnkv create, alter, rename, revert, drop, count, get, insert, delete`: a table, its rows."""
+"""`txnkv create, alter, index, rename, revert, drop, count, get, insert, delete`: a table, and rows
+of it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from txnkv.cli.console import (
     json_text,
     json_value,
     plural,
+    print_grid,
     print_json,
     print_pairs,
     snapshot_option,
+    steps,
     store_argument,
     table_argument,
     yes_option,
@@ -351,6 +355,85 @@ def delete(
         print_json({"table": table, "deleted": deleted})
     else:
         click.echo(f"deleted {plural(deleted, 'row')} from {table}")
+
+
+# -- indexes ---------------------------------------------------------------------------
+
+
+@click.group()
+def index() -> None:
+    """Make, drop and list the indexes of a table."""
+
+
+_columns_argument = click.argument("columns", metavar="COLUMNS")
+
+
+@index.command("create")
+@store_argument
+@table_argument
+@_columns_argument
+@click.option("--unique", is_flag=True, help="No two rows may have the same values.")
+@json_option
+def create_index(store: str, table: str, columns: str, unique: bool, as_json: bool) -> None:
+    """Make an index by COLUMNS, as mail or region,day, while others read and write.
+
+    `txnkv scan --where` goes by it then. Stopped on the way, the same command goes on with it.
+    """
+    with (
+        txnkv.connect(store, create=False) as client,
+        stopping(lambda: "the index is not ready"),
+        steps("indexing", "rows") as step,
+    ):
+        made = client.create_index(table, parsing.names(columns), unique, step)
+    if as_json:
+        print_json({"table": table, **vars(made)})
+    else:
+        kind = "unique index" if made.unique else "index"
+        click.echo(f"made a{'' if made.unique else 'n'} {kind} of {table} by {_columns(made)}")
+
+
+@index.command("drop")
+@store_argument
+@table_argument
+@_columns_argument
+@json_option
+def drop_index(store: str, table: str, columns: str, as_json: bool) -> None:
+    """Drop the index by COLUMNS, at once; no row goes with it."""
+    names = parsing.names(columns)
+    with txnkv.connect(store, create=False) as client:
+        client.drop_index(table, names)
+    if as_json:
+        print_json({"table": table, "dropped": names})
+    else:
+        click.echo(f"dropped the index of {table} by {', '.join(names)}")
+
+
+@index.command("list")
+@store_argument
+@click.argument("table", required=False)
+@json_option
+def list_indexes(store: str, table: str | None, as_json: bool) -> None:
+    """List the indexes of TABLE, or of all tables."""
+    with txnkv.connect(store, create=False) as client:
+        found = {
+            name: client.table(name).indexes
+            for name in ([table] if table is not None else client.tables())
+        }
+    if as_json:
+        print_json([{"table": name, **vars(each)} for name, of in found.items() for each in of])
+        return
+    head = ["table", "by", "unique", "state"]
+    rows = (
+        [name, _columns(e), "yes" if e.unique else "no", e.state]
+        for name in found
+        for e in found[name]
+    )
+    print_grid(head, rows)
+
+
+def _columns(made: txnkv.Index) -> str:
+    """The columns of an index, for people."""
+    return ", ".join(made.columns)
 
 
 @given()

@@ -1,9 +1,11 @@
 """The handles of a store, each one class in one file.
 
+opening                               the way in
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
 attempts                              the transactions of one `run`
 replica, admin                        copies of topics; a whole store seen, checked and compacted
+indexes                               made, filled, compared with their tables
 planning                              what Spark asks of a store, in its planners and tasks
 backup                                a store copied at one timestamp, and made of such a copy
 
@@ -14,8 +16,10 @@ runs.
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.attempts import Attempts
 from txnkv.client.backup import BackupReport, RestoreReport, restore
-from txnkv.client.client import Client, connect
+from txnkv.client.client import Client
 from txnkv.client.consumer import Consumer
+from txnkv.client.indexes import Index
+from txnkv.client.opening import connect
 from txnkv.client.planning import Planning
 from txnkv.client.producer import Producer, close_producers
 from txnkv.client.replica import replicate
@@ -46,6 +50,7 @@ __all__ = [
     "DiffToken",
     "FetchIsolation",
     "FlushMode",
+    "Index",
     "Isolation",
     "Locking",
     "Operation",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from txnkv.client.indexes import check_indexes, refuse_index_part
 from txnkv.coordinator import (
     Loss,
     Timestamp,
@@ -36,6 +37,7 @@ from txnkv.tables import (
     Tablet,
     check_row_set,
     check_together,
+    history,
     manifest,
     row_set_ids,
     scan,
@@ -216,6 +218,8 @@ def _check(
             progress(done, len(work))
         label = f"{tablet.label}, row set {info.id}"
         report.problems += _said(label, check_row_set(tablet, info, report))
+    for name in engine.names():
+        report.problems += _said(f"table {name!r}", _indexes(instance, name))
     for id in live_partition_ids(instance.topics):
         found = check_partition(instance.topics, id)
         report.problems += _said(f"partition {id}", found)
@@ -245,6 +249,18 @@ def _together(instance: Instance, tablet: Tablet) -> Iterator[str]:
         yield str(error)
         return
     yield from check_together(tablet, settled)
+
+
+def _indexes(instance: Instance, name: str) -> Iterator[str]:
+    engine, coordinator = instance.engine, instance.coordinator
+    table = engine.find(name)
+    if table is None or not table.schema.indexes:
+        return
+    snapshot = history.pin_latest(coordinator)
+    try:
+        yield from check_indexes(engine, table, snapshot)
+    finally:
+        instance.store.runtime.unpin(snapshot)
 
 
 def _check_held(cur: Any, report: CheckReport) -> None:
@@ -451,6 +467,7 @@ def _tablet_bytes(instance: Instance, tablet: Tablet) -> int:
 def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:
     """Give up what a tablet or partition has lost; see `Client.accept_loss`."""
     kind, name, number = _parse_part(part)
+    refuse_index_part(name)
     table = instance.engine.find(name) if kind != "topic" else None
     topic = instance.topics.find(name) if kind != "table" else None
     if table is not None and topic is not None:
@@ -460,6 +477,8 @@ def accept_loss(instance: Instance, part: str, *, really: bool) -> Loss:
         loss = accept_log(instance.topics, partition, really=really)
     elif table is not None and number < len(table.tablets):
         tablet = instance.engine.tablets(table)[number]
+        for index in table.schema.indexes if really else ():  # they have entries of what is lost
+            instance.engine.drop_index(table, index)
         return accept_tablet(instance.engine, tablet, really=really)
     elif topic is not None or kind == "topic":
         raise TopicNotFoundError(f"no topic has the part {part!r}: see `txnkv check`")

@@ -130,6 +130,7 @@ def back_up(
                 "store_id": store.store_id,
                 "timestamp": int(timestamp),
                 "taken": datetime.now(UTC).isoformat(),
+                "features": store.directory.features,
             }
         )
     fault_point("backup.renamed")
@@ -300,6 +301,8 @@ def restore(
     with whole_folder(place, "a restored store") as folder:
         backup.verify(told)
         made = StoreDirectory.open(folder)
+        for feature in backup.content.get("features", ()):
+            made.add_feature(feature)
         shutil.copyfile(backup.path(STATUS), made.status_path)
         made.status_path.chmod(0o600)
         told(backup.files[STATUS].size)

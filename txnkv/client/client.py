@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -11,13 +11,12 @@ from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.attempts import Attempts, run
 from txnkv.client.backup import BackupReport, back_up
+from txnkv.client.indexes import Index, columns_of, create_index, drop_index
 from txnkv.client.producer import close_producers
 from txnkv.client.table import Snapshot, Table
 from txnkv.client.topic import Topic
 from txnkv.coordinator import (
-    KEEPALIVE_TIME,
     LOCK_TIMEOUT,
-    MIN_KEEPALIVE,
     Applied,
     Loss,
     Timestamp,
@@ -58,46 +57,6 @@ from txnkv.transaction import (
 from txnkv.transaction import instance as instances
 
 T = TypeVar("T")
-
-
-@shielded
-def connect(
-    path: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    read_only: bool = False,
-    history: float | None = None,
-    cache_bytes: int | None = None,
-    keepalive_time: float = KEEPALIVE_TIME,
-) -> Client:
-    """Open a store; it is made when it is missing.
-
-    Args:
-        path: the store's directory.
-        create: make it when there is none.
-        read_only: refuse to write.
-        history: seconds that can be read back, and for which ended transactions are remembered;
-            None for 900, or for what this process has the store open with.
-        cache_bytes: of status.db that each connection to it keeps in memory, one for each thread
-            that is at it; None for 8 MiB, or for what this process has the store open with.
-        keepalive_time: seconds without heartbeat after which a transaction begun by this
-            client is aborted; at least 0.5. Heartbeats come from a thread of this process: one that
-            keeps Python's lock for longer (C code, a hundred threads that compute) needs more.
-
-    Raises:
-        StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
-            process has it open, and it was removed or replaced since.
-        IncompatibleStoreError: the store is of a newer format, or the path is no store.
-        ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
-            has the store open with another.
-    """
-    if keepalive_time < MIN_KEEPALIVE:
-        raise ValueError(
-            f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
-            "be late behind threads that compute"
-        )
-    make = create and not read_only
-    return Client(instances.acquire(path, make, read_only, history, cache_bytes), keepalive_time)
 
 
 class Client(Connection, Closing):
@@ -226,6 +185,43 @@ class Client(Connection, Closing):
         """
         self.require_writable()
         return Table(self, self.instance.engine.recall(name))
+
+    @shielded
+    def create_index(
+        self,
+        table: AnyTable,
+        columns: str | Sequence[str],
+        unique: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Index:
+        """Make an index, and fill it, while others read and write; one that is there is left.
+
+        Transactions that began before, and write into the table, get SchemaChangedError and are
+        run again. Killed on the way it is written and not read, until this is called again.
+
+        Args:
+            table: also one with rows.
+            columns: that rows are looked for by, in this order.
+            unique: no two rows may have the same values, those with a null among them aside.
+            progress: called with (rows that were looked through, rows in all).
+
+        Raises:
+            SchemaError: no index can be by these columns, or it is one, but not unique alike.
+            RowErrors: two rows have the same values in a unique one; it was not made.
+        """
+        self.require_writable()
+        info = self.table_info(table)
+        return create_index(self, info, columns_of(columns), unique=unique, progress=progress)
+
+    @shielded
+    def drop_index(self, table: AnyTable, columns: str | Sequence[str]) -> None:
+        """Drop the index by these columns at once; transactions meet it as `create_index`.
+
+        Raises:
+            SchemaError: there is none.
+        """
+        self.require_writable()
+        drop_index(self, self.table_info(table), columns_of(columns))
 
     # -- topics ------------------------------------------------------------------------
 

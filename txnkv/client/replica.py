@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from txnkv.client.client import Client, connect
+from txnkv.client.client import Client
+from txnkv.client.opening import connect
 from txnkv.coordinator import Timestamp, raise_clock
 from txnkv.errors import TopicExistsError
 from txnkv.storage import MaintenanceLock, shielded

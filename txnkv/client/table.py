@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from txnkv import core
+from txnkv.client.indexes import Index, pairs_of, rows_by
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
@@ -249,6 +250,37 @@ class Table(Closing):
             snapshot, lambda engine, info, view: lookup.get_many(engine, info, view, keys)
         )
 
+    @property
+    def indexes(self) -> list[Index]:
+        """The indexes, ready or building; see `Client.create_index`."""
+        return Index.all_of(self.schema)
+
+    def get_by(
+        self, columns: str | Sequence[str], values: Any, snapshot: At = None
+    ) -> list[dict[str, Any]]:
+        """The rows with these values in the columns of an index; of a unique one at most one.
+
+        Args:
+            columns: that there is an index by, a name or several in its order.
+            values: one, or a tuple of as many; a row with a null there is never one of them.
+            snapshot: where to read; the latest by default.
+
+        Raises:
+            SchemaError: there is no such index, or a value does not fit its column.
+        """
+        names = (columns,) if columns.__class__ is str else tuple(columns)
+
+        def get(engine: TableEngine, info: TableInfo, view: ReadView) -> list[dict[str, Any]]:
+            found = rows_by(engine, info, view, names, values)
+            if found is None:
+                where = [(name, "=", value) for name, value in pairs_of(names, values)]
+                found = list(
+                    Scan.over(self._connection, info, lambda: view, None, where, False, None)
+                )
+            return found
+
+        return self._read(snapshot, get)
+
     @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:
         """Count all rows, or those that satisfy `where`."""
@@ -422,8 +454,13 @@ class Table(Closing):
             whole = table.schema.arrow
             keys = pa.schema([whole.field(name) for name in names])
             gone = txn.write(self, stream(True, keys), "delete_ignore")
+            again = 0
+            if engine.row_writer(table).may_refuse:  # values may have gone from row to row since
+                batches = (batch.select(names) for batch in changed(come=False))
+                first = pa.RecordBatchReader.from_batches(keys, batches)
+                again = txn.write(self, first, "delete_ignore").deleted
             back = txn.write(self, stream(False, whole), "upsert")
-        return WriteResult(back.inserted, back.updated, gone.deleted)
+        return WriteResult(back.inserted - again, back.updated + again, gone.deleted)
 
     @shielded
     def next_id(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeVar, get_args
@@ -14,6 +14,7 @@ from txnkv.client import (
     CheckReport,
     Client,
     CompactReport,
+    Index,
     Planning,
     Snapshot,
     Table,
@@ -180,6 +181,21 @@ class RemoteClient(RemoteHandle, Client):
         made = self._table("rename_table", known.name, name)
         known.learn_name(name)
         return made
+
+    def create_index(
+        self,
+        table: AnyTable,
+        columns: str | Sequence[str],
+        unique: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Index:
+        self.require_writable()
+        made: Index = self._call("create_index", self.table_of(table).name, columns, unique)
+        return made
+
+    def drop_index(self, table: AnyTable, columns: str | Sequence[str]) -> None:
+        self.require_writable()
+        self._call("drop_index", self.table_of(table).name, columns)
 
     def _table(self, call: str, *args: Any) -> RemoteTable:
         return RemoteTable(self, self._call(call, *args))

@@ -100,7 +100,7 @@ class RemoteHandle:
 # -- tables ----------------------------------------------------------------------------
 
 
-@remote_calls("Table", "get get_many count diff_tokens insert upsert update delete")
+@remote_calls("Table", "get get_by get_many indexes count diff_tokens insert upsert update delete")
 class RemoteTable(RemoteHandle, Table):
     """See `txnkv.Table`."""
 

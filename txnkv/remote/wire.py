@@ -29,7 +29,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from txnkv import errors
-from txnkv.client import CheckReport, CompactReport, DiffToken, TxnInfo
+from txnkv.client import CheckReport, CompactReport, DiffToken, Index, TxnInfo
 from txnkv.coordinator import Applied, Timestamp, TxnId, TxnState
 from txnkv.core import compute as pc
 from txnkv.errors import (
@@ -93,9 +93,9 @@ _CLASSES: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
         AbortedTxn, Applied, CheckReport, Column, CompactReport, Delivered, DiffParts, DiffToken,
-        FetchResult, HashPartition, MessageId, PinnedRange, RangePartition, RowError, ScanToken,
-        SubscriptionInfo, TokenParts, TopicInfo, TopicOffset, TopicOptions, TopicPart, TopicReading,
-        TxnInfo, WriteResult,
+        FetchResult, HashPartition, Index, MessageId, PinnedRange, RangePartition, RowError,
+        ScanToken, SubscriptionInfo, TokenParts, TopicInfo, TopicOffset, TopicOptions, TopicPart,
+        TopicReading, TxnInfo, WriteResult,
     )
 }  # fmt: skip
 _FROM_GUESTS: Final = {

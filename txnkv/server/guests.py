@@ -261,7 +261,7 @@ class Guest:
                 raise ValueError(f"a table is known by its id, not {number!r}")
             with self.client.instance.store.status.read() as cur:
                 info = table_catalog.by_id(cur, number)  # it may have another name by now
-            if info is not None:
+            if info is not None and info.index_of is None:
                 return Table(self.client, info)
             if name not in self.client.tables():
                 raise TableNotFoundError(f"table {name!r} was dropped")

@@ -26,7 +26,13 @@ from txnkv.storage.backup_files import (
     whole_folder,
 )
 from txnkv.storage.clocks import EPOCH_SECONDS, back_off, boot_id, clock
-from txnkv.storage.directory import StoreDirectory, make_private_directory, opened, sync_directory
+from txnkv.storage.directory import (
+    INDEXES,
+    StoreDirectory,
+    make_private_directory,
+    opened,
+    sync_directory,
+)
 from txnkv.storage.environment import EPOCH, READ_ID, Environment, new_epoch
 from txnkv.storage.environments import Environments
 from txnkv.storage.faults import (

@@ -49,6 +49,7 @@ from txnkv.errors import (
 from txnkv.storage.directory import (
     FIRST_WITH_BACKUPS,
     FORMAT_VERSION,
+    KNOWN_FEATURES,
     make_private_directory,
     make_private_file,
     sync_directory,
@@ -70,7 +71,9 @@ declare_fault_point("backup.listed", "all of a backup is durable, it has not its
 LIST: Final = "BACKUP"
 STATUS: Final = "status.db"
 _NAME: Final = "txnkv backup"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_PLAIN_VERSION: Final = 1
+"""The version of backups of stores that use no features."""
 _HEAD: Final = struct.Struct("<III")
 _READ_BYTES: Final = 4 << 20
 _STEP_BYTES: Final = 16 << 20
@@ -196,7 +199,9 @@ class BackupWriter:
     def finish(self, content: dict[str, Any]) -> None:
         """Write the list; what is said of the backup as a whole goes with it."""
         files = {name: [file.size, file.crc] for name, file in sorted(self.files.items())}
-        first = {"format": _NAME, "version": _VERSION, "store_version": FORMAT_VERSION}
+        # One with features is of another version, so that who knows of none does not restore it.
+        version = _VERSION if content.get("features") else _PLAIN_VERSION
+        first = {"format": _NAME, "version": version, "store_version": FORMAT_VERSION}
         whole = {**first, **content, "files": files}
         line = json.dumps(whole).encode()
         path = self.path(LIST)
@@ -265,7 +270,9 @@ class Backup:
         content = json.loads(line)
         version, store = content.get("version"), content.get("store_version", 0)
         known = FIRST_WITH_BACKUPS <= store <= FORMAT_VERSION
-        if content.get("format") != _NAME or version != _VERSION or not known:
+        known &= KNOWN_FEATURES.issuperset(content.get("features", ()))
+        known &= version in (_PLAIN_VERSION, _VERSION)
+        if content.get("format") != _NAME or not known:
             raise IncompatibleStoreError(
                 f"{path} has format {content.get('format')!r} version {version!r}, of a store of "
                 f"version {store!r}; this is version {_VERSION}, of stores up to {FORMAT_VERSION}. "

@@ -31,10 +31,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from txnkv.errors import CorruptionError, IncompatibleStoreError, StoreNotFoundError
 from txnkv.storage.faults import declare_fault_point, fault_point
@@ -47,7 +48,9 @@ FIRST_WITH_EXTENTS = 6
 """The first version that keeps how far environments were written."""
 FIRST_WITH_BACKUPS = 8
 """The first version of which there are backups."""
-KNOWN_FEATURES: frozenset[str] = frozenset()
+INDEXES: Final = "indexes"
+"""The feature of a store that has had an index: who does not know of it writes past it."""
+KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES})
 
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"
@@ -91,7 +94,7 @@ class StoreDirectory:
             if read_only or not create:
                 raise StoreNotFoundError(_not_found(real))
             _create(real)
-        store_id, version = _read_format(real)
+        store_id, version, _ = _read_format(real)
         if read_only and version != FORMAT_VERSION:
             raise IncompatibleStoreError(
                 f"store {real} has format version {version}, this is version {FORMAT_VERSION}: "
@@ -115,7 +118,20 @@ class StoreDirectory:
     def mark_upgraded(self) -> None:
         """Names the current version in FORMAT, once all else is of that version."""
         if self.version != FORMAT_VERSION:
-            _write_format(self.path, self.store_id)
+            _write_format(self.path, self.store_id, self.features)
+
+    @property
+    def features(self) -> list[str]:
+        """The features that FORMAT names by now."""
+        return _read_format(self.path)[2]
+
+    def add_feature(self, feature: str) -> None:
+        """Name a feature in FORMAT, durably: from here on versions that do not know it refuse the
+        store. Called while status.db is locked, so that others do not at the same time.
+        """
+        features = self.features
+        if feature not in features:
+            _write_format(self.path, self.store_id, [*features, feature])
 
     @property
     def runtime_path(self) -> Path:
@@ -183,7 +199,7 @@ def _create(path: Path) -> None:
         for name in _FOLDERS:
             make_private_directory(path / name)
         fault_point("directory.before_format")
-        _write_format(path, uuid.uuid4().hex)
+        _write_format(path, uuid.uuid4().hex, [])
         (path / _CREATING).unlink(missing_ok=True)
         sync_directory(path)
 
@@ -236,11 +252,11 @@ def _creation_lock(path: Path) -> Iterator[None]:
             (path / _CREATING).unlink(missing_ok=True)
 
 
-def _write_format(path: Path, store_id: str) -> None:
+def _write_format(path: Path, store_id: str, features: Sequence[str]) -> None:
     content = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "features": sorted(KNOWN_FEATURES),
+        "features": sorted(features),
         "store_id": store_id,
     }
     new = path / _FORMAT_NEW
@@ -264,7 +280,8 @@ def _not_found(path: Path) -> str:
     return f"no store at {path}: {found}. Check the path, or open it with create=True"
 
 
-def _read_format(path: Path) -> tuple[str, int]:
+def _read_format(path: Path) -> tuple[str, int, list[str]]:
+    """The id of the store, the version of its format, and the features that it uses."""
     text = (path / "FORMAT").read_bytes()
     content = _parse_json(path, text)
     name, version = content.get("format"), content.get("version")
@@ -283,7 +300,7 @@ def _read_format(path: Path) -> tuple[str, int]:
             f"know: {', '.join(unknown)}. Open it with a newer txnkv"
         )
     assert isinstance(version, int)
-    return str(store_id), version
+    return str(store_id), version, [str(feature) for feature in features]
 
 
 def _parse_json(path: Path, text: bytes) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 schema, schema_change, partitioning, table_catalog     what a table is
 arrow_input, row_writer, operations     rows on their way in, and what an operation makes of them
+table_index                             an index, and the entry of a row
 tables                                  the ground: all tablets of a store
 tablets/                                a tablet: row sets, manifest, memory, the order of layers
 write/                                  what a transaction writes: in memory, as staged row sets
@@ -48,6 +49,8 @@ from txnkv.tables.read import (
     TOKEN_ROWS,
     DiffParts,
     DiffRequest,
+    KeyRange,
+    Piece,
     Plan,
     ReadView,
     Request,
@@ -70,9 +73,18 @@ from txnkv.tables.row_writer import (
     shape_of,
     to_batch,
 )
-from txnkv.tables.schema import Column, Schema
+from txnkv.tables.schema import Column, IndexInfo, Schema, normal
 from txnkv.tables.schema_change import AnyColumn, SchemaChange, altered
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
+from txnkv.tables.table_index import TableIndex, find_index
 from txnkv.tables.tablets import BLOCKS_DB, FENCE_DB, RowSetInfo, Scope, Tablet, manifest
-from txnkv.tables.write import Outcome, SmallWrites, WriteContext, staging, write_buffer
+from txnkv.tables.write import (
+    ChangedRows,
+    Outcome,
+    SmallWrites,
+    WriteContext,
+    lacking,
+    staging,
+    write_buffer,
+)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -26,9 +27,9 @@ from txnkv.tables.arrow_input import MISSING, row_values
 from txnkv.tables.operations import DELETES, INSERTS
 from txnkv.tables.schema import Schema, normal
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex, Values, tuple_getter
 from txnkv.tables.tablets import Tablet
 
-Values = tuple[Any, ...]
 Adder = Callable[[Any], None]
 
 
@@ -124,18 +125,24 @@ class RowWriter:
         values_of: the other columns' values.
     """
 
-    def __init__(self, table: TableInfo, tablets: Sequence[Tablet]) -> None:
+    def __init__(
+        self,
+        table: TableInfo,
+        tablets: Sequence[Tablet],
+        indexes: Callable[[], Sequence[TableIndex]],
+    ) -> None:
         schema = table.schema
         self.table = table
         self.schema = schema
         self.checker = RowChecker(schema)
         self.tablets = tablets
+        self._ask_indexes = indexes
         self.codec = self.tablets[0].codec
         self.layout = self.tablets[0].layout
         names = schema.names
         self.rows = self.checker.rows
-        self.key_of = _tuple_getter([names.index(name) for name in schema.primary_key])
-        self.values_of = _tuple_getter(
+        self.key_of = tuple_getter([names.index(name) for name in schema.primary_key])
+        self.values_of = tuple_getter(
             [names.index(name) for name in names if name not in schema.primary_key]
         )
         self._place = _placing(table)
@@ -144,7 +151,21 @@ class RowWriter:
         self.lone = None if self._place is not None else self.tablets[0]
         self._names = names
         stored = [*schema.primary_key, *schema.value_columns]
-        self._in_order = _tuple_getter([stored.index(name) for name in names])
+        self._in_order = tuple_getter([stored.index(name) for name in names])
+
+    @cached_property
+    def indexes(self) -> Sequence[TableIndex]:
+        """The indexes that are written with each row.
+
+        Raises:
+            SchemaChangedError: the table has not all of them any more.
+        """
+        return self._ask_indexes()
+
+    @cached_property
+    def may_refuse(self) -> bool:
+        """Also a whole row that is upserted may be refused."""
+        return any(index.checked for index in self.indexes)
 
     def key(self, values: Values) -> bytes:
         """The encoded key of a key's values."""
@@ -209,14 +230,6 @@ class RowWriter:
         return tuple(filled)
 
 
-def _tuple_getter(positions: Sequence[int]) -> Callable[[Values], Values]:
-    if not positions:
-        return itemgetter(slice(0))
-    if list(positions) == list(range(positions[0], positions[0] + len(positions))):
-        return itemgetter(slice(positions[0], positions[0] + len(positions)))
-    return itemgetter(*positions)
-
-
 def _is_hashed(table: TableInfo) -> bool:
     """Return True when the hash of a whole key says which tablet it is in."""
     of = table.partitioning
@@ -265,5 +278,5 @@ def _prefix_encoder(schema: Schema, columns: Sequence[str]) -> Callable[[Values,
     if tuple(columns) == schema.primary_key:
         return lambda values, key: key
     codec = core.KeyCodec([schema.columns[name].type for name in columns])
-    of = _tuple_getter([schema.primary_key.index(name) for name in columns])
+    of = tuple_getter([schema.primary_key.index(name) for name in columns])
     return lambda values, key: codec.encode_one(of(values))

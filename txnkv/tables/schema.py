@@ -60,6 +60,22 @@ class Before(NamedTuple):
     former: tuple[tuple[int, pa.DataType], ...] = ()
 
 
+class IndexInfo(NamedTuple):
+    """An index of a table, as the schema of the table names it.
+
+    Attributes:
+        table: id of the hidden table that has its entries.
+        columns: numbers of the indexed columns, in their order.
+        unique: no two rows have the same values there; those with a null among them aside.
+        ready: every row has its entry. Else it is being built: written, and not read.
+    """
+
+    table: int
+    columns: tuple[int, ...]
+    unique: bool
+    ready: bool
+
+
 class Schema:
     """Typed columns with a primary key of one or more of them.
 
@@ -72,6 +88,7 @@ class Schema:
         ids: by name, the number of a column in its table: it stays when the column is renamed.
         next_id: the number of the next column that the table is given; none is given twice.
         before: by name, how rows on disk that are older than a change have a column.
+        indexes: those of the table; no part of what makes two schemas equal.
 
     Raises:
         SchemaError: a type is unknown, or the key names no column or a list.
@@ -102,6 +119,7 @@ class Schema:
         self.ids: dict[str, int] = {name: id for id, name in enumerate(self.columns)}
         self.next_id = len(self.columns)
         self.before: dict[str, Before] = {}
+        self.indexes: tuple[IndexInfo, ...] = ()
         self._check_key()
         self.arrow: pa.Schema = pa.schema(
             [pa.field(name, column.type, column.nullable) for name, column in self.columns.items()]
@@ -130,11 +148,23 @@ class Schema:
         ids: Mapping[str, int],
         next_id: int,
         before: Mapping[str, Before] | None = None,
+        indexes: Iterable[IndexInfo] = (),
     ) -> Schema:
         """The schema of a table whose columns have these numbers, and had others before."""
         made = cls(columns, primary_key)
         made.ids, made.next_id, made.before = dict(ids), next_id, dict(before or {})
+        made.indexes = tuple(indexes)
         return made
+
+    def with_indexes(self, indexes: Iterable[IndexInfo]) -> Schema:
+        """The same with these indexes."""
+        numbers = self.ids, self.next_id, self.before
+        return Schema.numbered(self.columns, self.primary_key, *numbers, indexes)
+
+    def names_of(self, index: IndexInfo) -> tuple[str, ...]:
+        """The columns of an index by their names."""
+        names = {id: name for name, id in self.ids.items()}
+        return tuple(names[id] for id in index.columns)
 
     @property
     def names(self) -> list[str]:
@@ -251,6 +281,7 @@ class Schema:
                 ],
                 "primary_key": list(self.primary_key),
                 "next_id": self.next_id,
+                **({"indexes": self.indexes} if self.indexes else {}),
             }
         )
 
@@ -283,6 +314,10 @@ class Schema:
                 for entry in columns
                 if "fill" in entry
             },
+            (
+                IndexInfo(table, tuple(numbers), unique, ready)
+                for table, numbers, unique, ready in stored.get("indexes", ())
+            ),
         )
 
 

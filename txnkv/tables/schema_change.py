@@ -96,7 +96,7 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
     Raises:
         SchemaError: there is no such column, it is of the key, or a name is taken; a new column
             has no value for rows that are there; a type has not all values of the present one, or
-            a default does not fit.
+            a default does not fit; an index is over a column that is dropped or widened.
     """
     drop, rename = change.drop, change.rename
     changed = [*rename, *change.widen, *change.default, *change.nullable]
@@ -104,6 +104,7 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
     both = [name for name in changed if name in drop]
     if both:
         raise SchemaError(f"column {both[0]!r} cannot be both changed and dropped")
+    _require_not_indexed(schema, [*drop, *change.widen])
     names = {name: rename.get(name, name) for name in schema.names if name not in drop}
     _require_free(names.values(), change.add)
     kept = {new: _kept(schema, old, change) for old, new in names.items()}
@@ -114,7 +115,7 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
     columns: dict[str, AnyColumn] = {name: each.column for name, each in kept.items()}
     before = {name: each.before for name, each in kept.items() if each.before is not None}
     columns |= change.add
-    made = Schema.numbered(columns, schema.primary_key, ids, next_id, before)
+    made = Schema.numbered(columns, schema.primary_key, ids, next_id, before, schema.indexes)
     for name in change.add:
         column = made.columns[name]
         if not column.nullable and column.default is None:
@@ -193,6 +194,18 @@ def _require_changeable(schema: Schema, names: Iterable[str]) -> None:
                 f"column {name!r} is of the primary key, which stays as it is: make another table "
                 "and copy the rows"
             )
+
+
+def _require_not_indexed(schema: Schema, names: Iterable[str]) -> None:
+    for index in schema.indexes:
+        columns = schema.names_of(index)
+        for name in names:
+            if name in columns:
+                raise SchemaError(
+                    f"column {name!r} is in the index by {', '.join(columns)}, which has it as it "
+                    f"is: client.drop_index(table, {list(columns)}) first, and create the index "
+                    "again behind it"
+                )
 
 
 def _require_free(kept: Iterable[str], add: Iterable[str]) -> None:

@@ -10,6 +10,10 @@ schema it was written with, wherever the row is kept as bytes: in memory, and in
 
 A small commit is refused inside its SQLite transaction if the schema that it wrote with is not
 the present one any more, and the change is a transaction of the same database.
+
+An index is a table too, a hidden one: its name begins with a character that no other's does, and
+who asks for names does not get it. The schema of the indexed table names it, so that it is known of
+each snapshot whether it had the index, and whether that was ready to be read.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from txnkv.coordinator import MAX_TIMESTAMP, Timestamp, next_timestamp, one, payload
-from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError
+from txnkv.errors import SchemaChangedError, TableExistsError, TableNotFoundError, TxnkvError
 from txnkv.tables.partitioning import Partitioning
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import IndexInfo, Schema
 from txnkv.tables.schema_change import tightened, whole
 
 KIND: Final = payload.TABLET
+
+_HIDDEN: Final = "\x1f"
+"""Names of hidden tables begin so; behind it stands the id of the table that an index is of."""
 
 
 class DatedSchema(NamedTuple):
@@ -49,6 +56,7 @@ class TableInfo:
         tablets: ids by tablet number.
         since: when it got this schema.
         older: the schemas that it had before, the first one first.
+        index_of: id of the table that it is an index of.
     """
 
     id: int
@@ -58,6 +66,7 @@ class TableInfo:
     tablets: tuple[int, ...]
     since: Timestamp = _BEGINNING
     older: tuple[DatedSchema, ...] = ()
+    index_of: int | None = None
 
     def at(self, snapshot: int) -> TableInfo:
         """The table as this snapshot has it; it knows no later schemas."""
@@ -99,14 +108,30 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
 
     Raises:
         TableExistsError: the name is taken.
+        ValueError: it is one of those of hidden tables.
     """
+    require_plain(name)
     if find(cur, name) is not None:
         raise TableExistsError(
             f"there is a table {name!r} already: take another name, or pass exists_ok=True"
         )
+    return _known(by_id(cur, _insert(cur, name, schema, partitioning)))
+
+
+def require_plain(name: str) -> None:
+    """Refuse a name that only hidden tables have.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if name.startswith(_HIDDEN):
+        raise ValueError(f"a table's name does not begin with {_HIDDEN!r}, as {name!r} does")
+
+
+def _insert(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioning) -> int:
     cur.execute(
         "INSERT INTO tables (name, schema, partitioning) VALUES (?, ?, ?)",
-        (name, schema.to_json(), partitioning.to_json()),
+        (name, schema.with_indexes(()).to_json(), partitioning.to_json()),
     )
     table_id = cur.connection.last_insert_rowid()
     bump(cur)
@@ -114,7 +139,29 @@ def create(cur: apsw.Cursor, name: str, schema: Schema, partitioning: Partitioni
         "INSERT INTO tablets (table_id, number) VALUES (?, ?)",
         [(table_id, number) for number in range(partitioning.tablets)],
     )
-    return get(cur, name)
+    return table_id
+
+
+def create_hidden(cur: apsw.Cursor, table: TableInfo, schema: Schema) -> int:
+    """Add the hidden table of an index; return its id.
+
+    Args:
+        cur: of a write.
+        table: that is indexed.
+        schema: of the entries.
+    """
+    columns = ", ".join(schema.primary_key)
+    (count,) = one(cur, "SELECT count(*) FROM tables")
+    name = f"{_HIDDEN}{table.id}{_HIDDEN}{columns}{_HIDDEN}{count}"  # dropped ones may be kept
+    return _insert(cur, name, schema, Partitioning.of(schema, None))
+
+
+def drop_hidden(cur: apsw.Cursor, indexes: Sequence[IndexInfo], dropped_ts: int | None) -> None:
+    """Drop the tables of indexes, or recall them with None."""
+    cur.executemany(
+        "UPDATE tables SET dropped_ts = ? WHERE id = ?",
+        [(dropped_ts, index.table) for index in indexes],
+    )
 
 
 def alter(
@@ -141,6 +188,7 @@ def alter(
         raise dropped(table)
     schema = change(present).to_json()
     name = present.name if name is None else name
+    require_plain(name)
     if (schema, name) == (present.schema.to_json(), present.name):
         return present
     if name != present.name and find(cur, name) is not None:
@@ -186,6 +234,7 @@ def drop(cur: apsw.Cursor, table: TableInfo, keep: float = 0) -> None:
     now = next_timestamp(cur)
     dropped_ts = -Timestamp.from_micros(now.micros + int(keep * 1e6)) if keep else now
     cur.execute("UPDATE tables SET dropped_ts = ? WHERE id = ?", (dropped_ts, table.id))
+    drop_hidden(cur, table.schema.indexes, dropped_ts)
     bump(cur)
 
 
@@ -196,7 +245,9 @@ def recall(cur: apsw.Cursor, name: str) -> TableInfo:
         TableNotFoundError: none of this name is kept.
         TableExistsError: the name was given to another meanwhile.
     """
-    kept = dict(cur.execute("SELECT name, id FROM tables WHERE dropped_ts < 0 ORDER BY id"))
+    kept = dict(
+        cur.execute(f"SELECT name, id FROM tables WHERE dropped_ts < 0 AND {_SHOWN} ORDER BY id")
+    )
     if name not in kept:
         others = ", ".join(sorted(kept)) or "none"
         raise TableNotFoundError(
@@ -209,8 +260,10 @@ def recall(cur: apsw.Cursor, name: str) -> TableInfo:
             "is recalled, with keep=seconds if it is wanted again"
         )
     cur.execute("UPDATE tables SET dropped_ts = NULL WHERE id = ?", (kept[name],))
+    found = get(cur, name)
+    drop_hidden(cur, found.schema.indexes, None)
     bump(cur)
-    return get(cur, name)
+    return found
 
 
 def kept_until(cur: apsw.Cursor) -> Timestamp | None:
@@ -234,7 +287,7 @@ def bump(cur: apsw.Cursor) -> None:
 
 def find(cur: apsw.Cursor, name: str) -> TableInfo | None:
     found = cur.execute(
-        f"SELECT {_COLUMNS} FROM tables WHERE name = ? AND dropped_ts IS NULL", (name,)
+        f"SELECT {_COLUMNS} FROM tables WHERE name = ? AND dropped_ts IS NULL AND {_SHOWN}", (name,)
     ).fetchone()
     return None if found is None else _info(cur, *found)
 
@@ -258,6 +311,9 @@ def by_tablet(cur: apsw.Cursor, tablet_id: int) -> TableInfo | None:
 
 _COLUMNS: Final = "tables.id, name, schema, partitioning, schema_since, older_schemas"
 
+_SHOWN: Final = "substr(name, 1, 1) != char(31)"
+"""It is no hidden table."""
+
 
 def _info(
     cur: apsw.Cursor,
@@ -280,7 +336,19 @@ def _info(
         for each in json.loads(older_text)
     )
     partitioning = Partitioning.from_json(schema, partitioning_text)
-    return TableInfo(table_id, name, schema, partitioning, tablets, Timestamp(since), older)
+    index_of = None
+    if name.startswith(_HIDDEN):
+        index_of, name = _of_index(cur, name)
+    return TableInfo(
+        table_id, name, schema, partitioning, tablets, Timestamp(since), older, index_of
+    )
+
+
+def _of_index(cur: apsw.Cursor, name: str) -> tuple[int, str]:
+    """The table that a hidden one is an index of, and what messages call it."""
+    _, table_id, columns, _ = name.split(_HIDDEN)
+    of: Any = cur.execute("SELECT name FROM tables WHERE id = ?", (int(table_id),)).fetchone()
+    return int(table_id), f"{'?' if of is None else of[0]} (index by {columns})"
 
 
 def _known(found: TableInfo | None) -> TableInfo:
@@ -307,7 +375,9 @@ def get(cur: apsw.Cursor, name: str) -> TableInfo:
 def names(cur: apsw.Cursor) -> list[str]:
     return [
         name
-        for (name,) in cur.execute("SELECT name FROM tables WHERE dropped_ts IS NULL ORDER BY name")
+        for (name,) in cur.execute(
+            f"SELECT name FROM tables WHERE dropped_ts IS NULL AND {_SHOWN} ORDER BY name"
+        )
     ]
 
 
@@ -343,10 +413,11 @@ def require_unchanged(cur: apsw.Cursor, table: TableInfo) -> None:
 
 
 def refuse_tightened(cur: apsw.Cursor, tablet_ids: Sequence[int], snapshot: int) -> None:
-    """Refuse what was staged at a snapshot for a column that may not be null any more.
+    """Refuse what was staged at a snapshot for a column that may not be null any more, or for other
+    indexes than the table has now.
 
     Raises:
-        SchemaChangedError: there may be nulls in what was staged.
+        SchemaChangedError: there may be nulls in what was staged, or an index lacks it.
     """
     later: list[Any] = cur.execute(
         "SELECT DISTINCT tables.id FROM json_each(?) JOIN tablets ON tablets.id = value "
@@ -355,8 +426,16 @@ def refuse_tightened(cur: apsw.Cursor, tablet_ids: Sequence[int], snapshot: int)
     ).fetchall()
     for (id,) in later:
         table = by_id(cur, id)
-        if table is not None and tightened(table.at(snapshot).schema, table.schema):
+        if table is None:
+            continue
+        then, now = table.at(snapshot).schema, table.schema
+        if tightened(then, now) or written_indexes(then) != written_indexes(now):
             raise changed(table)
+
+
+def written_indexes(schema: Schema) -> set[int]:
+    """The hidden tables that who writes with a schema keeps in step."""
+    return {index.table for index in schema.indexes}
 
 
 def changed(table: TableInfo) -> SchemaChangedError:
@@ -367,7 +446,10 @@ def changed(table: TableInfo) -> SchemaChangedError:
     )
 
 
-def dropped(table: TableInfo) -> TableNotFoundError:
+def dropped(table: TableInfo) -> TxnkvError:
+    """Return the error for a table that was dropped; of an index, that its table was altered."""
+    if table.index_of is not None:
+        return changed(table)
     return TableNotFoundError(
         f"table {table.name!r} was dropped: this handle is of no use any more. If the name was "
         "given again, ask client.table(...) for a new handle"

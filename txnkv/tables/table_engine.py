@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
+
+import apsw
 
 from txnkv.coordinator import (
     Coordinator,
@@ -19,15 +21,16 @@ from txnkv.coordinator import (
     status_table,
 )
 from txnkv.errors import HistoryExpiredError, SchemaError, TableNotFoundError
-from txnkv.storage import clock, declare_fault_point, fault_point, settle_dropped
+from txnkv.storage import INDEXES, clock, declare_fault_point, fault_point, settle_dropped
 from txnkv.tables import table_catalog
 from txnkv.tables.commit import TabletParticipants
 from txnkv.tables.maintenance import Compactor, flush, history
 from txnkv.tables.partitioning import Partitioning
 from txnkv.tables.read import ReadView, scan
-from txnkv.tables.schema import Schema
+from txnkv.tables.schema import IndexInfo, Schema
 from txnkv.tables.schema_change import evolved, tightened
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import entry_schema, find_index
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import KIND, manifest
 
@@ -136,6 +139,93 @@ class TableEngine(Tables):
         fault_point("alter.durable")
         self.store.runtime.raise_durable(found.since)
         return found
+
+    # -- indexes -----------------------------------------------------------------------
+
+    def add_index(self, table: TableInfo, columns: Sequence[str], *, unique: bool) -> IndexInfo:
+        """Give a table an index that is to be built: whoever begins to write from now on keeps it
+        in step, and what began before is refused at its commit.
+
+        Returns:
+            The index; also one that is there already.
+
+        Raises:
+            SchemaError: no index can be over these columns, or there is another one.
+            TableNotFoundError: the table was dropped.
+        """
+        with self._changed_catalog(table) as (cur, present):
+            found = find_index(present.schema, columns)
+            if found is not None:
+                if found.unique != unique:
+                    kind = "unique" if found.unique else "not unique"
+                    raise SchemaError(
+                        f"table {present.name!r} has an index by {', '.join(columns)}, which is "
+                        f"{kind}: client.drop_index(table, {list(columns)}) first"
+                    )
+                return found
+            entries = entry_schema(present.schema, columns, unique=unique)
+            self.store.directory.add_feature(INDEXES)
+            id = table_catalog.create_hidden(cur, present, entries)
+            numbers = tuple(present.schema.ids[name] for name in columns)
+            made = IndexInfo(id, numbers, unique, ready=False)
+            self._set_indexes(cur, present, (*present.schema.indexes, made))
+        return made
+
+    def index_ready(self, table: TableInfo, index: IndexInfo) -> None:
+        """Let an index be read, by snapshots from here on.
+
+        Raises:
+            SchemaError: it was dropped meanwhile.
+            TableNotFoundError: the table was.
+        """
+        with self._changed_catalog(table) as (cur, present):
+            there = present.schema.indexes
+            if all(each.table != index.table for each in there):
+                raise SchemaError(
+                    f"the index of table {present.name!r} was dropped while it was built"
+                )
+            ready = [e._replace(ready=True) if e.table == index.table else e for e in there]
+            self._set_indexes(cur, present, ready)
+
+    def drop_index(self, table: TableInfo, index: IndexInfo) -> bool:
+        """Drop an index.
+
+        Returns:
+            False when it was dropped before.
+
+        Raises:
+            TableNotFoundError: the table was dropped.
+        """
+        with self._changed_catalog(table) as (cur, present):
+            left = [each for each in present.schema.indexes if each.table != index.table]
+            if len(left) == len(present.schema.indexes):
+                return False
+            altered = self._set_indexes(cur, present, left)
+            table_catalog.drop_hidden(cur, [index], altered.since)
+        self.purge()
+        return True
+
+    @contextmanager
+    def _changed_catalog(self, table: TableInfo) -> Iterator[tuple[apsw.Cursor, TableInfo]]:
+        """Change the catalog with a cursor, knowing a table as it is."""
+        with self.store.status.write() as cur:
+            present = table_catalog.by_id(cur, table.id)
+            if present is None:
+                raise table_catalog.dropped(table)
+            yield cur, present
+            made = table_catalog.by_id(cur, table.id)
+            fault_point("alter.written")
+        fault_point("alter.durable")
+        if made is not None:
+            self.store.runtime.raise_durable(made.since)
+
+    def _set_indexes(
+        self, cur: apsw.Cursor, table: TableInfo, indexes: Sequence[IndexInfo]
+    ) -> TableInfo:
+        made = table.schema.with_indexes(indexes)
+        return table_catalog.alter(cur, table, lambda _: made)
+
+    # -- rows that a change of the schema asks for -----------------------------------------
 
     def _require_values(self, table: TableInfo, schema: Schema, snapshot: Timestamp) -> None:
         """Refuse a schema in which a column may not be null that is null in some row."""

@@ -16,6 +16,7 @@ from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tablets import CommittedMemory, RowSetInfo, Tablet, delete_row_set, manifest
 
 
@@ -38,6 +39,7 @@ class Tables(Catalog[TableInfo]):
         self._tablets: dict[int, Tablet] = {}
         self._former: dict[tuple[int, int], Tablet] = {}  # by id and `since`: of older schemas
         self._writers: dict[tuple[int, int], RowWriter] = {}  # by id and `since` of tables
+        self._indexes: dict[tuple[int, int], tuple[TableIndex, ...]] = {}  # the same
         self._current: dict[int, tuple[int, TableInfo]] = {}  # by id, as of a catalog version
 
     # -- schemas -----------------------------------------------------------------------
@@ -154,8 +156,31 @@ class Tables(Catalog[TableInfo]):
         at = table.id, table.since
         found = self._writers.get(at)
         if found is None:
-            found = self._writers.setdefault(at, RowWriter(table, self.tablets(table)))
+            made = RowWriter(table, self.tablets(table), lambda: self.indexes(table))
+            found = self._writers.setdefault(at, made)
         return found
+
+    def indexes(self, table: TableInfo) -> tuple[TableIndex, ...]:
+        """Return the indexes that who writes into a table keeps in step with it.
+
+        Raises:
+            SchemaChangedError: one of them was dropped since the table was as it is here.
+        """
+        if not table.schema.indexes:
+            return ()
+        at = table.id, table.since
+        found = self._indexes.get(at)
+        if found is None:
+            found = self._indexes.setdefault(at, tuple(self._indexes_of(table)))
+        return found
+
+    def _indexes_of(self, table: TableInfo) -> Iterator[TableIndex]:
+        for info in table.schema.indexes:
+            with self.store.status.read() as cur:
+                hidden = table_catalog.by_id(cur, info.table)
+            if hidden is None:
+                raise table_catalog.changed(table)
+            yield TableIndex(table.schema, info, self.tablets(hidden)[0])
 
     def tablet(self, id: int) -> Tablet | None:
         """A tablet by its id; None when its table was dropped and purged."""
@@ -228,10 +253,11 @@ class Tables(Catalog[TableInfo]):
                 self.coordinator.damage.clear(self._tablets.pop(id).label)
                 self.memory.forget(id)
         self._former.clear()  # who still reads by an older schema has what it needs, or makes it
-        for at in list(self._writers):
+        for at in {*self._writers, *self._indexes}:
             known = self._current.get(at[0])
             if at[0] not in tables or (known is not None and at[1] < known[1].since):
                 self._writers.pop(at, None)
+                self._indexes.pop(at, None)
         for id in self._current.keys() - tables:
             self._current.pop(id, None)
 

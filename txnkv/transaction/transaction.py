@@ -529,7 +529,7 @@ class Transaction(Closing):
             if self._own_session is not None or not context.may_be_small:
                 return not rows.runs
             for run in rows.runs:
-                if run.op != "upsert" or run.shape is not None:
+                if run.op != "upsert" or run.shape is not None or run.writer.may_refuse:
                     return False  # it may be refused, and somebody is to be told
             runs = rows.take()
             try:

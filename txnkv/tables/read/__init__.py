@@ -2,8 +2,8 @@
 
 from txnkv.tables.read import diff, lookup, scan, scan_tokens
 from txnkv.tables.read.diff import COMMIT_TIMESTAMP, OP, DiffParts, DiffRequest, changed
-from txnkv.tables.read.predicate import parse
-from txnkv.tables.read.scan import Plan, Request
+from txnkv.tables.read.predicate import KeyRange, parse
+from txnkv.tables.read.scan import Piece, Plan, Request
 from txnkv.tables.read.scan_tokens import TOKEN_ROWS, TokenParts
 from txnkv.tables.read.sources import BATCH_ROWS
 from txnkv.tables.read.view import ReadView

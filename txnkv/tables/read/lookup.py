@@ -19,9 +19,10 @@ from txnkv.tables.read import point
 from txnkv.tables.read.point import find_row
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
-from txnkv.tables.row_writer import RowWriter
+from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.schema import Schema, column_array
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -34,6 +35,7 @@ from txnkv.tables.tablets import (
     RowSetInfo,
     Step,
     TabletView,
+    until_there,
 )
 
 _FEW: Final = 1 << 14
@@ -65,6 +67,40 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
     tablet = writer.tablet(values, encoded)
     found = find_row(tables, tablet, view, encoded)
     return None if found is None else writer.row(values, tablet.layout.decode_one(found))
+
+
+def rows_by(
+    tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, values: Values
+) -> list[dict[str, Any]] | None:
+    """The rows with these values in the columns of an index; None where they are many.
+
+    Raises:
+        HistoryExpiredError: the snapshot is older than the history.
+    """
+    tablet = index.tablet
+    if index.info.unique:
+        key = tablet.codec.encode_one(values)
+        entry = find_row(tables, tablet, view, key)
+        if entry is None:
+            return []
+        found = get(tables, writer, view, index.row_key(values + tablet.layout.decode_one(entry)))
+        return [] if found is None else [found]
+    low = tablet.codec.encode_prefix(values)
+    if view.reads is not None:
+        view.reads.add_range(tablet.id, low, core.successor(low))
+
+    def look() -> tuple[core.Keys, core.RowSlices] | None:
+        return point.find_range(view.of(tables, tablet), low, core.successor(low), core.FEW)
+
+    entries = until_there(look, tables.log.latest)
+    if entries is None:
+        return None
+    keys = entries[0]
+    rows = (
+        get(tables, writer, view, index.row_key(tablet.codec.decode_one(keys.key(i))))
+        for i in range(keys.n)
+    )
+    return [row for row in rows if row is not None]
 
 
 def get_many(tables: Tables, table: TableInfo, view: ReadView, keys: Sequence[Any]) -> pa.Table:
@@ -214,7 +250,8 @@ class _Search:
 
         def ask(published: point.Published, load: core.Load) -> tuple[core.Bitmap, core.RowSlices]:
             found = published.layers.find(None, keys, None, view.snapshot, load)
-            return found.present(), found.rows(self._tablet.since, self._tablet.memory_rows.row)
+            of = self._tablet.memory_rows
+            return found.present(), found.rows(of.since, of.row)
 
         there, rows = point.committed(self._tablet, view.state, ask)
         if there.count:

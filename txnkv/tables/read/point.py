@@ -100,7 +100,7 @@ class Published:
             layers,
             layout,
             defaults,
-            tablet.since,
+            tablet.memory_rows.since,
             tables.log.history_floor,
             None if self.map is None else self.map.begin,
             self.txn_id or 0,
@@ -249,7 +249,7 @@ def _found(
 
     def ask(published: Published, load: core.Load) -> tuple[core.Bitmap, core.RowSlices]:
         found = published.layers.find(own, keys, rows, view.snapshot, load)
-        return found.present(), found.rows(tablet.since, tablet.memory_rows.row)
+        return found.present(), found.rows(tablet.memory_rows.since, tablet.memory_rows.row)
 
     return (_asked if view.txn_id is None else _asked_stored)(tables, tablet, view, ask)
 
@@ -287,7 +287,7 @@ def find_range(
         found = published.layers.range(view.own, low, high, view.snapshot, load, most)
         if found is None:
             return None
-        return found[0], found[1].rows(tablet.since, tablet.memory_rows.row)
+        return found[0], found[1].rows(tablet.memory_rows.since, tablet.memory_rows.row)
 
     return committed(tablet, view.state, ask, view.staged)
 

@@ -19,6 +19,7 @@ from txnkv import core
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.tables.schema import Schema, column_array
+from txnkv.tables.table_index import TableIndex
 
 Where: TypeAlias = Any
 """A list of (column, op, value) and pyarrow.compute expressions, one expression, or None."""
@@ -141,7 +142,25 @@ class Filter:
 
     def key_range(self, schema: Schema, codec: core.KeyCodec) -> KeyRange:
         """The range of encoded keys outside of which nothing satisfies it."""
-        return _key_range(self.predicates, schema, codec)
+        return _key_range(self.predicates, schema.primary_key, codec)
+
+    def index_range(self, index: TableIndex) -> tuple[int, KeyRange] | None:
+        """The range of an index's keys outside of which nothing satisfies it, and how many columns
+        it goes by; None where the index lacks rows that may, or does not help.
+        """
+        refusing = {p.column for p in self.predicates if p.op != "is null"}
+        if index.nullable and not refusing.issuperset(index.columns):
+            return None
+        equal = {p.column for p in self.predicates if p.op == "=" and not _is_nan(p)}
+        ordered = {p.column for p in self.predicates if p.op in _ORDER and not _is_nan(p)}
+        columns = 0
+        while columns < len(index.key) and index.key[columns] in equal:
+            columns += 1
+        if columns < len(index.key) and index.key[columns] in ordered:
+            columns += 1
+        if not columns:
+            return None
+        return columns, _key_range(self.predicates, index.key, index.tablet.codec)
 
     def is_key_range(self, schema: Schema) -> bool:
         """True when all rows in the key range satisfy it, so that no row need be looked at."""
@@ -249,9 +268,11 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
 _NOTHING: Final = KeyRange(b"", b"")
 
 
-def _key_range(predicates: Sequence[Predicate], schema: Schema, codec: core.KeyCodec) -> KeyRange:
+def _key_range(
+    predicates: Sequence[Predicate], key: Sequence[str], codec: core.KeyCodec
+) -> KeyRange:
     equal: list[Any] = []
-    for name in schema.primary_key:
+    for name in key:
         mine = [p for p in predicates if p.column == name]
         fixed = next((p for p in mine if p.op == "=" and not _is_nan(p)), None)
         if fixed is not None:

@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
-from txnkv.errors import HistoryExpiredError
+from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
 from txnkv.storage import go_on
-from txnkv.tables.read.point import find_range
+from txnkv.tables.read.point import find_range, find_rows
 from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
@@ -41,8 +41,9 @@ from txnkv.tables.read.sources import (
 )
 from txnkv.tables.read.view import Pins, ReadView
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
-from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, TabletView, until_there
+from txnkv.tables.tablets import EVERY_STAMP, LARGE_READ, Tablet, TabletView, until_there
 
 _AHEAD: Final = 4
 BATCH_BYTES: Final = 16 << 20
@@ -390,16 +391,20 @@ def plan(
     else:
         by_id = {tablet.id: tablet for tablet in tablets}
         ranges = [(by_id[piece.tablet_id], wanted.within(piece.key_range)) for piece in pieces]
+    filter = asked.filter
+    by_index = _by_index(tables, asked, view, ranges, wanted)
+    if by_index is not None:
+        parts, pins = by_index
+        return Plan(asked.columns, filter, parts, asked.schema, pins, asked.ordered, asked.limit)
     if view.reads is not None:
         for tablet, key_range in ranges:
             view.reads.add_range(tablet.id, key_range.low, key_range.high)
     touched = list({tablet.id: tablet for tablet, _ in ranges}.values())
-    filter = asked.filter
     if filter.is_key_range(asked.table.schema):
         filter = Filter()
     most = None if filter.columns else asked.limit
 
-    def parts() -> tuple[tuple[Source, ...], Pins]:
+    def parts_of_all() -> tuple[tuple[Source, ...], Pins]:
         views, pins = view.pinned(tables, touched)
         by_tablet = {seen.tablet.id: seen for seen in views}
         return tuple(
@@ -408,8 +413,120 @@ def plan(
             for part in plan_parts(by_tablet[tablet.id], key_range, most)
         ), pins
 
-    found, pins = until_there(parts, tables.log.latest)
+    found, pins = until_there(parts_of_all, tables.log.latest)
     return Plan(asked.columns, filter, found, asked.schema, pins, asked.ordered, asked.limit)
+
+
+# -- by an index -----------------------------------------------------------------------
+
+_MOST_ENTRIES: Final = 1 << 16
+_FEWEST_ENTRIES: Final = 1 << 10
+_SHARE: Final = 64
+"""An index finds one row of so many; where it leads to more, all are scanned."""
+
+_Ranges: TypeAlias = Sequence[tuple[Tablet, KeyRange]]
+
+
+def _by_index(
+    tables: Tables, asked: Request, view: ReadView, ranges: _Ranges, wanted: KeyRange
+) -> tuple[tuple[Source, ...], Pins] | None:
+    """Return the rows that an index leads to; None where a scan is to find them."""
+    chosen = _chosen_index(tables, asked, wanted)
+    if chosen is None:
+        return None
+    try:
+        return _found_by(tables, asked, view, ranges, *chosen)
+    except CorruptionError:
+        return None  # what is damaged may be the index alone, which has nothing of its own
+
+
+def _found_by(
+    tables: Tables,
+    asked: Request,
+    view: ReadView,
+    ranges: _Ranges,
+    index: TableIndex,
+    key_range: KeyRange,
+) -> tuple[tuple[Source, ...], Pins] | None:
+    rows = sum(
+        sum(info.live_rows for info in state.infos) + state.memory.n
+        for state in (
+            tablet.state(view.snapshot) for tablet in {t.id: t for t, _ in ranges}.values()
+        )
+    )
+    most = max(_FEWEST_ENTRIES, min(rows // _SHARE, _MOST_ENTRIES))
+
+    def entries() -> tuple[list[Source], Pins]:
+        (seen,), pins = view.pinned(tables, [index.tablet])
+        return plan_parts(seen, key_range), pins
+
+    parts, pins = until_there(entries, tables.log.latest)
+    if sum(max(part.blocks - 2, 0) for part in parts) * BATCH_ROWS > most:
+        return None
+    hidden = index.tablet.schema
+    of = dict(
+        zip((*index.key, *index.rest), (*hidden.primary_key, *hidden.value_columns), strict=True)
+    )
+    names = tuple(of[name] for name in asked.table.schema.primary_key)
+    schema = pa.schema([hidden.arrow.field(name) for name in names])
+    found = list(Plan(names, Filter(), tuple(parts), schema, pins, limit=most + 1).batches())
+    if sum(batch.num_rows for batch in found) > most:
+        return None
+    if view.reads is not None:
+        view.reads.add_range(index.tablet.id, key_range.low, key_range.high)
+    keys = pa.Table.from_batches(found, schema).rename_columns(asked.table.schema.primary_key)
+    rows_found = _rows_of_keys(tables, asked.table, view, keys.combine_chunks(), ranges)
+    return None if rows_found is None else (rows_found, pins)
+
+
+def _chosen_index(
+    tables: Tables, asked: Request, wanted: KeyRange
+) -> tuple[TableIndex, KeyRange] | None:
+    """The index that goes by most columns of a filter, and the range of its keys."""
+    schema, filter = asked.table.schema, asked.filter
+    if not schema.indexes or not filter.predicates or filter.is_key_range(schema):
+        return None
+    now = {each.table for each in tables.current(asked.table).schema.indexes if each.ready}
+    best: tuple[int, TableIndex, KeyRange] | None = None
+    try:
+        indexes = tables.indexes(asked.table) if now else ()
+    except SchemaChangedError:  # the snapshot had one that was dropped since
+        return None
+    for index in indexes:
+        found = filter.index_range(index) if index.ready and index.info.table in now else None
+        if found is not None and (best is None or found[0] > best[0]):
+            best = found[0], index, found[1]
+    return None if best is None else best[1:]
+
+
+def _rows_of_keys(
+    tables: Tables, table: TableInfo, view: ReadView, keys: pa.Table, ranges: _Ranges
+) -> tuple[Source, ...] | None:
+    """The rows of some keys that lie in ranges; None where one of them is not there."""
+    batches = keys.to_batches()
+    if not batches:
+        return ()
+    (batch,) = batches
+    tablets = tables.tablets(table)
+    encoded = tablets[0].codec.encode(batch.columns)
+    parts: list[Source] = []
+    for tablet, rows in zip(tablets, table.partitioning.place(batch), strict=True):
+        if rows is not None and rows.n == 0:
+            continue
+        order = core.sort_keys(encoded, rows) or rows
+        of = encoded if order is None else encoded.gather(order)
+        for at, key_range in ranges:
+            if at.id != tablet.id:
+                continue
+            low = 0 if key_range.low is None else core.lower_bound(of, key_range.low)
+            high = of.n if key_range.high is None else core.lower_bound(of, key_range.high)
+            if low < high:
+                some = of.slice(low, high - low)
+                there, found = find_rows(tables, tablet, view, some)
+                if there.count < some.n:
+                    return None
+                parts.append(ShortPart(tablet, some, found))
+    return tuple(parts)
 
 
 def bound(

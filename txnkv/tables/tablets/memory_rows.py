@@ -28,20 +28,30 @@ def layout_of(schema: Schema) -> core.RowLayout:
     return core.RowLayout([schema.columns[name].type for name in schema.value_columns])
 
 
+def _laid_out(schema: Schema) -> list[tuple[int, pa.DataType]]:
+    return [(schema.ids[name], schema.columns[name].type) for name in schema.value_columns]
+
+
 class MemoryRows:
     """The rows of committed memory, as `table.schema` has them. Shared by threads.
 
     Args:
         table: with the schemas that it had before.
         layout: of its schema.
+
+    Attributes:
+        since: rows from this stamp on are laid out by the schema.
     """
 
     def __init__(self, table: TableInfo, layout: core.RowLayout) -> None:
-        self._since = int(table.since)
+        older, since = list(table.older), int(table.since)
+        while older and _laid_out(older[-1].schema) == _laid_out(table.schema):
+            since = int(older.pop().since)
+        self.since = self._since = since if older else 0
         self._schema = table.schema
         self._layout = layout
-        self._begins = [int(each.since) for each in table.older]
-        self._older = [each.schema for each in table.older]
+        self._begins = [int(each.since) for each in older]
+        self._older = [each.schema for each in older]
         self._former: dict[int, _Former] = {}
 
     def row(self, stamp: int, row: bytes) -> bytes:

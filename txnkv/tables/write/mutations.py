@@ -4,13 +4,13 @@ batch -> arrange     placed in tablets, keys encoded and sorted, doubles taken o
       -> look        which keys are there                              (read.lookup)
       -> decide      rows to write, keys to delete, what is refused or ignored
       -> complete    columns that an update leaves out, from the rows that are there
+      -> index       entries of those rows in indexes, and of the rows that they replace
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.schema import Schema, default_values
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     RowSetInfo,
@@ -47,6 +48,7 @@ from txnkv.tables.tablets import (
     manifest,
     until_there,
 )
+from txnkv.tables.write.index_changes import ChangedRows, IndexChange, Refused, derive
 
 __all__ = ["Evaluated", "Incoming", "Outcome", "arrange", "evaluate", "require_operation"]
 
@@ -119,10 +121,12 @@ class Presence:
 
     Attributes:
         found: where rows are; no key is in two of them.
+        names: of the columns of these that were asked for.
     """
 
     n: int
     found: Sequence[lookup.Found]
+    names: Sequence[str]
 
     @property
     def positions(self) -> pa.UInt32Array:
@@ -168,12 +172,8 @@ def evaluate(
         state = tablet.state(view.snapshot)
         return TabletView.of(tablet, view.snapshot, state, own, staged)
 
-    found = []
-    for part in arrange(tables.tablets(table), table.partitioning, batch, op, outcome):
-        made = decide(part, see, op, outcome, view.reads)
-        if made is not None:
-            found.append(made)
-    return found
+    parts = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
+    return decide(parts, see, op, outcome, view.reads, tables.indexes(table))
 
 
 # -- placing ---------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def arrange(
         )
         part = Incoming(tablet, once, pc.subtract(spots, before))
         if op in INSERTS:
-            _leave(outcome, op, part, part.again, lambda: already_there(earlier=True))
+            _leave(outcome, op, part, part.again, lambda _: already_there(earlier=True))
         prepared.append(part)
     return prepared
 
@@ -237,38 +237,105 @@ def _last_of_each(doubles: core.Bitmap) -> pa.UInt32Array:
 
 
 def decide(
-    part: Incoming,
+    parts: Sequence[Incoming],
     see: Callable[[Tablet], TabletView],
     op: str,
     outcome: Outcome,
     reads: ReadSet | None = None,
-) -> Evaluated | None:
-    """Look for the keys of a part; return what is left of it, rows or deletes, or None for nothing.
+    indexes: Sequence[TableIndex] = (),
+) -> list[Evaluated]:
+    """Look for the keys of some parts; return what is left of them, rows or deletes, and what that
+    changes in indexes.
 
     Args:
+        parts: of a batch, by tablet.
         see: gives what the writer sees of a tablet now.
         outcome: takes the counts, and what is refused or ignored.
         reads: takes the keys, when some of them are not written.
+        indexes: of the table.
+    """
+    if not indexes:
+        made = (_counted(_look(part, see, op, ()), op, outcome, reads) for part in parts)
+        return [each for each in made if each is not None]
+    beside = list(dict.fromkeys(name for index in indexes for name in index.beside))
+    looked = [_look(part, see, op, beside) for part in parts]
+    left = [each for each in looked if each.rows is not None]
+    changes: list[IndexChange] = []
+    if left:
+        rows = ChangedRows.joined([_changed(each, op, beside) for each in left])
+        changes, refused = derive(indexes, rows, see)
+        for some in refused:
+            _refuse(left, some, op, outcome)
+            if reads is not None:
+                reads.add_keys(some.tablet.id, some.keys)
+    found = (_counted(each, op, outcome, reads) for each in looked)
+    return [
+        *(each for each in found if each is not None),
+        *(Evaluated(at, rows, rows is not None, gone) for at, rows, gone in changes),
+    ]
+
+
+@dataclass
+class _Looked:
+    """A part, and which of its keys are there.
+
+    Attributes:
+        rows: those that the operation takes, with all columns of the table; None for none.
+        kept: their positions in the part; None: all.
+        old: columns of the rows that are there, with the positions of these in the part.
+        refused: positions in `rows` of those that an index refuses.
+    """
+
+    part: Incoming
+    present: Presence
+    rows: SortedRows | None
+    kept: core.Rows | None
+    refused: pa.UInt32Array | None = None
+
+
+def _look(
+    part: Incoming, see: Callable[[Tablet], TabletView], op: str, beside: Sequence[str]
+) -> _Looked:
+    """Look for the keys of a part.
+
+    Args:
+        beside: columns of the rows that are there which indexes have, too.
     """
     keys = part.rows.keys
     missing = missing_columns(part.tablet.schema, part.rows.batch) if op in PARTIAL else []
-    found = until_there(lambda: lookup.search(see(part.tablet), keys, missing), part.tablet.reload)
-    present = Presence(keys.n, found)
-    rows = _chosen(part, present, op)
+    names = missing
+    if beside and op not in INSERTS:
+        names = [*missing, *(name for name in beside if name not in missing)]
+    found = until_there(lambda: lookup.search(see(part.tablet), keys, names), part.tablet.reload)
+    present = Presence(keys.n, found, names)
+    kept, some = _chosen(part, present, op)
+    rows = None if not some else part.rows if kept is None else _some(part.rows, kept)
     if rows is not None and missing:
         rows = _complete(part, rows, present, missing)
-    _count(part, present, op, outcome)
+    return _Looked(part, present, rows, kept)
+
+
+def _counted(looked: _Looked, op: str, outcome: Outcome, reads: ReadSet | None) -> Evaluated | None:
+    """Count what became of a part; return what is left of it."""
+    part, rows = looked.part, looked.rows
+    _count(part, looked.present, op, outcome)
+    if rows is not None and looked.refused is not None:
+        left = core.Bitmap.of(rows.keys.n, looked.refused).zeros()
+        rows = _some(rows, left) if left.n else None
     if reads is not None and (rows is None or rows.keys.n < part.rows.keys.n):
         reads.add_keys(part.tablet.id, part.rows.keys)
     if rows is None:
         return None
     if op in DELETES:
         return Evaluated(part.tablet, None, deleted=rows.keys)
-    return Evaluated(part.tablet, rows, replaces=op not in INSERTS and bool(present.found))
+    replaces = op not in INSERTS and bool(looked.present.found)
+    return Evaluated(part.tablet, rows, replaces=replaces)
 
 
-def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
-    """The rows whose keys are as the operation wants them."""
+def _chosen(part: Incoming, present: Presence, op: str) -> tuple[core.Rows | None, bool]:
+    """The positions whose keys are as the operation wants them, None for all; and whether there
+    are any.
+    """
     n, found = part.rows.keys.n, len(present.positions)
     if RULES[op].there is Effect.REFUSED:
         kept = None if found == 0 else present.bitmap.zeros()
@@ -276,9 +343,7 @@ def _chosen(part: Incoming, present: Presence, op: str) -> SortedRows | None:
         kept = None if found == n else core.Rows.from_arrow(present.positions)
     else:
         kept = None
-    if kept is None:
-        return part.rows if n else None
-    return _some(part.rows, kept) if kept.n else None
+    return kept, bool(n if kept is None else kept.n)
 
 
 def _some(rows: SortedRows, kept: core.Rows) -> SortedRows:
@@ -288,12 +353,71 @@ def _some(rows: SortedRows, kept: core.Rows) -> SortedRows:
     return SortedRows(rows.keys.gather(kept), rows.batch, order)
 
 
+def _changed(looked: _Looked, op: str, beside: Sequence[str]) -> ChangedRows:
+    """Return the rows of a part as indexes look at them."""
+    part, rows, present = looked.part, looked.rows, looked.present
+    assert rows is not None
+    at = None if rows.order is None else rows.order.to_arrow()
+
+    def given(names: Sequence[str]) -> dict[str, pa.Array]:
+        columns = {name: rows.batch.column(name) for name in names}
+        return columns if at is None else {name: c.take(at) for name, c in columns.items()}
+
+    key = given(part.tablet.schema.primary_key)
+    new = None if op in DELETES else given(beside)
+    if op in INSERTS or not present.found:
+        return ChangedRows(key, new, None, None)
+    absent = present.bitmap.zeros() if rows.keys.n > len(present.positions) else None
+    columns = part.tablet.schema.columns
+    none = [pa.nulls(absent.n if absent else 0, columns[name].type) for name in present.names]
+    there = [(hit.positions, hit.columns) for hit in present.found]
+    if absent is not None:
+        there.append((absent.to_arrow(), none))
+    old = dict(zip(present.names, _by_position(there), strict=True))
+    had = pa.repeat(True, rows.keys.n) if absent is None else present.bitmap.to_arrow()
+    return ChangedRows(key, new, {name: old[name] for name in beside}, had)
+
+
+def _refuse(left: Sequence[_Looked], refused: Refused, op: str, outcome: Outcome) -> None:
+    """Take out the rows that an index refuses, and what will be counted for them."""
+    start = 0
+    for looked in left:
+        rows, part = looked.rows, looked.part
+        assert rows is not None
+        n = rows.keys.n
+        inside = pc.and_(pc.greater_equal(refused.rows, start), pc.less(refused.rows, start + n))
+        mine = pc.subtract(refused.rows.filter(inside), pa.scalar(start, pa.uint32()))
+        if len(mine):
+            looked.refused = mine if looked.refused is None else _joined(looked.refused, mine)
+            at = mine if looked.kept is None else looked.kept.to_arrow().take(mine)
+            had = pc.sum(looked.present.bitmap.to_arrow().take(at)).as_py() or 0
+            again = 0  # earlier rows of their keys
+            if op in PARTIAL:
+                again = pc.sum(pc.is_in(part.again, value_set=at)).as_py() or 0
+            outcome.inserted -= len(at) - had
+            outcome.updated -= had + again
+            few = slice(RowErrors.KEPT)
+            rows_of = [start + i for i in mine[few].to_pylist()]
+            _leave(
+                outcome,
+                op,
+                part,
+                at,
+                refused.by(dict(zip(at[few].to_pylist(), rows_of, strict=True))),
+            )
+            if RULES[op].ignores:
+                outcome.ignored += again
+            else:
+                outcome.refused += again
+        start += n
+
+
 def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None:
     """Add what became of the rows of a part."""
     n, found, rule = part.rows.keys.n, len(present.positions), RULES[op]
     if rule.there is Effect.REFUSED:
         for hit in present.found:
-            _leave(outcome, op, part, hit.positions, partial(already_there, own=hit.own))
+            _leave(outcome, op, part, hit.positions, _there(own=hit.own))
         outcome.inserted += n - found
         return
     again = part.again
@@ -305,19 +429,23 @@ def _count(part: Incoming, present: Presence, op: str, outcome: Outcome) -> None
     absent = _NONE if found == n else present.bitmap.zeros().to_arrow()
     if rule.there is Effect.GONE:
         outcome.deleted += found
-        _leave(outcome, op, part, again, partial(not_there, earlier=True))
+        _leave(outcome, op, part, again, lambda _: not_there(earlier=True))
     else:
         outcome.updated += found + len(again)
     if rule.absent is Effect.REFUSED:
-        _leave(outcome, op, part, _joined(absent, lost), not_there)
+        _leave(outcome, op, part, _joined(absent, lost), lambda _: not_there())
         return
     required = _missing_required(part)
     if required:
         columns = ", ".join(required)
-        _leave(outcome, op, part, _joined(absent, lost), partial(incomplete, columns))
+        _leave(outcome, op, part, _joined(absent, lost), lambda _: incomplete(columns))
         return
     outcome.inserted += len(absent)
     outcome.updated += len(lost)
+
+
+def _there(*, own: bool) -> Callable[[int], TxnkvError]:
+    return lambda _: already_there(own=own)
 
 
 def _joined(a: pa.UInt32Array, b: pa.UInt32Array) -> pa.UInt32Array:
@@ -329,7 +457,7 @@ def _leave(
     op: str,
     part: Incoming,
     positions: pa.UInt32Array,
-    error: Callable[[], TxnkvError],
+    error: Callable[[int], TxnkvError],
 ) -> None:
     """Refuse or ignore the rows of these positions."""
     if not len(positions):
@@ -339,8 +467,8 @@ def _leave(
         return
     tablet, keys = part.tablet, part.rows.keys
     errors = [
-        RowError(op, tablet.table.name, tablet.readable_key(keys.key(i.as_py())), error())
-        for i in positions.slice(0, RowErrors.KEPT)
+        RowError(op, tablet.table.name, tablet.readable_key(keys.key(i)), error(i))
+        for i in positions.slice(0, RowErrors.KEPT).to_pylist()
     ]
     outcome.add(Outcome(errors=errors, refused=len(positions)))
 
@@ -368,7 +496,7 @@ def _complete(
 ) -> SortedRows:
     """`rows` with all columns: those left out keep what is there, or take their default."""
     tablet = part.tablet
-    there = [(hit.positions, hit.columns) for hit in present.found]
+    there = [(hit.positions, hit.columns[: len(missing)]) for hit in present.found]
     if rows.keys.n > len(present.positions):
         absent = present.bitmap.zeros()
         columns = tablet.schema.columns

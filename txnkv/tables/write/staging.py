@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -38,7 +38,9 @@ from txnkv.errors import InvalidTxnStateError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.tables import table_catalog
 from txnkv.tables.operations import DELETES, PARTIAL
+from txnkv.tables.read import ReadView
 from txnkv.tables.read_set import ReadSet
+from txnkv.tables.table_index import TableIndex
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     KIND,
@@ -56,6 +58,7 @@ from txnkv.tables.tablets import (
     manifest,
     put_row_set,
 )
+from txnkv.tables.write.index_changes import ChangedRows, Lacking, lacking
 from txnkv.tables.write.mutations import (
     Evaluated,
     Incoming,
@@ -215,13 +218,16 @@ def _stage_chunk(
 ) -> _Flight:
     """Send a chunk on its way, once the one before has landed; `before` if nothing is left."""
     prepared = arrange(tables.tablets(table), table.partitioning, batch, op, outcome)
-    ids = [part.tablet.id for part in prepared]
-    _admit(tables, context, ids)
+    indexes = tables.indexes(table)
+    tablets = [part.tablet for part in prepared] + [index.tablet for index in indexes]
+    _admit(tables, context, [tablet.id for tablet in tablets])
+    if indexes:
+        before.land()  # what rows of this chunk have had may be there
     if op in PARTIAL and missing_columns(table.schema, batch) and any(map(before.over, prepared)):
         before.land()  # columns left out may have their values there
-    see, checked = _look_around(tables, context, prepared, before)
-    decided = [decide(part, see, op, outcome, context.reads) for part in prepared]
-    fresh = [made for made in decided if made is not None]
+    over = {part.tablet.id: before.over(part) for part in prepared}
+    see, checked = _look_around(tables, context, tablets, over)
+    fresh = decide(prepared, see, op, outcome, context.reads, indexes)
     if not fresh:
         return before
     encoded = _claim_and_encode(tables, context.scope, fresh)
@@ -244,9 +250,16 @@ def _admit(tables: Tables, context: WriteContext, ids: Sequence[int]) -> None:
 
 
 def _look_around(
-    tables: Tables, context: WriteContext, prepared: Sequence[Incoming], flight: _Flight
+    tables: Tables,
+    context: WriteContext,
+    tablets: Sequence[Tablet],
+    over: Mapping[int, InFlight | None],
 ) -> tuple[Callable[[Tablet], TabletView], int]:
     """Prepare the look for the keys of a chunk.
+
+    Args:
+        tablets: that it is written to.
+        over: the chunk before, by tablet, where it is not staged yet.
 
     Returns:
         A function that gives what the writer sees of a tablet; and the sequence number up to which
@@ -259,28 +272,26 @@ def _look_around(
         live = table_catalog.live(cur)
         checked = manifest.sequence(cur)
         own = {
-            part.tablet.id: manifest.staged(cur, row.txn_id, part.tablet.id, scope.attempt)
-            for part in prepared
+            tablet.id: manifest.staged(cur, row.txn_id, tablet.id, scope.attempt)
+            for tablet in tablets
         }
         granted = {
-            part.tablet.id: partition_locks.granted_at(cur, row.txn_id, KIND, part.tablet.id)
-            for part in prepared
+            tablet.id: partition_locks.granted_at(cur, row.txn_id, KIND, tablet.id)
+            for tablet in tablets
         }
     if scope.alone:
         own = {id: [i for i in infos if i.attempt == scope.attempt] for id, infos in own.items()}
-    for part in prepared:
-        table, lock = part.tablet.table, granted[part.tablet.id]
+    for tablet in tablets:
+        table, lock = tablet.table, granted[tablet.id]
         if table.id not in live:
             raise table_catalog.dropped(table)
         if lock is not None and tables.at(table, lock).since > table.since:
             raise table_catalog.changed(table)  # rows that it reads may have more than it writes
-    over = {part.tablet.id: flight.over(part) for part in prepared}
 
     def see(tablet: Tablet) -> TabletView:
         snapshot = max(row.snapshot_ts, granted[tablet.id] or row.snapshot_ts)
         state = None if scope.alone else tablet.state(snapshot)
-        staged, flight = own[tablet.id], over[tablet.id]
-        return TabletView.of(tablet, snapshot, state, None, staged, flight)
+        return TabletView.of(tablet, snapshot, state, None, own[tablet.id], over.get(tablet.id))
 
     return see, checked
 
@@ -300,6 +311,39 @@ def stage_evaluated(tables: Tables, context: WriteContext, changes: Sequence[Eva
         checked = manifest.sequence(cur)
     encoded = _claim_and_encode(tables, context.scope, changes)
     _write(tables, context.scope, encoded, _Flight(checked=checked))
+
+
+def stage_lacking(
+    tables: Tables,
+    context: WriteContext,
+    tablet: Tablet,
+    index: TableIndex,
+    rows: pa.RecordBatch,
+) -> Lacking:
+    """Stage the entries that rows lack in an index which is being built. The commit is refused if
+    one of those rows is changed by others until then.
+
+    Args:
+        tables: the tables.
+        context: of a serializable transaction, that reads what is committed.
+        tablet: of the rows.
+        index: that is written.
+        rows: the columns of their keys and of the index.
+
+    Returns:
+        What they lack. Nothing is staged where two rows have one value that may be of one alone.
+    """
+    view = ReadView(context.row.snapshot_ts)
+    schema = tablet.schema
+    key = {name: rows.column(name) for name in schema.primary_key}
+    new = {name: rows.column(name) for name in index.beside}
+    found = lacking(index, ChangedRows(key, new, None, None), lambda at: view.of(tables, at))
+    if found.entries is not None and not found.twice.n:
+        if context.reads is not None:
+            keys = tablet.codec.encode([key[name].take(found.rows) for name in key])
+            context.reads.add_keys(tablet.id, keys)
+        stage_evaluated(tables, context, [Evaluated(index.tablet, found.entries)])
+    return found
 
 
 # -- writing ---------------------------------------------------------------------------

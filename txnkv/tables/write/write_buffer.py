@@ -23,6 +23,7 @@ from txnkv import core
 from txnkv.coordinator import Section, SmallCommit, TxnRow, commit_of, payload, section_of
 from txnkv.core import compute as pc
 from txnkv.errors import (
+    AlreadyPresentError,
     RowError,
     TxnkvError,
 )
@@ -33,6 +34,7 @@ from txnkv.tables.read import ReadView, lookup
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter, Values
 from txnkv.tables.table_catalog import TableInfo
+from txnkv.tables.table_index import Entry
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import EVERY_STAMP, SortedRows, Tablet
 from txnkv.tables.write import mutations
@@ -151,7 +153,7 @@ class SmallWrites:
         rule = RULES[op]
         try:
             for values in rows:
-                if op == "upsert" and not counted and MISSING not in values:
+                if op == "upsert" and not (counted or writer.indexes) and MISSING not in values:
                     self._replaces = True  # perhaps
                     key, row = writer.rows.values(values)
                     lone = writer.lone
@@ -182,21 +184,34 @@ class SmallWrites:
         else:
             key, row = writer.rows.values(values)
         tablet = writer.tablet(given, key)
-        old = self._find(writer, tablet, key, decode=partial)
+        old = self._find(writer, tablet, key, decode=partial or bool(writer.indexes))
         if (rule.absent if old is None else rule.there) is Effect.REFUSED:
             own = self._own(tablet, key)
             earlier = own is not None and own[0] > self._before
             if old is None:
                 return not_there(earlier=earlier)
             return already_there(earlier=earlier, own=own is not None)
+        beside = () if deletes else writer.values_of(values)
         if partial:
-            new = writer.values_of(values)
-            filled = writer.defaults(new) if old is None else writer.completed(new, old)
+            filled = writer.defaults(beside) if old is None else writer.completed(beside, old)
             if isinstance(filled, str):
                 return incomplete(filled)
             row = writer.layout.encode_one(filled)
-        self._replaces = self._replaces or old is not None
+            beside = filled
+        entries: list[tuple[Tablet, Entry]] = []
+        if writer.indexes:
+            before = None if old is None else given + old
+            after = None if deletes else given + beside
+            try:
+                for index in writer.indexes:
+                    made = index.changes(before, after, self._entry)
+                    entries += [(index.tablet, entry) for entry in made]
+            except AlreadyPresentError as error:
+                return error
+        self._replaces = self._replaces or old is not None or bool(entries)
         self._put(tablet, key, row)
+        for at, entry in entries:
+            self._put(at, *entry)
         if deletes:
             outcome.deleted += 1
         elif old is None:
@@ -204,6 +219,11 @@ class SmallWrites:
         else:
             outcome.updated += 1
         return None
+
+    def _entry(self, tablet: Tablet, key: bytes) -> bytes | None:
+        """The bytes of the row with this key, of its own or the snapshot's."""
+        own = self._own(tablet, key)
+        return lookup.find_row(self._tables, tablet, self._view, key) if own is None else own[1]
 
     def _find(
         self, writer: RowWriter, tablet: Tablet, key: bytes, *, decode: bool

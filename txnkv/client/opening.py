@@ -1,0 +1,50 @@
+"""The way in: a client of a store on this host."""
+
+from __future__ import annotations
+
+import os
+
+from txnkv.client.client import Client
+from txnkv.coordinator import KEEPALIVE_TIME, MIN_KEEPALIVE
+from txnkv.storage import shielded
+from txnkv.transaction import instance as instances
+
+
+@shielded
+def connect(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    history: float | None = None,
+    cache_bytes: int | None = None,
+    keepalive_time: float = KEEPALIVE_TIME,
+) -> Client:
+    """Open a store; it is made when it is missing.
+
+    Args:
+        path: the store's directory.
+        create: make it when there is none.
+        read_only: refuse to write.
+        history: seconds that can be read back, and for which ended transactions are remembered;
+            None for 900, or for what this process has the store open with.
+        cache_bytes: of status.db that each connection to it keeps in memory, one for each thread
+            that is at it; None for 8 MiB, or for what this process has the store open with.
+        keepalive_time: seconds without heartbeat after which a transaction begun by this
+            client is aborted; at least 0.5. Heartbeats come from a thread of this process: one that
+            keeps Python's lock for longer (C code, a hundred threads that compute) needs more.
+
+    Raises:
+        StoreNotFoundError: there is none, and `create` is false or `read_only` is true; or this
+            process has it open, and it was removed or replaced since.
+        IncompatibleStoreError: the store is of a newer format, or the path is no store.
+        ValueError: the path is empty or ":memory:", or an option makes no sense, or this process
+            has the store open with another.
+    """
+    if keepalive_time < MIN_KEEPALIVE:
+        raise ValueError(
+            f"keepalive_time={keepalive_time:g}: at least {MIN_KEEPALIVE:g} s, for heartbeats may "
+            "be late behind threads that compute"
+        )
+    make = create and not read_only
+    return Client(instances.acquire(path, make, read_only, history, cache_bytes), keepalive_time)
