@@ -1,4 +1,4 @@
-"""Scripts of operations with the expected answers: one line each, `verb args -> answer`.
+"""Scripts of transactions: rows, sessions, the ends; see tests/scripts.py.
 
     begin a                       a transaction named a, of new_transaction's options
     insert a 1..3 7 @u            rows into table u (t by default), with a's own session
@@ -6,15 +6,12 @@
     commit b -> InvalidTxnStateError: not open
     keys -> 1 2 3 7
 
-A line without an answer must succeed; no keys are `none`. Keys are ints; a row's v is "v"
-and its key.
+Keys are ints; a row's v is "v" and its key.
 """
 
 from __future__ import annotations
 
 import gc
-import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +20,15 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.scripts import Script, numbers
 from txnkv.coordinator.maintenance import Maintenance
 from txnkv.storage.faults import arm, disarm
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 
 
-class Script:
-    """Runs a script against a store with table t (one tablet) and u (four)."""
+class Transactions(Script):
+    """Runs scripts against a store with table t (one tablet) and u (four)."""
 
     def __init__(
         self, connect: Callable[..., txnkv.Client], until: Any, now: Any, patch: Any
@@ -48,31 +46,13 @@ class Script:
         self.ids: dict[str, int] = {}
         self.commits: dict[str, Any] = {}
 
-    def __call__(self, text: str) -> None:
-        for number, line in enumerate(text.strip().splitlines(), 1):
-            line = line.partition("#")[0].strip()
-            if line:
-                try:
-                    self._line(line)
-                except BaseException as error:
-                    error.add_note(f"in line {number} of the script: {line}")
-                    raise
-
-    def _line(self, line: str) -> None:
-        call, _, answer = (part.strip() for part in line.partition("->"))
-        verb, *args = shlex.split(call)
-        run = getattr(self, f"do_{verb}")
-        name, _, words = answer.partition(":")
-        kind = OSError if name == "OSError" else getattr(txnkv, name, None)
-        if kind is not None and issubclass(kind, Exception):
-            with pytest.raises(kind) as caught:
-                run(*args)
-            assert re.search(words.strip(), str(caught.value)), str(caught.value)
-        elif answer.startswith("as "):
-            assert run(*args) == self.commits[answer.removeprefix("as ")]
+    def _step(self, line: str) -> None:
+        call, _, answer = line.partition(" -> as ")
+        if not answer:
+            super()._step(line)
         else:
-            found = run(*args)
-            assert not answer or (str(found) or "none") == answer, f"answered {found}"
+            verb, name = call.split()
+            assert getattr(self, f"do_{verb}")(name) == self.commits[answer]
 
     # -- transactions ------------------------------------------------------------------
 
@@ -231,12 +211,7 @@ def _number(text: str) -> float | str:
 
 def _keys(words: tuple[str, ...]) -> tuple[str, list[int]]:
     table = next((word[1:] for word in words if word.startswith("@")), "t")
-    keys: list[int] = []
-    for word in words:
-        if not word.startswith("@"):
-            low, _, high = word.partition("..")
-            keys.extend(range(int(low), int(high or low) + 1))
-    return table, keys
+    return table, numbers([word for word in words if not word.startswith("@")])
 
 
 def _row(key: int) -> dict[str, Any]:
@@ -253,10 +228,10 @@ def script(
     until: Any,
     now: Any,
     monkeypatch: pytest.MonkeyPatch,
-) -> Script:
+) -> Transactions:
     """Runs scripts. No background rounds run but those they ask for."""
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
-    return Script(connect, until, now, monkeypatch)
+    return Transactions(connect, until, now, monkeypatch)
 
 
 @pytest.fixture(params=[True, False], ids=["in a transaction", "outside"])

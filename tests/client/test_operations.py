@@ -84,7 +84,7 @@ def _row(rng: random.Random, op: str, key: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_any_operations_in_any_order(
     make: Any, client: txnkv.Client, seed: int, partitions: int | None
 ) -> None:

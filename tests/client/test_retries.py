@@ -135,7 +135,11 @@ class Model:
 
 
 RETRIES = ["flush", "commit", "more"]
-MOMENTS = range(1, 200)
+
+
+def moments(times: int) -> range:
+    """The first of so many failures in a row, so that each moment is one of them."""
+    return range(1, 200, times)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -154,7 +158,7 @@ def test_a_flush_in_a_transaction(
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_BYTES", 200)
     model = Model(client, topic)
-    for at in MOMENTS:
+    for at in moments(times):
         txn = client.new_transaction(timeout=None)
         if stored:
             txn.serialize()
@@ -198,7 +202,7 @@ def test_a_flush_outside_of_a_transaction(
     if kind != "small":
         monkeypatch.setattr(outbox, "MAX_BYTES", -1)
     model = Model(client, topic)
-    for at in MOMENTS:
+    for at in moments(times):
         ids = model.names(4)
         session = client.new_session()
         op = None if kind == "alone" else "insert"
@@ -233,7 +237,7 @@ def test_a_worker_that_joined(
 ) -> None:
     """Messages that a worker is told were sent are sent: its own commit never tries them again."""
     model = Model(client, topic)
-    for at in MOMENTS:
+    for at in moments(times):
         txn = client.new_transaction(timeout=None)
         token = txn.serialize()
         ids = model.names(2)
@@ -277,7 +281,7 @@ def test_batches_in_a_transaction(
     monkeypatch.setattr(write_buffer, "MAX_ROWS", 5)
     monkeypatch.setattr(outbox, "MAX_BYTES", 100)
     model = Model(client, topic)
-    for at in MOMENTS:
+    for at in moments(times):
         txn = client.new_transaction(timeout=None)
         if stored:
             txn.serialize()
@@ -353,7 +357,7 @@ def test_an_ack_in_a_transaction(
     left pending when the transaction had ended.
     """
     cumulative = consumer.cumulative
-    for at in MOMENTS:
+    for at in moments(times):
         sub = consumer.sub
         ack = sub.ack_cumulative if cumulative else sub.ack
         first, second, third = consumer.messages(3)
@@ -398,7 +402,7 @@ def test_an_ack_in_a_transaction(
 def test_acks_of_a_session_outside_of_a_transaction(
     consumer: Consumer, faults: Faults, times: int
 ) -> None:
-    for at in MOMENTS:
+    for at in moments(times):
         session = consumer.client.new_session()
         messages = consumer.messages(3)
         if consumer.cumulative:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import txnkv
-from tools.crash import GONE, PLANS, THERE, examine, kill_at, run_child
+from tools.crash import EXAMINERS, GONE, PLANS, THERE, examine, kill_at, run_child
 from txnkv.storage import FAULT_POINTS
 
 
@@ -31,7 +31,7 @@ CASES = [(point, scenario) for point, plan in PLANS.items() for scenario in plan
 def test_store_is_whole_after_a_death_at(
     point: str, scenario: str, template: Path, tmp_path: Path
 ) -> None:
-    stride = 5 if point.startswith(EVERYWHERE) else 2  # the slow test takes each
+    stride = 9 if point.startswith(EVERYWHERE) else 3  # the slow test takes each
     deaths = list(kill_at(template, tmp_path, point, scenario, stride))
     assert [(fault, problems) for fault, problems in deaths if problems] == []
     assert deaths
@@ -62,6 +62,14 @@ def test_store_is_whole_after_a_death_at_each_pass(
         ("abort.started", "rollback", GONE, "lmdb.before_commit"),
         ("abort.started", "rollback", GONE, "lmdb.after_commit"),
         ("abort.started", "rollback", GONE, "abort.swept"),
+        ("commit.decided", "topics_commit", THERE, "lmdb.before_commit"),
+        ("commit.decided", "topics_commit", THERE, "log.completed"),
+        ("commit.decided", "topics_commit", THERE, "marker.written"),
+        ("commit.started", "topics_commit", THERE, "commit.in_point"),
+        ("commit.started", "topics_commit", THERE, "log.completed"),
+        ("abort.started", "topics_rollback", GONE, "marker.aborting"),
+        ("abort.started", "topics_rollback", GONE, "marker.aborted"),
+        ("abort.started", "topics_rollback", GONE, "lmdb.before_commit"),
     ],
 )
 def test_recovery_that_dies_is_recovered(
@@ -82,3 +90,5 @@ def test_recovery_that_dies_is_recovered(
     assert deaths > 0
     with txnkv.connect(path, create=False) as client:
         assert examine(client, death, outcome) == []
+        if scenario in EXAMINERS:
+            assert EXAMINERS[scenario](client, death.said) == []

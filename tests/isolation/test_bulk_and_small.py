@@ -13,122 +13,58 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tests.scripts import scripts
 from tools.isolation.interleaving import LEVELS, SCHEMA
 
-OUTGROWN = {
-    "what was written while it was small is validated": """
-        1 update 1 11
-        1 insert 1000..12999 7
-        2 update 1 12
-        2 commit
-        1 commit -> TransactionConflictError: key 1
-        rows -> 1=12 2=20
-    """,
-    "what was deleted while it was small is validated": """
-        1 delete 1
-        1 insert 1000..12999 7
-        2 update 1 12
-        2 commit
-        1 commit -> TransactionConflictError: key 1
-        rows -> 1=12 2=20
-    """,
-    "what was written while it was small wins": """
-        1 update 1 11
-        1 delete 2
-        2 upsert 2 22
-        1 insert 1000..12999 7
-        1 delete 1000..12999
-        1 commit
-        2 commit -> TransactionConflictError: key 2
-        rows -> 1=11
-    """,
-    "it reads all that it wrote, small and large": """
-        1 update 1 11
-        1 delete 2
-        1 insert 1000..12999 7
-        1 update 12999 8
-        1 delete 1001..12998
-        1 all -> 1=11 1000=7 12999=8
-        2 all -> 1=10 2=20
-        1 get 2 -> -
-        1 rollback
-        2 commit
-        rows -> 1=10 2=20
-    """,
-    "what was read while it was small is validated": """
-        1 get 1 -> 10
-        1 where value = 30 -> none
-        1 update 2 21
-        1 insert 1000..12999 7
-        1 delete 1000..12999
-        2 update 1 12
-        2 commit
-        1 commit -> ok | TransactionConflictError: key 1
-        rows -> 1=12 2=21 | 1=12 2=20
-    """,
-    "a key inside of a bulk, and the bulk is first": """
-        2 insert 5000 1
-        1 insert 1000..12999 7
-        1 commit
-        2 commit -> TransactionConflictError: key 5000
-    """,
-    "a key inside of a bulk, and the bulk is second": """
-        2 insert 5000 1
-        1 insert 1000..12999 7
-        2 commit
-        1 commit -> TransactionConflictError: key 5000
-        rows -> 1=10 2=20 5000=1
-    """,
-    "a key that is updated in a bulk": """
-        1 upsert 1..12999 7
-        2 addwhere 1 id = 2 -> 2=20
-        1 commit
-        2 commit -> TransactionConflictError: key 2
-    """,
-    "a range that a bulk writes to": """
-        2 where id >= 5000 and id < 6000 -> none
-        2 update 2 22
-        1 insert 1000..12999 7
-        1 commit
-        2 commit -> ok | TransactionConflictError
-    """,
-    "a range that a bulk does not write to": """
-        2 where id >= 500 and id < 600 -> none
-        2 update 2 22
-        1 insert 1000..12999 7
-        1 commit
-        2 commit
-    """,
-    "a key of a range that a bulk has read": """
-        1 where id >= 1 and id < 500 -> 1=10 2=20
-        1 insert 1000..12999 7
-        2 insert 3 30
-        2 commit
-        1 commit -> ok | TransactionConflictError: key 3
-    """,
-    "two bulks that overlap": """
-        1 insert 1000..12999 7
-        2 insert 12000..23999 8
-        2 commit
-        1 commit -> TransactionConflictError
-    """,
-    "two bulks that do not overlap": """
-        1 insert 1000..12999 7
-        2 insert 13000..24999 8
-        2 delete 13000..24999
-        1 delete 1000..12999
-        2 commit
-        1 commit
-        rows -> 1=10 2=20
-    """,
-}
+OUTGROWN = scripts("""
+== what was written while it was small is validated
+1 update 1 11; 1 insert 1000..12999 7; 2 update 1 12; 2 commit
+1 commit -> TransactionConflictError: key 1; rows -> 1=12 2=20
+== what was deleted while it was small is validated
+1 delete 1; 1 insert 1000..12999 7; 2 update 1 12; 2 commit
+1 commit -> TransactionConflictError: key 1; rows -> 1=12 2=20
+== what was written while it was small wins
+1 update 1 11; 1 delete 2; 2 upsert 2 22; 1 insert 1000..12999 7; 1 delete 1000..12999; 1 commit
+2 commit -> TransactionConflictError: key 2; rows -> 1=11
+== it reads all that it wrote, small and large
+1 update 1 11; 1 delete 2; 1 insert 1000..12999 7; 1 update 12999 8; 1 delete 1001..12998
+1 all -> 1=11 1000=7 12999=8; 2 all -> 1=10 2=20; 1 get 2 -> -; 1 rollback; 2 commit
+rows -> 1=10 2=20
+== what was read while it was small is validated
+1 get 1 -> 10; 1 where value = 30 -> none; 1 update 2 21; 1 insert 1000..12999 7
+1 delete 1000..12999; 2 update 1 12; 2 commit; 1 commit -> ok | TransactionConflictError: key 1
+rows -> 1=12 2=21 | 1=12 2=20
+== a key inside of a bulk, and the bulk is first
+2 insert 5000 1; 1 insert 1000..12999 7; 1 commit
+2 commit -> TransactionConflictError: key 5000
+== a key inside of a bulk, and the bulk is second
+2 insert 5000 1; 1 insert 1000..12999 7; 2 commit
+1 commit -> TransactionConflictError: key 5000; rows -> 1=10 2=20 5000=1
+== a key that is updated in a bulk
+1 upsert 1..12999 7; 2 addwhere 1 id = 2 -> 2=20; 1 commit
+2 commit -> TransactionConflictError: key 2
+== a range that a bulk writes to
+2 where id >= 5000 and id < 6000 -> none; 2 update 2 22; 1 insert 1000..12999 7; 1 commit
+2 commit -> ok | TransactionConflictError
+== a range that a bulk does not write to
+2 where id >= 500 and id < 600 -> none; 2 update 2 22; 1 insert 1000..12999 7; 1 commit
+2 commit
+== a key of a range that a bulk has read
+1 where id >= 1 and id < 500 -> 1=10 2=20; 1 insert 1000..12999 7; 2 insert 3 30; 2 commit
+1 commit -> ok | TransactionConflictError: key 3
+== two bulks that overlap
+1 insert 1000..12999 7; 2 insert 12000..23999 8; 2 commit; 1 commit -> TransactionConflictError
+== two bulks that do not overlap
+1 insert 1000..12999 7; 2 insert 13000..24999 8; 2 delete 13000..24999; 1 delete 1000..12999
+2 commit; 1 commit; rows -> 1=10 2=20
+""")
 
 
 @pytest.mark.parametrize("cast", ["small", "on disk", "elsewhere"])
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("script", OUTGROWN.values(), ids=OUTGROWN.keys())
-def test_outgrown(perform: Callable[..., None], script: str, level: str, cast: str) -> None:
-    perform(script, level, cast)
+@OUTGROWN
+def test_outgrown(perform: Callable[..., None], text: str, level: str, cast: str) -> None:
+    perform(text, level, cast)
 
 
 # -- many commits at one moment --------------------------------------------------------------

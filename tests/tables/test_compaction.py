@@ -128,7 +128,10 @@ def made(connect: Callable[..., txnkv.Client], seconds: float, seed: int = 0) ->
     return Model(client, seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("seconds", [0.0, 900.0])
 def test_like_a_dict_of_versions(
     connect: Callable[..., txnkv.Client],

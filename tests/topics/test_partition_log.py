@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from tests.topics.log_tools import ABORT, FILLER, Log, LogOptions, data, marker, script
+from tests.topics.log_tools import ABORT, COMMIT, FILLER, Log, LogOptions, data, marker, script
 from txnkv import core
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage.faults import arm, disarm
@@ -305,3 +306,45 @@ def test_offset_for_time_inside_of_a_batch(log: Log) -> None:
     log.append(data(time=1), core.encode_batch(rows, timestamp=0))
     for time, offset in ((1, 0), (2, 1), (5, 1), (6, 2), (10, 4), (21, None)):
         assert log.ask("offset_for_time", time) == offset, time
+
+
+# -- readers beside a writer -----------------------------------------------------------
+
+
+def test_a_reader_goes_on_to_see_what_it_began_with(log: Log) -> None:
+    """A log has one copy, so its high watermark is its end, as a reader found it."""
+    log.append(data(n=99), data(11), data(n=5), data(12), data(n=3))
+    for batch, lso, after in ((marker(COMMIT, 11), 99, 105), (marker(ABORT, 12), 105, 111)):
+        with log.reader() as before:
+            beside(log.append, batch)
+            assert (before.lso, log.lso) == (lso, after)
+
+
+def test_read_committed_beside_a_writer(log: Log) -> None:
+    def write() -> None:
+        while log.end < 50:
+            log.append(data(1))
+            log.append(marker(ABORT, 1))
+
+    writer = Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        assert log.committed(0) == []
+    writer.join()
+    assert log.end == 50
+
+
+def beside(call: Callable[..., Any], *args: Any) -> None:
+    """Call in another thread: this one has a read transaction open, in which it may not write."""
+    thread = Thread(target=call, args=args)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_start_behind_the_end_takes_all(log: Log) -> None:
+    log.append(data(n=3), data(1, 2))
+    log.write("advance_start", 6)
+    assert (log.open_firsts(), log.start, log.end, log.lso) == ({}, 6, 6, 6)
+    assert log.append(data(2)) == 6
+    assert log.open_firsts() == {2: 6}

@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests import internals
-from tests.topics.log_tools import Log, LogOptions, data, script
-from tests.topics.reading_tools import drained, given
+from tests.topics.log_tools import (
+    ABORT,
+    COMMIT,
+    FILLER,
+    Log,
+    LogOptions,
+    data,
+    marker,
+    script,
+)
+from tests.topics.reading_tools import drained, given, offsets, put, uncounted
 from tools.topic_contents import raw, stored
 from tools.topic_writers import abort, begin, commit, create, send, small
 from txnkv import core
@@ -120,41 +128,64 @@ def test_a_new_name_raises_the_epoch_by_one(client: txnkv.Client) -> None:
     assert len({one.header.producer_id for one in stored(client, "events")}) == 1
 
 
-# -- Kafka: TransactionsTest -----------------------------------------------------------
+# -- Kafka: FetcherTest, CompletedFetchTest, TransactionsTest ----------------------------
 
 
-def test_offsets_in_transactions_that_commit_and_abort(client: txnkv.Client, size: str) -> None:
-    """SendOffsetsWithGroupMetadata: 500 in, alternately aborted and committed, 500 out."""
-    source, target = client.create_topic("in", 4), client.create_topic("out", 4)
-    with client.new_session() as session:
-        for number in range(500):
-            session.send(source, str(number), key=str(number))
-    subscription = source.subscribe("copier")
-    turn = 0
-    while messages := subscription.receive_many(20, timeout=0):
-        txn = client.new_transaction()
-        for message in messages:
-            txn.send(target, message.value, key=message.key)
-        txn.ack(subscription, messages)
-        txn.commit() if turn % 2 else txn.rollback()
-        turn += 1
-    found = [message.value for message in drained(target.consumer())]
-    assert Counter(found) == Counter(str(number).encode() for number in range(500))
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_an_empty_end_after_a_commit(client: txnkv.Client, size: str, end: str) -> None:
-    """EmptyAbortAfterCommit."""
+@pytest.mark.parametrize(
+    ("batches", "read", "position"),
+    [
+        # ConsumerPositionUpdatedWhenSkippingAbortedTransactions
+        ([data(1, 2), marker(ABORT, 1)], [], 3),
+        # EmptyControlBatch: of a transaction that has nothing here
+        ([marker(COMMIT, 1), data(1, 2), marker(COMMIT, 1)], [1, 2], 4),
+        # UpdatePositionOnEmptyBatch: a batch that holds nothing
+        ([data(), marker(FILLER, offsets=18)], [0], 19),
+        # UpdatePositionWithLastRecordMissingFromBatch
+        ([uncounted(data(n=3), 4)], [0, 1, 2], 4),
+        # FetcherIgnoresControlRecords
+        ([data(1), marker(COMMIT, 1)], [0], 2),
+    ],
+)
+def test_positions_behind_what_is_no_message(
+    client: txnkv.Client, batches: list[bytes], read: list[int], position: int
+) -> None:
     topic = client.create_topic("events")
-    with client.transaction() as txn:
-        txn.send(topic, "a")
-    empty = client.new_transaction()
-    if size == "large":
-        empty.serialize()
-    getattr(empty, end)()
-    with client.transaction() as txn:
-        txn.send(topic, "b")
-    assert [value for _, value in given(topic.consumer())] == [b"a", b"b"]
+    put(client, topic, *batches)
+    consumer, uncommitted = topic.consumer(), topic.consumer("read_uncommitted")
+    assert offsets(consumer) == read
+    assert consumer.position(0) == position
+    assert offsets(uncommitted) == (read or [0, 1])
+    assert uncommitted.position(0) == position
+
+
+def test_the_example_of_the_design(client: txnkv.Client) -> None:
+    """Fetch 0-4 gives P2 at 2; fetch 5-8 gives P2 at 2 and P1 at 6."""
+    topic = client.create_topic("events")
+    put(client, topic, *script("P1 P1 P2 C1 P2 A2 P1 P2 P1 A1 C2"))
+
+    def fetch(first: int, end: int) -> Any:
+        batches = [topic.fetch(0, offset, max_bytes=1).records for offset in range(first, end)]
+        size = sum(core.read_header(batch).decoded_bytes for batch in batches)
+        return topic.fetch(0, first, max_bytes=size)
+
+    assert fetch(0, 5).aborted == [(2, 2)]
+    assert fetch(5, 9).aborted == [(2, 2), (1, 6)]
+    assert (fetch(0, 5).last_stable_offset, fetch(0, 5).high_watermark) == (11, 11)
+    assert topic.fetch(0, 0, isolation="read_uncommitted").aborted is None
+
+
+def test_lag_ends_at_the_last_stable_offset(client: txnkv.Client) -> None:
+    """ReadCommittedLagMetric."""
+    topic = client.create_topic("events")
+    put(client, topic, data(n=50), data(1, 50))
+    consumer = topic.consumer()
+    assert (topic.end_offsets(), topic.last_stable_offsets()) == ({0: 100}, {0: 50})
+    assert consumer.lag() == 50
+    assert len(consumer.poll(max_messages=3, timeout=0)) == 3
+    put(client, topic, marker(COMMIT, 1), data(n=49), data(2, 50))
+    assert consumer.lag(0) == 147
+    assert topic.consumer("read_uncommitted").lag() == 200
+    put(client, topic, marker(COMMIT, 2))
 
 
 def test_a_time_behind_the_last_stable_offset(client: txnkv.Client, large: None) -> None:
@@ -196,18 +227,6 @@ def test_committed_by_another_client(
     assert len({message.value for message in drained(topic.consumer())}) == 200
 
 
-def test_one_committed_one_aborted_one_open(client: txnkv.Client) -> None:
-    """Peer: testTopicTransactionMetrics."""
-    (partition,) = create(client)
-    rows = [begin(client) for _ in range(3)]
-    for row in rows:
-        send(client, row, partition, [b"x"])
-    commit(client, rows[0])
-    abort(client, rows[1])
-    states = Counter(info.state.name for info in client.transactions())
-    assert states == {"COMMITTED": 1, "ABORTED": 1, "OPEN": 1}
-
-
 def test_plain_messages_take_no_snapshots(tmp_path: Path) -> None:
     """Peer: testNotChangeMaxReadPositionCountWhenCheckIfNoSnapshot; no transaction, no costs."""
     with Log(tmp_path, replace(EVERY_CHANGE, snapshot_seconds=0)) as log:
@@ -231,30 +250,6 @@ def test_nothing_to_be_had_is_not_waited_for(client: txnkv.Client, connect: Any)
         assert consumer.lag() == 0
         assert consumer.poll(timeout=0) == []
         assert topic.last_stable_offsets() == topic.end_offsets()
-
-
-def test_ten_rounds_with_a_restart(connect: Callable[..., txnkv.Client]) -> None:
-    """Peer: testSnapshotSegment; what is below an open one is read, what was aborted never."""
-    expected: list[bytes] = []
-    for number in range(10):
-        client = connect()
-        if number == 0:
-            create(client)
-        topic = client.topic("events")
-        (partition,) = internals.topics(client).partitions(topic.info)
-        rows = [begin(client) for _ in range(3)]
-        committed, aborted, open_ = rows
-        for row, word in zip(rows, (b"committed", b"aborted", b"open"), strict=True):
-            send(client, row, partition, [word + b" %d" % number])
-        abort(client, aborted)
-        commit(client, committed)
-        expected.append(b"committed %d" % number)
-        small(client, [partition], [b"behind %d" % number])
-        assert [value for _, value in given(topic.consumer())] == expected
-        abort(client, open_)
-        expected.append(b"behind %d" % number)
-        assert [value for _, value in given(topic.consumer())] == expected
-        client.close()
 
 
 def test_internal_things_are_in_no_list(client: txnkv.Client, size: str) -> None:
@@ -322,19 +317,3 @@ def test_entries_carry_their_transaction_and_one_marker_ends_it(
         assert [header.is_control for header in found] == [False] * 10 + [True]
         marker = core.read_control(batches, core.walk(batches)[-1][0])
         assert marker.type.name == end.__name__.upper()
-
-
-@pytest.mark.parametrize(("end", "after"), [(commit, "1 2 3"), (abort, "1 3")])
-def test_the_stable_position(client: txnkv.Client, end: Callable[..., Any], after: str) -> None:
-    """commitTxnTest, abortTxnTest, sortedTest: plain, in a transaction, plain."""
-    (partition,) = create(client)
-    topic = client.topic("events")
-    small(client, [partition], [b"1"])
-    row = begin(client)
-    send(client, row, partition, [b"2"])
-    small(client, [partition], [b"3"])
-    consumer = topic.consumer()
-    assert given(consumer) == [(0, b"1")]
-    end(client, row)
-    small(client, [partition], [b"4"])
-    assert [m.value.decode() for m in drained(consumer)] == [*after.split()[1:], "4"]

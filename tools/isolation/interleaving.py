@@ -12,9 +12,10 @@
     1 answers -> ok | TransactionConflictError: key 2
     rows -> 1=10 2=21                what a new snapshot has
 
-A line without an answer must succeed. Two answers are for snapshot and for serializable; an
-error is its class, and after a colon what its message has in it. Each actor holds one
-transaction on a table of (id, value), and is an object here or a process of its own.
+Steps stand on lines, or on one with "; " between them. One without an answer must succeed. Two
+answers are for snapshot and for serializable; an error is its class, and after a colon what its
+message has in it. Each actor holds one transaction on a table of (id, value), and is an object
+here or a process of its own.
 """
 
 from __future__ import annotations
@@ -257,25 +258,25 @@ class Elsewhere:
 
 
 def play(script: str, actors: Mapping[str, Actor], level: str, rows: Callable[[], str]) -> None:
-    """Do a script, line by line.
+    """Do a script, step by step.
 
     Args:
         script: see above.
-        actors: by the words that lines begin with.
+        actors: by the words that steps begin with.
         level: which of two answers counts.
         rows: what a new snapshot has.
 
     Raises:
-        AssertionError: an answer was another; the line is named.
+        AssertionError: an answer was another; the step is named.
     """
-    for number, line in enumerate(script.strip().splitlines(), 1):
+    for number, line in enumerate(script.replace("; ", "\n").strip().splitlines(), 1):
         call, _, answers = (part.strip() for part in line.partition("#")[0].partition("->"))
         if not call:
             continue
         expected = [each.strip() for each in answers.split(" | ")]
         wanted = expected[LEVELS.index(level)] if len(expected) > 1 else expected[0]
         found = _line(call, actors, rows)
-        assert _fits(found, wanted), f"line {number}, {line.strip()!r}, was answered {found!r}"
+        assert _fits(found, wanted), f"step {number}, {line.strip()!r}, was answered {found!r}"
 
 
 def _line(call: str, actors: Mapping[str, Actor], rows: Callable[[], str]) -> str:

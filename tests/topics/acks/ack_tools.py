@@ -1,4 +1,12 @@
-"""Messages in the states of acknowledgement, and transactions that hold them."""
+"""Messages in the states of acknowledgement, and transactions that hold them.
+
+Scripts of it (see tests/scripts.py) name messages 0 to 5 and transactions A and B:
+
+    ack 1..3 A                    in one call, in A, which begins with it; ack_to is cumulative
+    ack 2 B -> AckConflictError   and B is aborted whole
+    delivered -> 2                what comes again without asking
+    left -> 0 1 3 4 5             what a new consumer gets: neither deleted nor pending
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,7 @@ from typing import Any
 import pytest
 
 import txnkv
+from tests.scripts import Script, numbers
 
 COUNT = 6
 
@@ -18,7 +27,7 @@ TYPES = ("exclusive", "counted", "shared")
 TAKE_CUMULATIVE = pytest.mark.parametrize("type", ["exclusive", "counted"], indirect=True)
 
 
-class Acks:
+class Acks(Script):
     """A topic with messages 0 .. 5 in one partition, all of them received once.
 
     Attributes:
@@ -32,6 +41,7 @@ class Acks:
             with client.transaction() as txn:
                 txn.send("events", str(number))
         self.cumulative = type != "shared"
+        self._open: dict[str, txnkv.Transaction] = {}
         self._stored = {"small": "", "large": "AB", "A large": "A", "B large": "B"}[stored]
         self._options: dict[str, Any] = (
             {"type": "exclusive", "max_deliveries": 1000}
@@ -47,7 +57,7 @@ class Acks:
 
     def begin(self, name: str) -> txnkv.Transaction:
         txn = self.client.new_transaction()
-        if name in self._stored:
+        if name[0] in self._stored:
             txn.serialize()
         return txn
 
@@ -73,3 +83,38 @@ class Acks:
         self.sub.close()
         self.sub = self.subscribe()
         return self.delivered()
+
+    # -- steps of scripts --------------------------------------------------------------
+
+    def do_ack(self, *words: str, cumulative: bool = False) -> None:
+        *ones, name = words if words[-1].isalpha() else (*words, "")
+        messages = [self.messages[number] for number in numbers(ones)]
+        txn = None
+        if name:
+            txn = self._open[name] = self._open.get(name) or self.begin(name)
+        try:
+            (self.sub.ack_cumulative if cumulative else self.sub.ack)(messages, txn)
+        except txnkv.AckConflictError:
+            assert self._open.pop(name).state is txnkv.TxnState.ABORTED
+            raise
+
+    def do_ack_to(self, *words: str) -> None:
+        self.do_ack(*words, cumulative=True)
+
+    def do_nack(self, *words: str) -> None:
+        self.sub.nack([self.messages[number] for number in numbers(words)])
+
+    def do_commit(self, name: str) -> None:
+        self._open.pop(name).commit()
+
+    def do_rollback(self, name: str) -> None:
+        self._open.pop(name).rollback()
+
+    def do_close(self) -> None:
+        self.sub.close()
+
+    def do_delivered(self) -> str:
+        return " ".join(map(str, self.delivered()))
+
+    def do_left(self) -> str:
+        return " ".join(map(str, self.left()))
