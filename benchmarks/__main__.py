@@ -7,7 +7,20 @@ from pathlib import Path
 
 import click
 
-from . import beside, growth, indexed, logs, many, memory, points, small, tables, topics, ycsb
+from . import (
+    beside,
+    growth,
+    indexed,
+    logs,
+    many,
+    memory,
+    points,
+    remote,
+    small,
+    tables,
+    topics,
+    ycsb,
+)
 from .harness import Line, report
 from .kafka import Broker
 from .tpcc.race import tpcc
@@ -21,6 +34,7 @@ FULL_SIZES = [*SIZES, 100_000_000]
 TINY_SIZES = [1000, 2000]
 _ABORTED = [1, 1000, 100_000, 1_000_000]
 _MANY = [10, 100, 1000, 10_000]
+_CLIENTS = [1, 16, 64]
 _OPEN = [100_000, 1_000_000, 10_000_000]
 
 Race = Callable[[], list[Line]]
@@ -34,6 +48,7 @@ def races(
     plots: Path | None,
     warehouses: int,
     broker: Broker | None = None,
+    postgres: Path | None = None,
 ) -> dict[str, Race]:
     """All races by name."""
     rows = TINY_ROWS if tiny else ROWS
@@ -42,6 +57,7 @@ def races(
         return small if tiny else normal
 
     sizes = TINY_SIZES if tiny else FULL_SIZES if full else SIZES
+    crowds = [1, 2] if tiny else _CLIENTS
     scale = Scale(2, 200, 30, 30) if tiny else Scale(warehouses)
     return {
         "insert-sorted": lambda: tables.insert_sorted(rows, rounds, base),
@@ -76,6 +92,15 @@ def races(
         "life": lambda: many.life(
             size(40, 1_000_000), size(20, 1000), size(20, 10_000), base, plots
         ),
+        "remote-scan": lambda: remote.scan(rows, rounds, base, postgres),
+        "remote-write": lambda: remote.write(rows, rounds, base, postgres),
+        "remote-transaction": lambda: remote.transaction(
+            size(10, 500), crowds, rounds, base, postgres
+        ),
+        "remote-get": lambda: remote.get(
+            size(10, 1000), size(1000, 1_000_000), crowds, rounds, base, postgres
+        ),
+        "remote-clients": lambda: remote.clients(size(4, 1000), size(2, 200), size(1, 60), base),
         "growth": lambda: growth.growth(sizes, size(20, 500), rounds, base, plots),
     }
 
@@ -100,6 +125,11 @@ def _streaming(tiny: bool, rounds: int, base: Path | None, plots: Path | None) -
 @click.option("--warehouses", default=4, show_default=True, help="Of TPC-C, a thread each.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Draw growth into this directory.")
 @click.option("--kafka", help="host:port of a Kafka broker to compare topics with.")
+@click.option(
+    "--postgres",
+    type=click.Path(path_type=Path, exists=True),
+    help="The programs of a PostgreSQL server to compare servers with.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON here.")
 @click.option("--dir", "base", type=click.Path(path_type=Path), help="Where the stores are made.")
 def main(
@@ -110,12 +140,13 @@ def main(
     warehouses: int,
     plots: Path | None,
     kafka: str | None,
+    postgres: Path | None,
     json_file: Path | None,
     base: Path | None,
 ) -> None:
     """Run the races of these names, or all."""
     broker = Broker(kafka) if kafka else None
-    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses, broker)
+    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses, broker, postgres)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.UsageError(f"no race {', '.join(unknown)}; there are {', '.join(known)}")

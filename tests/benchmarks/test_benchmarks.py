@@ -39,6 +39,11 @@ PEERS = {
     "open-transaction": {"txnkv"},
     "many": {"txnkv, tables", "txnkv, partitions"},
     "life": {"txnkv"},
+    "remote-scan": {"pyarrow.flight, from memory", "txnkv, in a folder"},
+    "remote-write": {"pyarrow.flight, thrown away", "txnkv, in a folder"},
+    "remote-transaction": {"pyarrow.flight, an empty action", "txnkv, in a folder"},
+    "remote-get": {"pyarrow.flight, an empty action", "txnkv, in a folder"},
+    "remote-clients": {"txnkv, over a server"},
     "growth": {"sqlite"},
 }
 
@@ -50,8 +55,10 @@ DRAWN = {
 }
 
 
-SECONDS_LONG = {"scan", "get", "ycsb", "commit", "commit-processes", "growth", "produce"}
-"""Each takes 4 s or more, for its peers."""
+SECONDS_LONG = {"scan", "get", "ycsb", "commit", "commit-processes", "growth", "produce"} | {
+    f"remote-{name}" for name in ("scan", "write", "transaction", "get", "clients")
+}
+"""Each takes 4 s or more, for its peers or their processes."""
 
 
 @pytest.mark.parametrize(

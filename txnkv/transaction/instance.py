@@ -8,6 +8,7 @@ import os
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ class Instance:
         known.txn_id = txn_id
         self.contexts[txn_id] = known
         while self._gone:
-            self.contexts.pop(self._gone.popleft().txn_id, None)
+            with suppress(IndexError):  # another thread may take the last one
+                self.contexts.pop(self._gone.popleft().txn_id, None)
 
     def unstored(self, local: int) -> Any:
         """The context of a transaction of this process of which status.db knows nothing, or not
