@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,30 @@ def remote(serve: Callable[..., Server]) -> Iterator[Callable[..., txnkv.Client]
         client.close()
 
 
+_ARMED_LATER = """
+import os, sys, threading, time
+from txnkv import cli, storage
+point, number, flag = sys.argv[1:4]
+del sys.argv[1:4]
+def hit():
+    storage.disarm()
+    os.kill(os.getpid(), int(number))
+def wait():
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+    storage.arm(point, hit)
+    os.remove(flag)
+threading.Thread(target=wait, daemon=True).start()
+cli.main()
+"""
+
+
 class Serving:
     """`txnkv serve` as a process, at one port whenever it is started again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._flag = path.with_name(f"{path.name}.armed")
         self.port = 0
         self.popen: subprocess.Popen[str] | None = None
 
@@ -73,9 +93,18 @@ class Serving:
     def address(self) -> str:
         return f"grpc://127.0.0.1:{self.port}"
 
-    def start(self, *options: str, fault: str = "") -> None:
-        """Return when it listens."""
-        command = [sys.executable, "-m", "txnkv", "serve", str(self._path)]
+    def start(self, *options: str, fault: str = "", at: tuple[str, int] | None = None) -> None:
+        """Return when it listens.
+
+        Args:
+            options: of `txnkv serve`.
+            fault: as TXNKV_FAULT.
+            at: a fault point and the signal that it sends itself there, once `arm` was called.
+        """
+        run = ["-m", "txnkv"]
+        if at is not None:
+            run = ["-c", _ARMED_LATER, at[0], str(int(at[1])), str(self._flag)]
+        command = [sys.executable, *run, "serve", str(self._path)]
         listen = ["--listen", f"grpc://127.0.0.1:{self.port}"]
         self.popen = subprocess.Popen(
             [*command, *listen, *options],
@@ -89,6 +118,20 @@ class Serving:
         found = re.search(r":(\d+)$", line.strip())
         assert found, line
         self.port = int(found[1])
+
+    def arm(self) -> None:
+        """Arm the fault point of `start`; return when it is armed."""
+        self._flag.touch()
+        while self._flag.exists():
+            time.sleep(0.01)
+
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal, or gone."""
+        assert self.popen is not None
+        if self.popen.poll() is not None:
+            return True
+        state = Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "TZ"
 
     def signal(self, number: int) -> None:
         assert self.popen is not None

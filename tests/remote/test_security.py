@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import txnkv
+from tests.remote.conftest import SCHEMA
 from txnkv.cli import main
 from txnkv.remote import ACTION, pack
 from txnkv.server import Limits, Server, Users, add_user
@@ -95,27 +96,50 @@ def test_a_table_has_the_rights_of_its_present_name(
     assert store.table("t").count() == 1
 
 
-def test_tls_both_ways(store: txnkv.Client, serve: Callable[..., Server], tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def certified(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    """A certificate that vouches for itself, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
-         str(cert)],
+         f"/CN={name}", *more, "-keyout", str(key), "-out", str(cert)],
         check=True, capture_output=True,
     )  # fmt: skip
+    return cert, key
+
+
+def test_tls_both_ways(
+    store: txnkv.Client,
+    serve: Callable[..., Server],
+    tmp_path: Path,
+    users: tuple[Users, dict[str, str]],
+) -> None:
+    cert, key = certified(tmp_path, "127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
     pair = [(cert.read_bytes(), key.read_bytes())]
     address = f"grpc+tls://127.0.0.1:{serve(tls_certificates=pair).port}"
     with txnkv.connect(address, credentials={"ca": str(cert)}) as client:
         assert client.tables() == ["t"]
     with pytest.raises(txnkv.UnavailableError):
         txnkv.connect(address)
-    mutual = serve(tls_certificates=pair, verify_client=True, root_certificates=cert.read_bytes())
-    address = f"grpc+tls://127.0.0.1:{mutual.port}"
-    with pytest.raises((txnkv.UnavailableError, txnkv.AuthenticationError)):
-        txnkv.connect(address, credentials={"ca": str(cert)})
-    own = {"ca": str(cert), "cert": str(cert), "key": str(key)}
-    with txnkv.connect(address, credentials=own) as client:
-        assert client.tables() == ["t"]
+    own = {name: certified(tmp_path, name) for name in ("bob", "mallory")}
+    known = b"".join(each.read_bytes() for each, _ in own.values())
+    mutual = {"tls_certificates": pair, "verify_client": True, "root_certificates": known}
+    for server in (serve(**mutual), serve(users[0], **mutual)):
+        with pytest.raises((txnkv.UnavailableError, txnkv.AuthenticationError)):
+            txnkv.connect(f"grpc+tls://127.0.0.1:{server.port}", credentials={"ca": str(cert)})
+    address = f"grpc+tls://127.0.0.1:{server.port}"
+
+    def shown(name: str) -> dict[str, str]:
+        return {"ca": str(cert), "cert": str(own[name][0]), "key": str(own[name][1])}
+
+    with txnkv.connect(address, credentials=shown("bob")) as client:  # by the certificate's name
+        client.table("t").insert((1, "by bob"))
+        with pytest.raises(txnkv.AuthenticationError, match="'bob' has no right to admin"):
+            client.create_table("more", SCHEMA)
+    with pytest.raises(txnkv.AuthenticationError):
+        txnkv.connect(address, credentials=shown("mallory"))  # who is nobody here
+    ann = shown("mallory") | {"token": users[1]["ann"]}  # a token goes before a certificate
+    with txnkv.connect(address, credentials=ann) as client:
+        assert client.table("t").get(1) == {"id": 1, "v": "by bob"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -23,8 +24,10 @@ from txnkv.client import (
 )
 from txnkv.coordinator import MIN_KEEPALIVE, Timestamp, TxnState
 from txnkv.errors import (
+    CommitOutcomeUnknownError,
     NotSupportedError,
     TxnNotFoundError,
+    UnavailableError,
 )
 from txnkv.metrics import Metrics
 from txnkv.remote.channel import Call, Channel
@@ -295,11 +298,22 @@ class RemoteClient(RemoteHandle, Client):
         return Retries(self._metrics, attempts, deadline)
 
     def outcome(self, txn_id: int) -> TxnState:
-        try:
-            found: TxnState = self._call("outcome", txn_id)
-        except TxnNotFoundError:
-            return TxnState.ABORTED  # it did not arrive
-        return found
+        """Ask how a transaction ended until the server answers, for as long as one could live
+        without its client.
+        """
+        give_up = time.monotonic() + self.keepalive_time + self._channel.patience
+        while True:
+            try:
+                found: TxnState = self._call("outcome", txn_id)
+            except TxnNotFoundError:
+                return TxnState.ABORTED  # it did not arrive
+            except UnavailableError as error:
+                if time.monotonic() > give_up:
+                    words = f"{error}. Transaction {txn_id}: ask for its state later"
+                    raise CommitOutcomeUnknownError(words, txn_id) from error
+                time.sleep(0.1)
+            else:
+                return found
 
     def new_session(
         self, flush_mode: FlushMode = "manual", buffer_bytes: int | None = BUFFER_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final, get_args
 
@@ -41,9 +42,22 @@ _SMALL_BYTES: Final = 256 << 10
 """Arrow data of so much goes in the request itself, not as a stream."""
 
 
+_BATCH_BYTES: Final = 8 << 20
+"""Arrow data is sent in pieces of so much."""
+
+
 def _require_mode(mode: str) -> None:
     if mode not in get_args(FlushMode):
         raise ValueError(f"flush_mode is one of {', '.join(get_args(FlushMode))}, not {mode!r}")
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches that a message holds, the next of which is on its way while one is written."""
+    for batch in batches:
+        parts = max(1, -(-batch.nbytes // _BATCH_BYTES))
+        rows = max(1, -(-batch.num_rows // parts))
+        for first in range(0, max(batch.num_rows, 1), rows):
+            yield batch.slice(first, rows)
 
 
 class Changes:
@@ -218,11 +232,12 @@ class RemoteSession(RemoteHandle, Session):
             self._request()
         call = Call(self.twin, self, name, (to, None, *more))
         try:
-            found = self.channel.put(call, schema, batches)
+            found = self.channel.put(call, schema, _pieces(batches))
         except LostHandleError:
             if isinstance(data, pa.RecordBatchReader) or not self._make_again():
                 raise
-            found = self.channel.put(call, *arrow_input.open_stream(data))
+            schema, batches = arrow_input.open_stream(data)
+            found = self.channel.put(call, schema, _pieces(batches))
         return found
 
     def send(

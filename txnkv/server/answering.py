@@ -240,7 +240,12 @@ def _end_of(guest: Guest, client: Client, id: int) -> TxnState:
     if mine is not None:
         with suppress(InvalidTxnStateError):  # it is committed
             mine.rollback()
-    return client.outcome(id)
+    state = client.transaction_state(id)
+    if state is TxnState.OPEN:  # of an earlier server's
+        raise UnavailableError(
+            f"transaction {id} is open, and is aborted when nobody keeps it alive: ask again"
+        )
+    return state if state.ended else client.outcome(id)
 
 
 def _join(guest: Guest, client: Client, token: Any) -> Transaction:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -148,10 +149,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             answer, mine = guest.answer_of(int(body["number"]), asked=False, known=True)
             if not mine:
                 raise ValueError("this stream was sent before")
-        batches = self._incoming(reader)
-        call.args[1] = pa.RecordBatchReader.from_batches(
-            reader.schema, self._counted(user, batches)
-        )
+        batches = self._counted(user, self._incoming(guest, reader))
+        call.args[1] = pa.RecordBatchReader.from_batches(reader.schema, batches)
         try:
             with _busy(guest):
                 answer.values = [value_of(guest, call)]
@@ -295,27 +294,39 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             with self._lock:
                 self._streams[user.name] -= 1
 
-    def _incoming(self, reader: Any) -> Iterator[pa.RecordBatch]:
-        """Batches up to the one that says that it is the last."""
+    def _incoming(self, guest: Guest, reader: Any) -> Iterator[pa.RecordBatch]:
+        """Batches up to the one that says that it is the last; each is read while the one before it
+        is written.
+        """
         if len(reader.schema) > self._limits.columns:
             raise ValueError(
                 f"{len(reader.schema):,} columns: {self._limits.columns:,} are the most"
             )
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                raise UnavailableError(
-                    "the stream of rows broke off, and counts for nothing: write again"
-                ) from None
-            if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_PUT:
-                return
-            if chunk.data is None or chunk.data.nbytes > self._limits.message_bytes:
-                raise ValueError(
-                    f"a batch of more than {self._limits.message_bytes:,} bytes: send smaller ones"
-                )
-            chunk.data.validate(full=True)
-            yield chunk.data
+        with ThreadPoolExecutor(1, thread_name_prefix="txnkv-put") as pool:
+            coming = pool.submit(self._next_of, reader)
+            while True:
+                with _idle(guest):  # a client that stops in the midst is given up as any other
+                    batch = coming.result()
+                if batch is None:
+                    return
+                coming = pool.submit(self._next_of, reader)
+                yield batch
+
+    def _next_of(self, reader: Any) -> pa.RecordBatch | None:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            raise UnavailableError(
+                "the stream of rows broke off, and counts for nothing: write again"
+            ) from None
+        if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_PUT:
+            return None
+        if chunk.data is None or chunk.data.nbytes > self._limits.message_bytes:
+            raise ValueError(
+                f"a batch of more than {self._limits.message_bytes:,} bytes: send smaller ones"
+            )
+        chunk.data.validate(full=True)
+        return chunk.data
 
     def _of_anybody(self, user: User, data: bytes) -> Any:
         try:
@@ -372,11 +383,20 @@ def _part(
 
 @contextmanager
 def _busy(guest: Guest) -> Iterator[None]:
-    guest.busy += 1
+    guest.work(1)
     try:
         yield
     finally:
-        guest.busy -= 1
+        guest.work(-1)
+
+
+@contextmanager
+def _idle(guest: Guest) -> Iterator[None]:
+    guest.work(-1)
+    try:
+        yield
+    finally:
+        guest.work(1)
 
 
 def _known(error: Exception) -> Exception:

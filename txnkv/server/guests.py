@@ -303,6 +303,12 @@ class Guest:
 
     # -- requests ----------------------------------------------------------------------
 
+    def work(self, count: int) -> None:
+        """Count a request that begins (1) or ends (-1) to be worked on: it is a sign of life."""
+        with self.changed:
+            self.busy += count
+            self.seen = time.monotonic()
+
     def answer_of(self, number: int, *, asked: bool, known: bool) -> tuple[Answer, bool]:
         """Return the answer of a request, and whether it is still to be worked out, here.
 

@@ -8,7 +8,6 @@ import os
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,8 +70,10 @@ class Instance:
         known.txn_id = txn_id
         self.contexts[txn_id] = known
         while self._gone:
-            with suppress(IndexError):  # another thread may take the last one
+            try:
                 self.contexts.pop(self._gone.popleft().txn_id, None)
+            except IndexError:  # another thread took the last one
+                break
 
     def unstored(self, local: int) -> Any:
         """The context of a transaction of this process of which status.db knows nothing, or not
