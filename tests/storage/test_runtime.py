@@ -13,6 +13,7 @@ import pytest
 
 from txnkv.errors import ClosedError, UnavailableError
 from txnkv.storage import Runtime, clock, runtime_file
+from txnkv.storage.directory import FORMAT_VERSION
 
 OPEN = "runtime = Runtime.open(__import__('pathlib').Path(sys.argv[1]))\n"
 
@@ -83,13 +84,20 @@ def test_unfit_file_is_replaced_when_nobody_is_there(folder: Path, python, damag
     runtime.close()
 
 
-@pytest.mark.parametrize("slot", [True, False])
-def test_unfit_file_is_not_replaced_under_another_process(folder: Path, python, slot: bool) -> None:
-    # Whoever has the old file mapped would never see what is written to the new one.
+BOOT, VERSION = (3, 12345), (1, FORMAT_VERSION - 1)
+
+
+@pytest.mark.parametrize(("slot", "of_another"), [(True, BOOT), (False, BOOT), (True, VERSION)])
+def test_unfit_file_is_not_replaced_under_another_process(
+    folder: Path, python, slot: bool, of_another: tuple[int, int]
+) -> None:
+    """Whoever has the old file mapped would never see what is written to the new one; a program of
+    an elder format would misread what the new one writes to the store.
+    """
     code = OPEN + f"say(runtime.slot if {slot} else 0); wait()"
     other = python(code, folder)
     other.line()
-    overwrite(folder, 3, 12345)
+    overwrite(folder, *of_another)
     with pytest.raises(UnavailableError, match="other processes use it"):
         Runtime.open(folder)
     other.kill()

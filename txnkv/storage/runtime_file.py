@@ -42,7 +42,13 @@ from pathlib import Path
 from txnkv.core import SharedWords
 from txnkv.errors import UnavailableError
 from txnkv.storage.clocks import boot_id
-from txnkv.storage.directory import allocate, make_private_directory, opened, removed
+from txnkv.storage.directory import (
+    FORMAT_VERSION,
+    allocate,
+    make_private_directory,
+    opened,
+    removed,
+)
 from txnkv.storage.faults import FULL_ERRNOS, storage_full
 
 SLOTS = 1024
@@ -111,7 +117,9 @@ class SlotLocks:
 
 
 MAGIC = int.from_bytes(b"txnkvrun", "little")
-VERSION = 1
+VERSION = FORMAT_VERSION
+"""Programs of two formats never have one store open at once: the elder would not understand what
+the other one writes."""
 HEARTBEATS = 65536
 
 # Indices of u64 words.
