@@ -29,13 +29,40 @@ static void decode(const uint8_t *data, size_t len, uint32_t count, const kafka_
     for (int i = 0; i < 10; i++) free(parts[i]);
 }
 
-static void encode(const uint8_t *data, size_t len) {
-    const kafka_source_t source = {.log = data, .log_len = len, .upto = UINT64_MAX};
+static void encode_source(const kafka_source_t source) {
     uint64_t size;
     if (kafka_batches_size(&source, &size) != STATUS_OK || size > (1u << 24)) return;
     uint8_t *out = malloc(size + 1);
     if (out != NULL) kafka_batches_encode(&source, out, size);
     free(out);
+}
+
+/* Rows at the first offsets of the log, whose columns are pieces of it: headers are any bytes. */
+static void encode(const uint8_t *data, size_t len) {
+    enum { ROWS = 4 };
+    kafka_source_t source = {.log = data, .log_len = len, .upto = UINT64_MAX};
+    encode_source(source);
+    batch_header_t header;
+    if (len < ROWS || batch_parse(data, len, &header) != STATUS_OK) return;
+    uint64_t offset[ROWS];
+    int64_t timestamp[ROWS];
+    uint32_t ends[ROWS + 1] = {0};
+    for (uint32_t i = 0; i < ROWS; i++) {
+        offset[i] = header.base_offset + i;
+        timestamp[i] = (int64_t)((uint64_t)header.max_timestamp * (i + 1));
+        ends[i + 1] = (uint32_t)(len / ROWS * (i + 1));
+    }
+    source.offset = offset;
+    source.timestamp = timestamp;
+    source.value_validity = source.key_validity = data;
+    source.value_ends = source.key_ends = source.header_ends = ends;
+    source.values = source.keys = source.headers = data;
+    for (source.rows = 1; source.rows <= ROWS; source.rows++) {
+        source.header_ends = ends;
+        encode_source(source);
+        source.header_ends = NULL;
+        encode_source(source);
+    }
 }
 
 int fuzz_kafka(const uint8_t *data, size_t len) {

@@ -211,6 +211,12 @@ static void check_story(const story_t *s) {
         fuzz_kafka(out + KAFKA_HEADER_BYTES, size - KAFKA_HEADER_BYTES);
     }
     free(out);
+    for (int i = 0; s->log.len != 0 && i < 20; i++) {
+        uint8_t *log = exact_copy(s->log.bytes, s->log.len);
+        if (i != 0) log[random_u64() % s->log.len] ^= (uint8_t)(1u << random_below(8));
+        fuzz_kafka(log, s->log.len);
+        free(log);
+    }
 }
 
 /* Rows that are in no batch, headers that are none, a log that is cut. */

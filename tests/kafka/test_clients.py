@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -252,3 +253,36 @@ def test_who_it_is(store: txnkv.Client, serve: Callable[..., KafkaServer], tmp_p
     )
     send(producer, "t", b"known")
     assert [m.value for m in topic.consumer().poll()] == [b"known"]
+
+
+def test_encrypted(
+    store: txnkv.Client,
+    serve: Callable[..., KafkaServer],
+    tmp_path: Path,
+    certificate: tuple[Path, Path],
+) -> None:
+    """Who trusts the certificate is served; others, and those that do not encrypt, are not."""
+    topic = store.create_topic("t")
+    token = add_user(tmp_path / "users.toml", "ann", "write", ["*"], ["*"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    programs = Programs(serve(Users(tmp_path / "users.toml"), tls=context))
+    options = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "ann",
+        "sasl_password": token,
+        "ssl_ca_location": str(certificate[0]),
+    }
+    producer = programs.producer(**options)
+    send(producer, "t", b"x" * 900_000, b"known")
+    assert [len(m.value) for m in topic.consumer().poll()] == [900_000, 5]
+    consumer = programs.consumer(**options)
+    consumer.assign([TopicPartition("t", 0, OFFSET_BEGINNING)])
+    assert [len(m.value()) for m in take(consumer, 2)] == [900_000, 5]
+    programs.close()
+    plain = options | {"security_protocol": "SASL_PLAINTEXT"}
+    stranger = {key: value for key, value in options.items() if key != "ssl_ca_location"}
+    for refused in (plain, stranger):
+        with pytest.raises(KafkaException):
+            programs.producer(**refused, log_level=0).list_topics(timeout=1)

@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import txnkv
-from tests.kafka.conftest import BY_NAME, Seen, Wire, batch_of, request
+from tools.kafka_wire import BY_NAME, Seen, Wire, batch_of, request
+from txnkv import core
 from txnkv.kafka import KafkaServer
 from txnkv.kafka.answer_codes import Code
 from txnkv.kafka.listener import HANDLERS
@@ -131,6 +133,39 @@ def test_damaged_batches_are_refused(store: txnkv.Client, wire: Wire) -> None:
     assert wire.produce("t", whole, 7)["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def _packed(codec: int, body: bytes, count: int) -> bytes:
+    """A batch that says that its records are `body` without the compression."""
+    checked = struct.pack(">hiqqqhii", codec, count - 1, 1, 1, -1, -1, -1, count) + body
+    head = struct.pack(">qiib", 0, len(checked) + 9, -1, 2)
+    return head + struct.pack(">I", core.crc32c(checked)) + checked
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_what_is_small_and_becomes_large_is_refused(
+    store: txnkv.Client, wire: Wire, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few KiB that are megabytes without their compression; and a length that is a lie."""
+    monkeypatch.setattr("txnkv.kafka.log_requests.MOST_BYTES", 2 << 20)
+    store.create_topic("t")
+    zeros = bytes(3 << 20)
+    number = ["gzip", "snappy", "lz4", "zstd"].index(codec) + 1
+    body = pa.compress(zeros, codec, asbytes=True) if codec != "lz4" else _lz4(zeros)
+    assert len(body) < 1 << 20
+    found = wire.produce("t", _packed(number, body, 1))
+    assert found["error_code"] == Code.MESSAGE_TOO_LARGE
+    lie = _packed(2, b"\xff\xff\xff\x1f" + bytes(8), 1)
+    assert wire.produce("t", lie)["error_code"] == Code.CORRUPT_MESSAGE
+    assert wire.produce("t", batch_of(b"on"))["error_code"] == 0
+
+
+def _lz4(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "lz4") as stream:
+        stream.write(data)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
 def _begin(wire: Wire, name: str = "x", topic: str = "t") -> dict[str, Any]:
     asked = NOBODY | {"transactional_id": name, "transaction_timeout_ms": 60_000}
     given = wire.ask("InitProducerId", **asked)
@@ -166,6 +201,15 @@ def _commit_offset(wire: Wire, who: dict[str, Any], offset: int) -> int:
     answer = wire.ask("TxnOffsetCommit", **who, **group, topics=topics)
     code: int = answer["topics"][0]["partitions"][0]["error_code"]
     return code
+
+
+def _offset(wire: Wire, stable: bool = True) -> tuple[int, int]:
+    """Of the group, with the code of the answer."""
+    topics = [{"name": "t", "partition_indexes": [0]}]
+    groups = [{"group_id": "g", "topics": topics}]
+    answer = wire.ask("OffsetFetch", groups=groups, require_stable=stable)
+    found = answer["groups"][0]["topics"][0]["partitions"][0]
+    return found["committed_offset"], found["error_code"]
 
 
 def test_transactions_stand_in_the_log_as_kafka_has_them(store: txnkv.Client, wire: Wire) -> None:
@@ -209,7 +253,7 @@ def test_a_successor_ends_its_predecessor_s_transaction(store: txnkv.Client, wir
     assert younger["producer_epoch"] == elder["producer_epoch"] + 1
     assert younger["producer_id"] == elder["producer_id"]
     assert _add(wire, elder) == Code.PRODUCER_FENCED
-    assert _send(wire, elder, 1, b"never")["error_code"] == Code.PRODUCER_FENCED
+    assert _send(wire, elder, 1, b"never")["error_code"] == Code.INVALID_PRODUCER_EPOCH
     assert _end(wire, elder, commit=True) == Code.PRODUCER_FENCED
     assert _add(wire, younger) == 0
     assert _send(wire, younger, 0, b"once")["base_offset"] == 2
@@ -230,8 +274,8 @@ def test_messages_need_an_open_transaction(store: txnkv.Client, wire: Wire) -> N
 def test_a_server_that_starts_again_knows_how_transactions_ended(
     store: txnkv.Client, serve: Callable[..., KafkaServer], dial: Dial
 ) -> None:
-    """The answer of a commit is lost with its server: it is answered again. What was open is gone,
-    and its producer is told to abort it.
+    """The answer of a commit is lost with its server: it is answered again. What is open goes on,
+    its batches count once, and nobody is told offsets that it may yet commit.
     """
     topic = store.create_topic("t")
     first = serve()
@@ -244,19 +288,45 @@ def test_a_server_that_starts_again_knows_how_transactions_ended(
     second = serve()
     wire = dial(second)
     assert _end(wire, who, commit=True) == 0
+    assert _end(wire, who, commit=False) == Code.INVALID_TXN_STATE
     assert _add(wire, who) == 0
-    _send(wire, who, 1, b"lost")
+    sent = _send(wire, who, 1, b"before")
+    assert _commit_offset(wire, who, 5) == 0
     second.close()
-    wire = dial(serve())
-    assert _send(wire, who, 2, b"more")["error_code"] == Code.INVALID_PRODUCER_ID_MAPPING
-    assert _commit_offset(wire, who, 5) == Code.INVALID_PRODUCER_ID_MAPPING
-    assert _end(wire, who, commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
-    assert _add(wire, who) == Code.INVALID_PRODUCER_ID_MAPPING
-    assert _end(wire, who, commit=False) == 0
-    assert _add(wire, who) == 0
-    _send(wire, who, 2, b"too")
+    third = serve()
+    wire = dial(third)
+    assert _offset(wire) == (-1, Code.UNSTABLE_OFFSET_COMMIT)
+    assert _send(wire, who, 1, b"before") == sent
+    assert _send(wire, who, 3, b"gap")["error_code"] == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
+    _send(wire, who, 2, b"after")
     assert _end(wire, who, commit=True) == 0
-    assert [m.value for m in topic.consumer().poll(timeout=0)] == [b"kept", b"too"]
+    assert _offset(wire) == (5, 0)
+    assert _add(wire, who) == 0
+    _send(wire, who, 3, b"unwanted")
+    assert _end(wire, who, commit=False) == 0
+    third.close()
+    wire = dial(serve())
+    assert _end(wire, who, commit=False) == 0
+    assert _end(wire, who, commit=True) == Code.INVALID_TXN_STATE
+    values = [m.value for m in topic.consumer().poll(timeout=0)]
+    assert values == [b"kept", b"before", b"after"]
+
+
+def test_who_has_lost_its_transaction_is_fenced(store: txnkv.Client, wire: Wire) -> None:
+    store.create_topic("t")
+    who = _begin(wire)
+    assert _add(wire, who) == 0
+    _send(wire, who, 0, b"lost")
+    (open,) = [each for each in store.transactions() if each.state is txnkv.TxnState.OPEN]
+    store.abort_transaction(open.id)
+    assert _send(wire, who, 1, b"more")["error_code"] == Code.INVALID_PRODUCER_EPOCH
+    assert _commit_offset(wire, who, 5) == Code.INVALID_PRODUCER_EPOCH
+    assert _add(wire, who) == Code.PRODUCER_FENCED
+    assert _end(wire, who, commit=True) == Code.PRODUCER_FENCED
+    assert _end(wire, who, commit=False) == Code.PRODUCER_FENCED
+    anew = wire.ask("InitProducerId", **who, transaction_timeout_ms=60_000)
+    assert anew["error_code"] == 0
+    assert anew["producer_epoch"] > who["producer_epoch"]
 
 
 def test_of_two_servers_the_one_with_the_earlier_epoch_is_refused(
@@ -287,23 +357,15 @@ def test_offsets_of_a_group_in_a_transaction(store: txnkv.Client, wire: Wire) ->
     store.create_topic("t")
     who = _begin(wire)
     assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
-
-    def committed(stable: bool = True) -> tuple[int, int]:
-        topics = [{"name": "t", "partition_indexes": [0]}]
-        groups = [{"group_id": "g", "topics": topics}]
-        answer = wire.ask("OffsetFetch", groups=groups, require_stable=stable)
-        found = answer["groups"][0]["topics"][0]["partitions"][0]
-        return found["error_code"], found["committed_offset"]
-
     assert _commit_offset(wire, who, 5) == 0
-    assert committed() == (Code.UNSTABLE_OFFSET_COMMIT, -1)
-    assert committed(stable=False) == (0, -1)
+    assert _offset(wire) == (-1, Code.UNSTABLE_OFFSET_COMMIT)
+    assert _offset(wire, stable=False) == (-1, 0)
     assert _end(wire, who, commit=False) == 0
-    assert committed() == (0, -1)
+    assert _offset(wire) == (-1, 0)
     assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
     assert _commit_offset(wire, who, 7) == 0
     assert _end(wire, who, commit=True) == 0
-    assert committed() == (0, 7)
+    assert _offset(wire) == (7, 0)
     assert store.table("kafka_offsets").get(("g", "t", 0))["metadata"] == "m"
 
 

@@ -8,7 +8,8 @@ It opens the store as any process does, and holds nothing that has to outlive it
 acknowledged is in the store, in topics and in two tables that any client reads:
 
     kafka_offsets     group, topic, partition -> committed offset
-    kafka_producers   transactional id -> producer id, epoch, its last transaction
+    kafka_producers   transactional id -> producer id, epoch, its last transaction, which the next
+                      server goes on with
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from txnkv.client import connect as connect_here
 from txnkv.errors import AuthenticationError, TopicNotFoundError
 from txnkv.kafka.answer_codes import Code, KafkaError
 from txnkv.kafka.consumer_groups import Groups
-from txnkv.kafka.transactional_ids import TransactionalIds
+from txnkv.kafka.transactional_ids import OFFSETS_TABLE, TransactionalIds
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.remote import Right
 from txnkv.server import EVERYBODY, About, User, Users
-from txnkv.storage import new_event, new_lock
+from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.tables import Schema
 from txnkv.topics import Partition, Sender, TopicEngine, TopicInfo
 from txnkv.transaction import Transaction
@@ -38,7 +39,6 @@ from txnkv.transaction import Transaction
 NODE: Final = 0
 """The number of the one broker."""
 
-OFFSETS_TABLE: Final = "kafka_offsets"
 _OFFSETS: Final = Schema(
     {
         "group": "string",
@@ -51,8 +51,56 @@ _OFFSETS: Final = Schema(
     primary_key=["group", "topic", "partition"],
 )
 
+_WORK_BYTES: Final = 256 << 20
+
 _SENDERS: Final = 1000
 """So many idempotent producers are remembered in memory; the store knows the others."""
+
+
+class ByteRoom:
+    """Memory that all connections share for what is large; who finds none waits.
+
+    Args:
+        most: bytes, about; a single hold of more gets them when nobody else has any.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._changed = new_condition()
+
+    def change(self, before: int, after: int) -> None:
+        """Let a hold of `before` bytes have `after`; one that has any never grows."""
+        with self._changed:
+            while before == 0 and self._used and self._used + after > self._most:
+                self._changed.wait()
+            self._used += after - before
+            if after < before:
+                self._changed.notify_all()
+
+
+class MemoryHold:
+    """The memory of a room that one request has; nothing where it was not asked for.
+
+    Args:
+        room: of all connections.
+    """
+
+    def __init__(self, room: ByteRoom) -> None:
+        self._room = room
+        self._has = 0
+
+    def take(self, size: int) -> None:
+        """Wait for memory, where the request has none; it never waits with some in its hand."""
+        if not self._has and size:
+            self._room.change(0, size)
+            self._has = size
+
+    def keep(self, size: int) -> None:
+        """Give back all but so much."""
+        if self._has > size:
+            self._room.change(self._has, size)
+            self._has = size
 
 
 @dataclass
@@ -62,6 +110,7 @@ class Peer:
     Attributes:
         host, port: the address at which the client has reached the server: there it finds it again.
         remote: the client's address.
+        work: memory for what its request becomes.
         user: None before it has said who it is.
         mechanism: of the handshake that has begun.
         closing: the server stops, or the connection is gone.
@@ -71,6 +120,7 @@ class Peer:
     host: str
     port: int
     remote: str
+    work: MemoryHold
     user: User | None
     client_id: str = ""
     mechanism: str = ""
@@ -124,6 +174,7 @@ class Broker:
     Attributes:
         ids: producers with transactions.
         groups: of consumers.
+        work: memory for what requests become: messages without their compression, answers.
     """
 
     def __init__(self, path: str, users: Users | None) -> None:
@@ -134,8 +185,10 @@ class Broker:
         self._senders: OrderedDict[tuple[int, int, int], _Known] = OrderedDict()
         self.ids = TransactionalIds(self.client)
         self.groups = Groups()
+        self.work = ByteRoom(_WORK_BYTES)
         self._making = new_lock()
         self._offsets: Table | None = None
+        self.ids.resume()
 
     @property
     def engine(self) -> TopicEngine:

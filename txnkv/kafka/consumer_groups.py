@@ -38,6 +38,8 @@ _SLICE: Final = 0.25
 """Seconds of a wait, after which it looks whether the server stops, and who is gone."""
 
 _MOST_MEMBERS: Final = 10_000
+_MOST_GROUPS: Final = 10_000
+"""Past that those without members are forgotten; their offsets are rows."""
 
 
 @dataclass
@@ -365,6 +367,8 @@ class Groups:
         with self._lock:
             found = self._groups.get(id) or ConsumerGroup(id)
             if keep:
+                if id not in self._groups and len(self._groups) >= _MOST_GROUPS:
+                    self._groups = {at: each for at, each in self._groups.items() if each.members}
                 self._groups[id] = found
             return found
 

@@ -4,6 +4,7 @@ A connection is answered in the order of its requests, as clients expect. What i
 it, and it alone: no memory was taken for a length that was only announced, and nobody else waits.
 
     frame       length i32, then so many bytes; at most `_MOST_BYTES`, before a log-in far fewer
+    memory      large requests, and what they become, share two rooms: who finds none waits
     unknown     a kind or version that is not spoken closes the connection, but for ApiVersions,
                 which is answered with the versions that are
 """
@@ -23,7 +24,7 @@ from txnkv.errors import UnavailableError
 from txnkv.kafka import group_requests, log_requests, topic_requests, transaction_requests
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.api_tables import API_VERSIONS, APIS
-from txnkv.kafka.broker import Broker, Handler, Peer
+from txnkv.kafka.broker import Broker, ByteRoom, Handler, MemoryHold, Peer
 from txnkv.kafka.wire_codec import (
     KafkaRequest,
     MalformedError,
@@ -39,6 +40,10 @@ _log = logging.getLogger("txnkv.server")
 _MOST_BYTES: Final = 64 << 20
 _MOST_BYTES_BEFORE: Final = 64 << 10
 """The most of a request of somebody who has not said who it is."""
+
+_LARGE_BYTES: Final = 64 << 10
+_LARGE_ROOM: Final = 256 << 20
+"""Requests of more than `_LARGE_BYTES` have so much together."""
 
 _MOST_CONNECTIONS: Final = 500
 _PIECE: Final = 1 << 18
@@ -98,6 +103,7 @@ class KafkaServer:
         self._open: set[_Connection] = set()
         self._closing = False
         self._broker = Broker(path, users)
+        self._large = ByteRoom(_LARGE_ROOM)
         try:
             self._socket = socket.create_server((host, port), backlog=128)
         except OSError as error:
@@ -136,7 +142,8 @@ class KafkaServer:
                 time.sleep(_PAUSE)  # no descriptor is free, perhaps
                 continue
             host, port = connection.getsockname()[:2]
-            peer = Peer(host, port, str(address[0]), self._broker.newcomer())
+            work = MemoryHold(self._broker.work)
+            peer = Peer(host, port, str(address[0]), work, self._broker.newcomer())
             made = _Connection(peer, connection)
             made.thread = threading.Thread(
                 target=self._serve, args=(made,), name="txnkv-kafka-client", daemon=True
@@ -146,7 +153,11 @@ class KafkaServer:
                     connection.close()
                     continue
                 self._open.add(made)
-            made.thread.start()
+                try:
+                    made.thread.start()
+                except RuntimeError:  # no thread is free: the others go on
+                    self._open.discard(made)
+                    connection.close()
 
     def _serve(self, connection: _Connection) -> None:
         peer = connection.peer
@@ -172,22 +183,26 @@ class KafkaServer:
 
     def _answer(self, channel: socket.socket, peer: Peer) -> bool:
         """Answer one request; False when the client has none any more."""
-        data = self._read(channel, peer)
-        if data is None:
-            return False
+        large = MemoryHold(self._large)
+        try:
+            data = self._read(channel, peer, large)
+            return data is not None and self._answer_to(data, channel, peer)
+        finally:
+            peer.work.keep(0)
+            large.keep(0)
+
+    def _answer_to(self, data: bytearray, channel: socket.socket, peer: Peer) -> bool:
         try:
             request = read_request(data)
         except UnknownVersionError as error:
             if error.key != API_VERSIONS:
                 raise
             body = _api_versions(Code.UNSUPPORTED_VERSION)
-            parts = write_answer(APIS[API_VERSIONS], 0, error.correlation, body)
-            channel.sendall(b"".join(parts))
+            _send(channel, write_answer(APIS[API_VERSIONS], 0, error.correlation, body))
             return True
         found = self._answer_of(request, peer)
         if found is not None:
-            parts = write_answer(request.api, request.version, request.correlation, found)
-            channel.sendall(b"".join(parts))
+            _send(channel, write_answer(request.api, request.version, request.correlation, found))
         return True
 
     def _answer_of(self, request: KafkaRequest, peer: Peer) -> Mapping[str, Any] | None:
@@ -207,7 +222,7 @@ class KafkaServer:
                 raise MalformedError(f"{request.api.name}: {error}") from None
             return {"error_code": code_of(error)[0], "error_message": str(error)}
 
-    def _read(self, channel: socket.socket, peer: Peer) -> bytearray | None:
+    def _read(self, channel: socket.socket, peer: Peer, large: MemoryHold) -> bytearray | None:
         channel.settimeout(_IDLE_SECONDS)
         head = channel.recv(4)
         if not head:
@@ -218,7 +233,24 @@ class KafkaServer:
         most = _MOST_BYTES if peer.user is not None else _MOST_BYTES_BEFORE
         if not 0 <= size <= most:
             raise MalformedError(f"a request of {size:,} bytes; {most:,} are the most")
+        if size > _LARGE_BYTES:
+            large.take(size)
         return _exactly(channel, size)
+
+
+def _send(channel: socket.socket, parts: list[bytes]) -> None:
+    """Send an answer; a large part as it is, without a copy of all."""
+    small: list[bytes] = []
+    for part in parts:
+        if len(part) < _LARGE_BYTES:
+            small.append(part)
+            continue
+        if small:
+            channel.sendall(b"".join(small))
+            small = []
+        channel.sendall(part)
+    if small:
+        channel.sendall(b"".join(small))
 
 
 def _exactly(channel: socket.socket, size: int) -> bytearray:

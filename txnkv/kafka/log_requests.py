@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, OutOfOrderSequenceError
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import Broker, Handler, Peer
-from txnkv.kafka.record_batches import ProducerBatch, read_batch
+from txnkv.kafka.record_batches import MOST_BYTES, ProducerBatch, read_batch
 from txnkv.kafka.transactional_ids import Named
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.topics import (
@@ -44,6 +45,9 @@ _LATEST, _EARLIEST = -1, -2
 _MOST_WAIT_MILLIS: Final = 60_000
 _MOST_FETCH_BYTES: Final = 32 << 20
 """The most of one answer, whatever a client asks for."""
+
+_WORK: Final = 3
+"""Memory of an answer while it is made: batches of the log, their columns, batches of Kafka's."""
 
 # -- Produce ---------------------------------------------------------------------------
 
@@ -78,11 +82,13 @@ def _produced(
 ) -> list[dict[str, Any]]:
     answers: dict[int, dict[str, Any]] = {}
     incoming: list[_Incoming] = []
+    left = MOST_BYTES
     for each in told["partitions"]:
         try:
             partition = broker.partition(peer, "write", told["name"], each["index"])
-            batch = read_batch(each["records"])
+            batch = read_batch(each["records"], left, partial(peer.work.take, MOST_BYTES))
             _require_fitting(partition.topic, batch)
+            left = max(left - batch.rows.nbytes, 0)
             incoming.append(_Incoming(each["index"], batch))
         except Exception as error:
             answers[each["index"]] = _refused(each["index"], error)
@@ -109,6 +115,8 @@ def _produced(
 
 def _refused(index: int, error: Exception) -> dict[str, Any]:
     code, text = code_of(error)
+    if code is Code.PRODUCER_FENCED:  # a batch's epoch is old, whoever has a later one
+        code = Code.INVALID_PRODUCER_EPOCH
     return {
         "index": index,
         "error_code": code,
@@ -197,8 +205,10 @@ def fetch_messages(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping
     empty: dict[_Wanted, _Empty] = {}
     while True:
         waiting.mark()
+        peer.work.take(_WORK * min(most, sum(max(each.max_bytes, 1) for each in wanted)))
         found = _found(broker, peer, wanted, committed, most, empty)
         size = sum(len(each["records"] or b"") for each in found)
+        peer.work.keep(size)
         failed = any(each.get("error_code") for each in found)
         if failed or size >= body["min_bytes"] or not wanted:
             break

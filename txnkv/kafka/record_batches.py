@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,11 +21,16 @@ from txnkv.kafka.answer_codes import Code, KafkaError
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CHECKED_FROM: Final = 21
 _FORMAT: Final = 2
-_MOST_BYTES: Final = 64 << 20
-"""The most of a batch without its compression."""
+MOST_BYTES: Final = 64 << 20
+"""The most of a request's batches without their compression."""
+
+_FREE_BYTES: Final = 1 << 20
+"""Batches of more than that ask for memory before they are there."""
 
 _CODEC, _TRANSACTIONAL, _CONTROL = 7, 0x10, 0x20
 _XERIAL: Final = b"\x82SNAPPY\0"
+_SNAPPY_RATIO: Final = 22
+"""Three bytes of a block make 64 at most."""
 
 
 class ProducerBatch(NamedTuple):
@@ -43,8 +49,13 @@ class ProducerBatch(NamedTuple):
     transactional: bool
 
 
-def read_batch(records: memoryview | None) -> ProducerBatch:
+def read_batch(records: memoryview | None, most: int, take: Callable[[], None]) -> ProducerBatch:
     """Return the one batch that a producer sent for a partition.
+
+    Args:
+        records: as they came.
+        most: bytes that they may have without their compression.
+        take: is called before memory for a large batch is taken.
 
     Raises:
         KafkaError: it is none, is damaged, or of an old format.
@@ -64,7 +75,16 @@ def read_batch(records: memoryview | None) -> ProducerBatch:
     if attributes & _CONTROL or n <= 0 or last != n - 1:
         raise KafkaError(Code.INVALID_RECORD, "a producer sends messages, numbered from 0 on")
     try:
-        body = _decompressed(records[_HEADER.size :], attributes & _CODEC)
+        packed, codec = records[_HEADER.size :], attributes & _CODEC
+        body = _decompressed(packed, codec, min(most, _FREE_BYTES))
+        if body is None:
+            take()
+            body = _decompressed(packed, codec, most)
+        if body is None:
+            raise KafkaError(
+                Code.MESSAGE_TOO_LARGE,
+                f"batches of more than {MOST_BYTES:,} bytes in a request: send smaller ones",
+            )
         rows = decode_records(body, n, max(base_millis, 0))
     except (CoreError, OSError, zlib.error, pa.ArrowException, EOFError) as error:
         raise KafkaError(Code.CORRUPT_MESSAGE, f"the records make no sense: {error}") from None
@@ -73,32 +93,27 @@ def read_batch(records: memoryview | None) -> ProducerBatch:
     return ProducerBatch(rows, producer, epoch, first, bool(attributes & _TRANSACTIONAL))
 
 
-def _decompressed(body: memoryview, codec: int) -> Any:
+def _decompressed(body: memoryview, codec: int, most: int) -> Any:
+    """The records; None where they are more than `most` bytes."""
     if codec == 0:
         return body
     if codec == 1:
-        return _bounded(zlib.decompressobj(31).decompress(body, _MOST_BYTES + 1))
-    if codec == 2:
-        return _snappy(body)
-    if codec in (3, 4):
+        found: Any = zlib.decompressobj(31).decompress(body, most + 1)
+    elif codec == 2:
+        found = _snappy(body, most)
+    elif codec in (3, 4):
         source = pa.BufferReader(pa.py_buffer(body))
         with pa.CompressedInputStream(source, "lz4" if codec == 3 else "zstd") as stream:
-            return _bounded(stream.read(_MOST_BYTES + 1))
-    raise KafkaError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"there is no compression {codec}")
+            found = stream.read(most + 1)
+    else:
+        raise KafkaError(Code.UNSUPPORTED_COMPRESSION_TYPE, f"there is no compression {codec}")
+    return None if found is None or len(found) > most else found
 
 
-def _bounded(data: bytes) -> bytes:
-    if len(data) > _MOST_BYTES:
-        raise KafkaError(
-            Code.MESSAGE_TOO_LARGE, f"a batch of more than {_MOST_BYTES:,} bytes: send smaller ones"
-        )
-    return data
-
-
-def _snappy(body: memoryview) -> bytes:
+def _snappy(body: memoryview, most: int) -> bytes | None:
     """One block, or as Java writes it: a head of 16 bytes, then blocks behind their lengths."""
     if bytes(body[: len(_XERIAL)]) != _XERIAL:
-        return _snappy_block(body)
+        return _snappy_block(body, most)
     parts = []
     at, total = 16, 0
     while at < len(body):
@@ -106,22 +121,25 @@ def _snappy(body: memoryview) -> bytes:
         block = body[at + 4 : at + 4 + size]
         if len(block) < size or not size:
             raise CoreError("a block is cut off")
-        parts.append(_snappy_block(block))
-        total += len(parts[-1])
-        if total > _MOST_BYTES:
-            _bounded(b"".join(parts))
+        part = _snappy_block(block, most - total)
+        if part is None:
+            return None
+        parts.append(part)
+        total += len(part)
         at += 4 + size
     return b"".join(parts)
 
 
-def _snappy_block(block: memoryview) -> bytes:
+def _snappy_block(block: memoryview, most: int) -> bytes | None:
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
             break
-    if size > _MOST_BYTES:
-        raise KafkaError(Code.MESSAGE_TOO_LARGE, f"a batch of {size:,} bytes: send smaller ones")
+    if size > _SNAPPY_RATIO * len(block):
+        raise CoreError("a block says that it is longer than it can be")
+    if size > most:
+        return None
     found: bytes = pa.decompress(pa.py_buffer(block), size, "snappy", asbytes=True)
     return found

@@ -6,49 +6,60 @@ transactional id; the id has a number and an epoch, which rises with each InitPr
 has an earlier one is refused from then on.
 
     InitProducerId      the epoch rises; what the predecessor has open is aborted
-    AddPartitionsToTxn  the first one begins a transaction, and notes which one it is
-    Produce             its batches, each once: the numbers that came are remembered
+    AddPartitionsToTxn  the first one begins a transaction, and notes which one it is; each
+                        partition takes part from then on, and gets a marker at the end
+    Produce             its batches, each once: the numbers that came are noted where they take
+                        their offsets
     TxnOffsetCommit     rows of `kafka_offsets`, in the transaction
     EndTxn              commit or rollback
 
-The row of `kafka_producers` names the transaction from its begin to the next one, or until its
-producer has aborted it. So a server that was started again can tell how it ended: a commit whose
-answer was lost is answered again, and whoever goes on in a transaction that is gone is told to
-abort it. The row is written under the epoch that was seen, so of two servers of one store the one
-with the earlier epoch is refused.
+The row of `kafka_producers` names the last transaction, open or ended, so a server that is started
+again goes on where the one before was stopped, and clients see a pause and nothing else:
+
+    open                its handle is made anew; its partitions and batches are in status.db, its
+                        offsets are rows that it has staged
+    ended               EndTxn is answered again, where its answer was lost
+    aborted by others   its timeout passed, say: its producer is fenced, as by Kafka's coordinator
+
+The row is written under the epoch that was seen, so of two servers of one store the one with the
+earlier epoch is refused; and none takes a transaction from another that is running.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+import apsw
 import pyarrow as pa
 
 from txnkv.client import Client, Table
-from txnkv.coordinator import TxnState
+from txnkv.coordinator import PARTITION, TxnId, TxnState, past_timeout, status_table
 from txnkv.errors import (
-    CommitOutcomeUnknownError,
     InvalidTxnStateError,
     TransactionConflictError,
+    TransactionTimedOutError,
+    TxnkvError,
     TxnNotFoundError,
-    UnavailableError,
 )
 from txnkv.kafka.answer_codes import Code, KafkaError
-from txnkv.storage import new_lock, new_rlock
+from txnkv.storage import boot_id, clock, new_lock, new_rlock
 from txnkv.tables import Schema
-from txnkv.topics import Partition, TopicInfo, outbox, producers
-from txnkv.transaction import Transaction
+from txnkv.topics import Partition, TopicInfo, append, open_in, outbox, producers
+from txnkv.transaction import ROLLED_BACK, Transaction, TxnContext
 
 PRODUCERS_TABLE: Final = "kafka_producers"
+OFFSETS_TABLE: Final = "kafka_offsets"
 _COLUMNS: Final = Schema(
     {"transactional_id": "string", "producer_id": "int64", "epoch": "int32", "txn": "string?"},
     primary_key=["transactional_id"],
 )
 _MOST_EPOCH: Final = 32_766
 MOST_TIMEOUT_MILLIS: Final = 900_000
+
+_ENDED: Final = (InvalidTxnStateError, TransactionTimedOutError, TxnNotFoundError)
 
 OffsetKey = tuple[str, str, int]
 """Group, topic, partition."""
@@ -67,22 +78,25 @@ class _Producer:
 
     Attributes:
         txn: the transaction that is open here.
-        lost: the transaction that its row names, of another server or of one before.
-        committed: how the last one ended; None before one has.
+        last: the transaction that its row names and that is not open here.
+        committed: how the last one ended, where that was here; None before one has.
         before: the id and epoch from which it went on, when it said so.
+        empty: partitions that were added and to which nothing came.
+        states: batches that came, by partition; what is not there is looked up.
     """
 
-    def __init__(self, id: int, epoch: int, lost: int | None) -> None:
+    def __init__(self, id: int, epoch: int, last: int | None) -> None:
         self.lock = new_rlock()
         self.id = id
         self.epoch = epoch
         self.timeout = 60.0
         self.txn: Transaction | None = None
-        self.lost = lost
+        self.last = last
         self.committed: bool | None = None
         self.before: tuple[int, int] | None = None
         self.partitions: set[int] = set()
-        self.states: dict[int, producers.ProducerState] = {}
+        self.empty: set[int] = set()
+        self.states: dict[int, producers.ProducerState | None] = {}
         self.offsets: set[OffsetKey] = set()
 
     def require(self, named: Named) -> None:
@@ -96,24 +110,15 @@ class _Producer:
         if named.epoch != self.epoch:
             raise fenced(named.epoch, self.epoch)
 
-    def require_open(self) -> Transaction:
-        """Return the open transaction.
-
-        Raises:
-            KafkaError: there is none, or it is gone with the server that had it.
-        """
-        if self.txn is not None:
-            return self.txn
-        if self.lost is not None:
-            raise gone()
-        raise KafkaError(Code.INVALID_TXN_STATE, "no transaction is open")
-
 
 def gone() -> KafkaError:
     return KafkaError(
-        Code.INVALID_PRODUCER_ID_MAPPING,
-        "the transaction is gone with the server that had it: abort it, and begin anew",
+        Code.PRODUCER_FENCED, "the transaction was aborted, by its timeout or by somebody else"
     )
+
+
+def nothing_open() -> KafkaError:
+    return KafkaError(Code.INVALID_TXN_STATE, "no transaction is open")
 
 
 def fenced(epoch: int, later: int) -> KafkaError:
@@ -138,12 +143,23 @@ class TransactionalIds:
         self._pending: Counter[OffsetKey] = Counter()
 
     def close(self) -> None:
-        """Roll back what is open."""
+        """Leave what is open to the next server, or to the end of its keepalive time."""
         with self._lock:
             every = list(self._producers.values())
         for producer in every:
             with producer.lock:
-                self._roll_back(producer)
+                if producer.txn is not None:
+                    producer.txn.close()
+
+    def resume(self) -> None:
+        """Go on with what servers before have left open."""
+        with self._client.instance.store.status.read() as cur:
+            live = {row.txn_id for row in status_table.live(cur)}
+        if not live or PRODUCERS_TABLE not in self._client.tables():
+            return
+        for row in self.table.scan(columns=["transactional_id", "txn"]):
+            if row["txn"] is not None and TxnId(int(row["txn"])).local in live:
+                self._find(row["transactional_id"])
 
     @property
     def table(self) -> Table:
@@ -185,17 +201,18 @@ class TransactionalIds:
             self._refresh(transactional_id, producer)
             if known.id >= 0 and (known.id, known.epoch) == producer.before:
                 return producer.id, producer.epoch  # it was answered, and the answer was lost
-            if known.id >= 0:
-                producer.require(known)
+            if known.id >= 0 and known[1:] != (producer.id, producer.epoch):
+                raise fenced(known.epoch, producer.epoch)
             self._roll_back(producer)
-            if producer.lost is not None:
-                self._abort_lost(producer.lost)
+            if producer.last is not None:
+                with suppress(TxnNotFoundError, InvalidTxnStateError):
+                    self._client.abort_transaction(producer.last)
             id, epoch = producer.id, producer.epoch + 1
             if id < 0 or epoch > _MOST_EPOCH:
                 id, epoch = self.new_id(), 0
             self._note(transactional_id, producer, id, epoch, None)
             producer.before = (producer.id, producer.epoch) if known.id >= 0 else None
-            producer.id, producer.epoch, producer.lost = id, epoch, None
+            producer.id, producer.epoch, producer.last = id, epoch, None
             producer.committed = None
             producer.timeout = timeout_millis / 1000
             producer.states.clear()
@@ -209,10 +226,13 @@ class TransactionalIds:
         row = self.table.get(transactional_id)
         if row is None:
             return None
-        lost = None if row["txn"] is None else int(row["txn"])
-        made = _Producer(row["producer_id"], row["epoch"], lost)
+        last = None if row["txn"] is None else int(row["txn"])
+        made = _Producer(row["producer_id"], row["epoch"], last)
         with self._lock:
-            return self._producers.setdefault(transactional_id, made)
+            found = self._producers.setdefault(transactional_id, made)
+        with found.lock:
+            self._take_over(found)
+        return found
 
     def _get(self, named: Named) -> _Producer:
         found = self._find(named.transactional_id)
@@ -232,9 +252,10 @@ class TransactionalIds:
             return
         self._roll_back(producer)
         producer.id, producer.epoch = row["producer_id"], row["epoch"]
-        producer.lost = None if row["txn"] is None else int(row["txn"])
+        producer.last = None if row["txn"] is None else int(row["txn"])
         producer.committed = producer.before = None
         producer.states.clear()
+        self._take_over(producer)
 
     def _note(
         self, transactional_id: str, producer: _Producer, id: int, epoch: int, txn: int | None
@@ -257,10 +278,6 @@ class TransactionalIds:
 
         self._client.run(write)
 
-    def _abort_lost(self, txn_id: int) -> None:
-        with suppress(TxnNotFoundError, InvalidTxnStateError):
-            self._client.abort_transaction(txn_id)
-
     # -- transactions ----------------------------------------------------------------------
 
     def add(self, named: Named, partitions: Sequence[Partition]) -> None:
@@ -272,9 +289,10 @@ class TransactionalIds:
         producer = self._get(named)
         with producer.lock:
             producer.require(named)
-            if producer.lost is not None:
-                self._end_lost(producer, commit=True)  # what was committed was its producer's wish
-            if producer.txn is None:
+            self._settle(producer)
+            fresh = [each for each in partitions if each.id not in producer.partitions]
+            begins = producer.txn is None
+            if begins:
                 txn = self._client.new_transaction(timeout=producer.timeout)
                 try:
                     txn.context.ensure_stored("begin")
@@ -282,9 +300,54 @@ class TransactionalIds:
                 except BaseException:
                     txn.rollback()
                     raise
-                producer.txn = txn
-                producer.committed = None
-            producer.partitions.update(each.id for each in partitions)
+                producer.txn, producer.last, producer.committed = txn, None, None
+            if fresh or not begins:
+                with self._open(producer) as txn:
+                    append.take_part(self._client.instance.topics, txn.context.row, fresh)
+                ids = {each.id for each in fresh}
+                producer.partitions |= ids
+                producer.empty |= ids
+
+    @contextmanager
+    def _open(self, producer: _Producer) -> Iterator[Transaction]:
+        """The open transaction, for one step in it.
+
+        Raises:
+            KafkaError: there is none, or somebody has aborted it.
+        """
+        self._settle(producer)
+        txn = producer.txn
+        if txn is None:
+            raise nothing_open()
+        try:
+            yield txn
+        except _ENDED:
+            txn.close()
+            self._ended(producer, committed=None)
+            producer.last = int(txn.id)
+            self._settle(producer)
+            raise
+
+    def _settle(self, producer: _Producer) -> None:
+        """See how the transaction ended that the row names, or go on with it.
+
+        Raises:
+            KafkaError: somebody has aborted it.
+        """
+        self._take_over(producer)
+        if producer.last is None:
+            return
+        try:
+            self._client.outcome(producer.last)
+            row = self._client.instance.coordinator.get(TxnId(producer.last).local)
+        except (TxnNotFoundError, InvalidTxnStateError):
+            raise gone() from None
+        if row.state in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS):
+            self._ended(producer, committed=True)
+        elif row.state is TxnState.ABORTED and row.reason == ROLLED_BACK:
+            self._ended(producer, committed=False)
+        else:
+            raise gone()
 
     def send(
         self, named: Named, topic: TopicInfo, number: int, rows: pa.RecordBatch, sequence: int
@@ -296,23 +359,47 @@ class TransactionalIds:
             OutOfOrderSequenceError: messages before them are missing.
         """
         producer = self._get(named)
-        id = topic.partitions[number]
         with producer.lock:
             producer.require(named)
-            txn = producer.require_open()
-            if id not in producer.partitions:
-                raise KafkaError(Code.INVALID_TXN_STATE, "the partition is in no open transaction")
-            last = producers.last_of(sequence, rows.num_rows)
-            state = producer.states.get(id)
-            there = producers.duplicate_of(state, named.epoch, sequence, last)
-            if there is not None:
-                return there.first_offset
-            engine = self._client.instance.topics
-            at = outbox.send_open(engine, txn.context.row, topic, number, rows)
-            first = -1 if at is None else at
-            batch = producers.SentBatch(sequence, last, first, first + rows.num_rows - 1, 0)
-            producer.states[id] = producers.appended(state, named.epoch, batch)
-            return first
+            with self._open(producer) as txn:
+                return self._send(producer, txn, topic, number, rows, sequence)
+
+    def _send(
+        self,
+        producer: _Producer,
+        txn: Transaction,
+        topic: TopicInfo,
+        number: int,
+        rows: pa.RecordBatch,
+        sequence: int,
+    ) -> int:
+        engine = self._client.instance.topics
+        id = topic.partitions[number]
+        if id not in producer.partitions:
+            raise KafkaError(Code.INVALID_TXN_STATE, "the partition is in no open transaction")
+        key = -1 - producer.id  # no producer of the store has one below 0
+        if id not in producer.states:
+            partition = engine.partitions(topic)[number]
+            producer.states[id] = append.sent_before(engine, partition, key)
+        last = producers.last_of(sequence, rows.num_rows)
+        state = producer.states[id]
+        there = producers.duplicate_of(state, producer.epoch, sequence, last)
+        if there is not None:
+            return there.first_offset
+
+        def after(first: int) -> producers.ProducerState:
+            upto = first + rows.num_rows - 1
+            batch = producers.SentBatch(sequence, last, first, upto, clock.now_micros())
+            return producers.appended(state, producer.epoch, batch)
+
+        def note(cur: apsw.Cursor, first: int) -> None:
+            producers.save(cur, key, id, after(first))
+
+        at = outbox.send_open(engine, txn.context.row, topic, number, rows, note)
+        first = -1 if at is None else at
+        producer.states[id] = after(first)
+        producer.empty.discard(id)
+        return first
 
     def commit_offsets(
         self, named: Named, table: Table, rows: Sequence[tuple[OffsetKey, tuple[Any, ...]]]
@@ -325,15 +412,18 @@ class TransactionalIds:
         producer = self._get(named)
         with producer.lock:
             producer.require(named)
-            txn = producer.require_open()
-            for key, rest in rows:
-                txn.upsert(table, (*key, *rest))
-            txn.flush()
-            with self._lock:
-                for key, _ in rows:
-                    if key not in producer.offsets:
-                        producer.offsets.add(key)
-                        self._pending[key] += 1
+            with self._open(producer) as txn:
+                for key, rest in rows:
+                    txn.upsert(table, (*key, *rest))
+                txn.flush()
+            self._are_pending(producer, [key for key, _ in rows])
+
+    def _are_pending(self, producer: _Producer, keys: Iterable[OffsetKey]) -> None:
+        with self._lock:
+            for key in keys:
+                if key not in producer.offsets:
+                    producer.offsets.add(key)
+                    self._pending[key] += 1
 
     def is_pending(self, key: OffsetKey) -> bool:
         """Tell whether an open transaction has an offset of a group."""
@@ -349,46 +439,77 @@ class TransactionalIds:
         producer = self._get(named)
         with producer.lock:
             producer.require(named)
-            if producer.lost is not None:
-                self._end_lost(producer, commit=commit)
-                if not commit:
-                    self._note(named.transactional_id, producer, *named[1:], None)
-                return
-            if producer.txn is None:
-                if producer.committed is not commit:
-                    raise KafkaError(Code.INVALID_TXN_STATE, "no transaction is open")
-                return
-            if not commit:
-                self._roll_back(producer)
-                self._note(named.transactional_id, producer, *named[1:], None)
-                return
-            try:
-                producer.txn.commit()
-            except (UnavailableError, CommitOutcomeUnknownError):
-                raise
-            except (TransactionConflictError, InvalidTxnStateError, TxnNotFoundError) as error:
-                self._roll_back(producer)
-                raise KafkaError(Code.INVALID_PRODUCER_ID_MAPPING, str(error)) from None
-            self._ended(producer, committed=True)
+            self._settle(producer)
+            if producer.txn is not None:
+                # Where somebody ended it meanwhile it is known now how.
+                with suppress(*_ENDED), self._open(producer) as txn:
+                    self._end(producer, txn, commit=commit)
+            if producer.committed is not commit:
+                raise nothing_open()
 
-    def _end_lost(self, producer: _Producer, *, commit: bool) -> None:
-        """See how the transaction ended that its row names; abort it where that is wanted.
-
-        Raises:
-            KafkaError: it is to be committed, and is not.
-        """
-        assert producer.lost is not None
+    def _end(self, producer: _Producer, txn: Transaction, *, commit: bool) -> None:
         if not commit:
-            self._abort_lost(producer.lost)
-            self._ended(producer, committed=False)
+            row = self._client.instance.coordinator.get(txn.context.row.txn_id)
+            if row.state is not TxnState.OPEN:
+                raise InvalidTxnStateError("somebody has aborted it")
+            self._roll_back(producer)
             return
         try:
-            state = self._client.outcome(producer.lost)
-        except (TxnNotFoundError, InvalidTxnStateError):
-            state = TxnState.ABORTED
-        if state not in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS):
-            raise gone()
+            txn.commit()
+        except TransactionConflictError as error:
+            self._roll_back(producer)
+            raise KafkaError(Code.INVALID_PRODUCER_ID_MAPPING, str(error)) from None
         self._ended(producer, committed=True)
+
+    # -- the next server -------------------------------------------------------------------
+
+    def _take_over(self, producer: _Producer) -> None:
+        """Go on with a transaction of a server that is gone.
+
+        Not after the machine was started again: which batches came is known in status.db, and a
+        log may have one that did not reach that. Nor with messages beside a log, which have no
+        numbers there.
+        """
+        instance = self._client.instance
+        if producer.txn is not None or producer.last is None:
+            return
+        try:
+            row = instance.coordinator.get(TxnId(producer.last).local)
+        except (TxnNotFoundError, InvalidTxnStateError):
+            return
+        runtime = instance.store.runtime
+        owner = row.owner_slot, row.owner_start
+        served = owner != runtime.owner and runtime.slot_alive(*owner)
+        if row.state is not TxnState.OPEN or past_timeout(row) or served or row.boot != boot_id():
+            return
+        with instance.store.status.read() as cur:
+            ids = status_table.participants(cur, row.txn_id).get(PARTITION, [])
+        found = [instance.topics.partition(id) for id in ids]
+        if any(each is None or each.side is not None for each in found):
+            return
+        context = TxnContext(instance, row, stored=True)
+        txn = Transaction(self._client, context, joined=False, keepalive=True)
+        self._are_pending(producer, self._offsets_of(txn))
+        if row.timeout is not None:
+            producer.timeout = row.timeout / 1e6
+        producer.txn, producer.last, producer.committed = txn, None, None
+        producer.partitions = set(ids)
+        producer.empty = {
+            each.id for each in found if each is not None and row.txn_id not in open_in(each)
+        }
+
+    def _offsets_of(self, txn: Transaction) -> list[OffsetKey]:
+        """The offsets that a transaction has and nobody else sees."""
+        if OFFSETS_TABLE not in self._client.tables():
+            return []
+        columns = ["group", "topic", "partition", "committed"]
+        table = self._client.table(OFFSETS_TABLE)
+        there = {tuple(row.values())[:3]: row["committed"] for row in table.scan(columns=columns)}
+        return [
+            (row["group"], row["topic"], row["partition"])
+            for row in txn.scan(table, columns=columns)
+            if (seen := there.get(tuple(row.values())[:3])) is None or row["committed"] > seen
+        ]
 
     def _roll_back(self, producer: _Producer) -> None:
         if producer.txn is not None:
@@ -396,13 +517,25 @@ class TransactionalIds:
                 producer.txn.rollback()
             self._ended(producer, committed=False)
 
-    def _ended(self, producer: _Producer, *, committed: bool) -> None:
-        producer.txn = producer.lost = None
+    def _ended(self, producer: _Producer, *, committed: bool | None) -> None:
+        txn, producer.txn, producer.last = producer.txn, None, None
         producer.committed = committed
         producer.partitions.clear()
+        empty, producer.empty = producer.empty, set()
+        if txn is not None and committed is not None:
+            self._mark(txn, empty, commit=committed)
         with self._lock:
             for key in producer.offsets:
                 self._pending[key] -= 1
                 if self._pending[key] <= 0:
                     del self._pending[key]
         producer.offsets.clear()
+
+    def _mark(self, txn: Transaction, ids: Iterable[int], *, commit: bool) -> None:
+        """Give logs to which nothing came the marker that a broker gives them, too."""
+        topics = self._client.instance.topics
+        for id in sorted(ids):
+            partition = topics.partition(id)
+            if partition is not None and partition.side is None:
+                with suppress(TxnkvError):  # the transaction has ended, and nobody waits for it
+                    append.mark_end(topics, txn.context.row.txn_id, partition, commit=commit)

@@ -28,7 +28,7 @@ _NUMBERS: Final = {
     "bool": struct.Struct(">?"),
 }
 _I16, _I32 = _NUMBERS["i16"], _NUMBERS["i32"]
-_MOST_ELEMENTS: Final = 100_000
+_MOST_ELEMENTS: Final = 20_000
 """The most of all arrays of a request: each takes far more memory than bytes."""
 
 

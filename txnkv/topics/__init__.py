@@ -122,7 +122,7 @@ from txnkv.topics.topic_catalog import (
     TopicInfo,
     TopicOptions,
 )
-from txnkv.topics.topic_engine import TopicEngine, abort_unknown
+from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition
 from txnkv.topics.waiting import Waiting, deadline
 from txnkv.topics.write import (
@@ -131,6 +131,7 @@ from txnkv.topics.write import (
     Sender,
     StagedLots,
     StagedSends,
+    append,
     producers,
     regain,
     staged_files,

@@ -32,7 +32,7 @@ from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
-from txnkv.topics.write import AppendAttempt, append, is_appended
+from txnkv.topics.write import AppendAttempt, Note, append, is_appended
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a small transaction, at most."""
@@ -267,7 +267,12 @@ def send_alone(
 
 
 def send_open(
-    topics: Topics, row: TxnRow, topic: TopicInfo, number: int, messages: pa.RecordBatch
+    topics: Topics,
+    row: TxnRow,
+    topic: TopicInfo,
+    number: int,
+    messages: pa.RecordBatch,
+    note: Note,
 ) -> int | None:
     """Append messages of an open transaction at once, large or not.
 
@@ -277,6 +282,7 @@ def send_open(
         topic: to which.
         number: of the partition.
         messages: as `core.encode_batch` takes them.
+        note: writes to status.db with the offsets that are taken; not where they wait beside.
 
     Returns:
         The offset of the first; None where they wait beside the log.
@@ -289,7 +295,7 @@ def send_open(
     lot = _Lot(messages, now_micros(), messages.nbytes)
     attempt = AppendAttempt()
     batches = _encoded(topic, [lot], row.txn_id, decided=False)
-    append.append(topics, row, partition, batches, attempt)
+    append.append(topics, row, partition, batches, attempt, note)
     return attempt.at if partition.side is None else None
 
 

@@ -12,7 +12,14 @@ autocommit, job, token                writes outside of a transaction; attempts;
 
 from txnkv.transaction import instance, one_phase_commit, two_phase_commit
 from txnkv.transaction.autocommit import write_alone
-from txnkv.transaction.begin import DEADLINE, DEFAULTS, Isolation, Locking, Retries
+from txnkv.transaction.begin import (
+    DEADLINE,
+    DEFAULTS,
+    ROLLED_BACK,
+    Isolation,
+    Locking,
+    Retries,
+)
 from txnkv.transaction.connection import (
     Acknowledged,
     AnyTable,

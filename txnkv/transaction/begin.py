@@ -17,6 +17,9 @@ from txnkv.transaction.uncommitted import Holding
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 Locking: TypeAlias = Literal["optimistic", "partition"]
 
+ROLLED_BACK: Final = "rolled back"
+"""The reason of an abort that the transaction's own program wanted."""
+
 ISOLATIONS: Final = get_args(Isolation)
 LOCKINGS: Final = get_args(Locking)
 

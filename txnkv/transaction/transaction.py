@@ -26,7 +26,7 @@ from txnkv.storage import new_rlock, shielded
 from txnkv.tables import Operation, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
-from txnkv.transaction.begin import Isolation, Locking, begin
+from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
 from txnkv.transaction.connection import (
     Acknowledged,
     AnySubscription,
@@ -264,7 +264,7 @@ class Transaction(Closing):
             self._rows = None if self._own_session is None else self._rows
             for session in self.context.sessions:
                 session.discard()
-        self.abort_for("rolled back")
+        self.abort_for(ROLLED_BACK)
 
     @shielded
     def close(self) -> None:

@@ -9,7 +9,7 @@ staged_files      the files in which that waits, and their rows in status.db
 """
 
 from txnkv.topics.write import append, producers, roll_forward, staged_files
-from txnkv.topics.write.append import AppendAttempt, is_appended
+from txnkv.topics.write.append import AppendAttempt, Note, is_appended
 from txnkv.topics.write.producer_sender import PATIENCE, Delivered, Sender
 from txnkv.topics.write.roll_forward import regain
 from txnkv.topics.write.staged_sends import StagedLots, StagedSends, StagedSendsFolder

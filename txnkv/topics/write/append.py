@@ -37,18 +37,21 @@ from typing import NamedTuple, TypeAlias
 import apsw
 import lmdb
 
+from txnkv.coordinator import EPOCH, TxnRow, next_timestamp, status_table
 from txnkv.coordinator import PARTITION as KIND
-from txnkv.coordinator import TxnRow, next_timestamp, status_table
-from txnkv.core import place, place_here, read_header, walk
-from txnkv.storage import GATE, declare_fault_point, fault_point
+from txnkv.core import ControlType, encode_control, place, place_here, read_header, walk
+from txnkv.storage import GATE, clock, declare_fault_point, fault_point
 from txnkv.topics import topic_catalog
 from txnkv.topics.log import Buffer, whole
 from txnkv.topics.topics import Partition, Topics
-from txnkv.topics.write import roll_forward
+from txnkv.topics.write import producers, roll_forward
 
 declare_fault_point("append.reserved", "offsets of an append are taken, nothing is in the log")
 declare_fault_point("append.written", "the batches of an append are in the log, durable")
 declare_fault_point("append.side", "the batches of an append are in a side log, durable")
+
+
+_EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
 
 
 @dataclass
@@ -74,6 +77,9 @@ class _Admitted(NamedTuple):
     first: bool
 
 
+Note: TypeAlias = Callable[[apsw.Cursor, int], None]
+"""Writes more where offsets are taken; it is given the first of them."""
+
 Run: TypeAlias = tuple[Buffer, int]
 """Batches one behind the other, and how many messages they hold."""
 
@@ -84,6 +90,7 @@ def append(
     partition: Partition,
     batches: Sequence[bytes],
     attempt: AppendAttempt | None = None,
+    note: Note | None = None,
 ) -> None:
     """Append batches of a large transaction, whose OPEN row is stored.
 
@@ -93,6 +100,7 @@ def append(
         partition: where to.
         batches: with the transaction's id, without offsets.
         attempt: of these batches, kept over all tries; None: there is one only.
+        note: writes to status.db with the offsets that are taken; not of a topic with a side log.
 
     Raises:
         InvalidTxnStateError: the transaction is not OPEN; nothing was appended.
@@ -105,7 +113,55 @@ def append(
         _append_aside(topics, row, partition, batches, attempt)
         return
     admit = _taking_part(topics, row, partition)
-    _append(topics, partition, _runs(batches), place, admit, attempt, row.txn_id)
+    _append(topics, partition, _runs(batches), place, admit, attempt, row.txn_id, note)
+
+
+def take_part(topics: Topics, row: TxnRow, partitions: Sequence[Partition]) -> None:
+    """Let a transaction take part in partitions: its end gets a marker in each of them.
+
+    Raises:
+        InvalidTxnStateError, TxnNotFoundError: it is not open.
+    """
+    ids = [partition.id for partition in partitions]
+    with topics.store.status.write() as cur:
+        status_table.join(cur, row.txn_id, KIND, ids, "send messages")
+
+
+def mark_end(topics: Topics, txn_id: int, partition: Partition, *, commit: bool) -> None:
+    """Append the end marker of a transaction to a log to which it has sent nothing.
+
+    A log has those of the others by itself, and needs none here: it is for readers who count on one
+    wherever a transaction takes part.
+    """
+    kind = ControlType.COMMIT if commit else ControlType.ABORT
+    now = clock.now_micros() + _EPOCH_MICROS
+    marker = encode_control(kind, txn_id=txn_id, timestamp=now)
+
+    def admit(cur: apsw.Cursor) -> _Admitted:
+        return _Admitted(0, first=False)
+
+    _append(topics, partition, _runs([marker]), place, admit, AppendAttempt(), txn_id)
+
+
+def sent_before(
+    topics: Topics, partition: Partition, producer_id: int
+) -> producers.ProducerState | None:
+    """Return what a partition remembers of a producer whose appends had a `note`.
+
+    Where its process died between the two commits of the last one, that is not in the log, and is
+    left out: its producer sends it again.
+    """
+    with topics.store.status.read() as cur:
+        state = producers.find(cur, producer_id, partition.id)
+    if state is None or not state.batches:
+        return state
+    log, at = partition.log, state.batches[-1].first_offset
+    with partition.environment.read() as txn:
+        if at < log.start(txn):
+            return state
+        if at < log.end(txn) and not read_header(whole(log.read(txn, at, 1)[0])).is_control:
+            return state
+    return producers.truncated(state, at)
 
 
 def append_runs(topics: Topics, row: TxnRow, partition: Partition, runs: Sequence[Run]) -> None:
@@ -195,6 +251,7 @@ def _append(
     admit: Callable[[apsw.Cursor], _Admitted],
     attempt: AppendAttempt,
     txn_id: int,
+    note: Note | None = None,
 ) -> None:
     topic_catalog.require_writable(partition.topic)
     status = topics.store.status
@@ -211,6 +268,8 @@ def _append(
             # What came before is looked at first: these offsets are ours, and no hole.
             waiting = roll_forward.look(topics, cur, partition, end)
             base = topic_catalog.take_offsets(cur, partition.id, sum(count for _, count in runs))
+            if note is not None:
+                note(cur, base)
         if first or waiting.upto > end:
             status.sync()
         else:
