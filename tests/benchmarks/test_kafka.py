@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("duckdb", reason="the peers of the benchmarks are not installed")
 
+from benchmarks import kafka_clients
 from benchmarks.__main__ import main  # only with the peers
 from benchmarks.kafka_fetch import RawConsumer
 
@@ -87,6 +88,18 @@ def test_without_the_client_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     result = CliRunner().invoke(main, ["produce", "--tiny", "--kafka", "127.0.0.1:9"])
     assert result.exit_code == 1
     assert "install confluent-kafka" in result.output
+
+
+def test_clients_run_tiny(tmp_path: Path) -> None:
+    """Against a server of ours, and beside a broker where one is named."""
+    pytest.importorskip("confluent_kafka", exc_type=ImportError)
+    out = tmp_path / "out.json"
+    arguments = ["--tiny", "--rounds", "1", "--json", str(out), "--base", str(tmp_path)]
+    arguments += ["--kafka", BROKER] if BROKER else []
+    result = CliRunner().invoke(kafka_clients.main, arguments)
+    assert result.exit_code == 0, "".join(traceback.format_exception(*result.exc_info or ()))
+    names = {line["name"] for line in json.loads(out.read_text())}
+    assert names == {kafka_clients.OURS} | (KINDS if BROKER else set())
 
 
 @pytest.mark.skipif(BROKER is None, reason="TXNKV_TEST_KAFKA names no broker")

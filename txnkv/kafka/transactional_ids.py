@@ -342,6 +342,8 @@ class TransactionalIds:
             row = self._client.instance.coordinator.get(TxnId(producer.last).local)
         except (TxnNotFoundError, InvalidTxnStateError):
             raise gone() from None
+        if row.timeout is not None:
+            producer.timeout = row.timeout / 1e6
         if row.state in (TxnState.COMMITTED, TxnState.FINALIZE_IN_PROGRESS):
             self._ended(producer, committed=True)
         elif row.state is TxnState.ABORTED and row.reason == ROLLED_BACK:
