@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -504,6 +505,7 @@ def test_versions_without_indexes_refuse_the_store(
     plain = tmp_path / "plain"
     client.backup(plain)
     client.create_index(people, "mail")
+    assert "columns" not in json.loads(people.schema.to_json())  # for who has it open by now
     client.backup(tmp_path / "backup")
     with monkeypatch.context() as patch:
         patch.setattr(directory, "KNOWN_FEATURES", frozenset())

@@ -266,9 +266,11 @@ class Schema:
     # -- stored form -------------------------------------------------------------------
 
     def to_json(self) -> str:
+        # With indexes under another name: a version that knows of none, and has the store open by
+        # now, is not to read the schema and write past them.
         return json.dumps(
             {
-                "columns": [
+                "indexed_columns" if self.indexes else "columns": [
                     {
                         "id": self.ids[name],
                         "name": name,
@@ -295,7 +297,7 @@ class Schema:
     @classmethod
     def from_json(cls, text: str) -> Schema:
         stored = json.loads(text)
-        columns = stored["columns"]
+        columns = stored["indexed_columns" if "indexes" in stored else "columns"]
         return cls.numbered(
             {
                 entry["name"]: Column(
