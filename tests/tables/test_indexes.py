@@ -116,6 +116,11 @@ def test_scans_go_by_the_index(
     ordered = unique.scan(where=[("n", "=", 2)], ordered=True, limit=3)
     assert [row["id"] for row in ordered] == [2, 7, 12]
     assert unique.count([("mail", ">=", "m38")]) == len(["m38", "m39", "m5", "m6", "m7", "m9"])
+    some = unique.scan(where=[("mail", "in", ["m7", "m9", "nobody", "m7"]), ("n", "<", 4)])
+    assert ids(some) == [7]
+    assert all(type(part) is ShortPart for part in some._planned().parts)
+    by_key = unique.scan(where=[("id", "=", 7), ("n", ">=", 0)])._planned()
+    assert by_key.filter.columns == ("id", "n")
     tokens = unique.scan(where=[("n", "=", 2)]).tokens()
     assert ids(row for token in tokens for row in token.open(client)) == list(range(2, 40, 5))
 

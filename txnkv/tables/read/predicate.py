@@ -144,23 +144,17 @@ class Filter:
         """The range of encoded keys outside of which nothing satisfies it."""
         return _key_range(self.predicates, schema.primary_key, codec)
 
-    def index_range(self, index: TableIndex) -> tuple[int, KeyRange] | None:
-        """The range of an index's keys outside of which nothing satisfies it, and how many columns
-        it goes by; None where the index lacks rows that may, or does not help.
+    def index_ranges(self, index: TableIndex) -> tuple[int, list[KeyRange]] | None:
+        """The ranges of an index's keys outside of which nothing satisfies it, and how narrow they
+        are (`narrowness`); None where the index lacks rows that may, or does not help.
         """
         refusing = {p.column for p in self.predicates if p.op != "is null"}
         if index.nullable and not refusing.issuperset(index.columns):
             return None
-        equal = {p.column for p in self.predicates if p.op == "=" and not _is_nan(p)}
-        ordered = {p.column for p in self.predicates if p.op in _ORDER and not _is_nan(p)}
-        columns = 0
-        while columns < len(index.key) and index.key[columns] in equal:
-            columns += 1
-        if columns < len(index.key) and index.key[columns] in ordered:
-            columns += 1
-        if not columns:
-            return None
-        return columns, _key_range(self.predicates, index.key, index.tablet.codec)
+        choices = _spread(self.predicates, index.key)
+        narrow = narrowness(choices[0], index.key)
+        codec = index.tablet.codec
+        return (narrow, [_key_range(one, index.key, codec) for one in choices]) if narrow else None
 
     def is_key_range(self, schema: Schema) -> bool:
         """True when all rows in the key range satisfy it, so that no row need be looked at."""
@@ -268,6 +262,31 @@ def _predicate(entry: Any, schema: Schema) -> Predicate:
 _NOTHING: Final = KeyRange(b"", b"")
 
 
+def narrowness(predicates: Sequence[Predicate], key: Sequence[str]) -> int:
+    """Two for each of the first columns of a key with one value, and one for a range behind."""
+    narrow = 0
+    for name in key:
+        ops = {p.op for p in predicates if p.column == name and not _is_nan(p)}
+        if "=" not in ops:
+            return narrow + (not ops.isdisjoint(_ORDER))
+        narrow += 2
+    return narrow
+
+
+_MOST_VALUES: Final = 64
+
+
+def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple[Predicate, ...]]:
+    """The same as several lists, one of which holds: of "in" for a first column each value."""
+    equal = {p.column for p in predicates if p.op == "="}
+    name = next((name for name in key if name not in equal), None)
+    for p in predicates:
+        if p.column == name and p.op == "in" and p.keys and len(p.keys) <= _MOST_VALUES:
+            places = {encoded: i for i, encoded in enumerate(p.keys)}.values()
+            return [(*predicates, Predicate(name, "=", p.values.slice(i, 1))) for i in places]
+    return [predicates]
+
+
 def _key_range(
     predicates: Sequence[Predicate], key: Sequence[str], codec: core.KeyCodec
 ) -> KeyRange:
@@ -307,6 +326,8 @@ def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
 
 
 def _is_nan(predicate: Predicate) -> bool:
-    return pa.types.is_floating(predicate.values.type) and bool(
-        pc.is_nan(predicate.values[0]).as_py()
+    return (
+        len(predicate.values) > 0
+        and pa.types.is_floating(predicate.values.type)
+        and bool(pc.is_nan(predicate.values[0]).as_py())
     )

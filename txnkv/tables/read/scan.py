@@ -27,7 +27,7 @@ from txnkv.core import compute as pc
 from txnkv.errors import CorruptionError, HistoryExpiredError, SchemaChangedError
 from txnkv.storage import go_on
 from txnkv.tables.read.point import find_range, find_rows
-from txnkv.tables.read.predicate import Filter, KeyRange, Where, parse
+from txnkv.tables.read.predicate import Filter, KeyRange, Where, narrowness, parse
 from txnkv.tables.read.sources import (
     BATCH_ROWS,
     Masks,
@@ -392,7 +392,7 @@ def plan(
         by_id = {tablet.id: tablet for tablet in tablets}
         ranges = [(by_id[piece.tablet_id], wanted.within(piece.key_range)) for piece in pieces]
     filter = asked.filter
-    by_index = _by_index(tables, asked, view, ranges, wanted)
+    by_index = _by_index(tables, asked, view, ranges)
     if by_index is not None:
         parts, pins = by_index
         return Plan(asked.columns, filter, parts, asked.schema, pins, asked.ordered, asked.limit)
@@ -428,10 +428,10 @@ _Ranges: TypeAlias = Sequence[tuple[Tablet, KeyRange]]
 
 
 def _by_index(
-    tables: Tables, asked: Request, view: ReadView, ranges: _Ranges, wanted: KeyRange
+    tables: Tables, asked: Request, view: ReadView, ranges: _Ranges
 ) -> tuple[tuple[Source, ...], Pins] | None:
     """Return the rows that an index leads to; None where a scan is to find them."""
-    chosen = _chosen_index(tables, asked, wanted)
+    chosen = _chosen_index(tables, asked)
     if chosen is None:
         return None
     try:
@@ -446,7 +446,7 @@ def _found_by(
     view: ReadView,
     ranges: _Ranges,
     index: TableIndex,
-    key_range: KeyRange,
+    key_ranges: Sequence[KeyRange],
 ) -> tuple[tuple[Source, ...], Pins] | None:
     rows = sum(
         sum(info.live_rows for info in state.infos) + state.memory.n
@@ -458,7 +458,7 @@ def _found_by(
 
     def entries() -> tuple[list[Source], Pins]:
         (seen,), pins = view.pinned(tables, [index.tablet])
-        return plan_parts(seen, key_range), pins
+        return [part for each in key_ranges for part in plan_parts(seen, each)], pins
 
     parts, pins = until_there(entries, tables.log.latest)
     if sum(max(part.blocks - 2, 0) for part in parts) * BATCH_ROWS > most:
@@ -473,30 +473,32 @@ def _found_by(
     if sum(batch.num_rows for batch in found) > most:
         return None
     if view.reads is not None:
-        view.reads.add_range(index.tablet.id, key_range.low, key_range.high)
+        for each in key_ranges:
+            view.reads.add_range(index.tablet.id, each.low, each.high)
     keys = pa.Table.from_batches(found, schema).rename_columns(asked.table.schema.primary_key)
     rows_found = _rows_of_keys(tables, asked.table, view, keys.combine_chunks(), ranges)
     return None if rows_found is None else (rows_found, pins)
 
 
-def _chosen_index(
-    tables: Tables, asked: Request, wanted: KeyRange
-) -> tuple[TableIndex, KeyRange] | None:
-    """The index that goes by most columns of a filter, and the range of its keys."""
+def _chosen_index(tables: Tables, asked: Request) -> tuple[TableIndex, Sequence[KeyRange]] | None:
+    """The index that narrows a filter most, as much as the key at least, and its keys' ranges."""
     schema, filter = asked.table.schema, asked.filter
     if not schema.indexes or not filter.predicates or filter.is_key_range(schema):
         return None
     now = {each.table for each in tables.current(asked.table).schema.indexes if each.ready}
-    best: tuple[int, TableIndex, KeyRange] | None = None
+    best: tuple[TableIndex, Sequence[KeyRange]] | None = None
+    narrow = narrowness(filter.predicates, schema.primary_key)
+    if narrow == 2 * len(schema.primary_key):
+        return None  # one row at most
     try:
         indexes = tables.indexes(asked.table) if now else ()
     except SchemaChangedError:  # the snapshot had one that was dropped since
         return None
     for index in indexes:
-        found = filter.index_range(index) if index.ready and index.info.table in now else None
-        if found is not None and (best is None or found[0] > best[0]):
-            best = found[0], index, found[1]
-    return None if best is None else best[1:]
+        found = filter.index_ranges(index) if index.ready and index.info.table in now else None
+        if found is not None and found[0] >= narrow + (best is not None):
+            narrow, best = found[0], (index, found[1])
+    return best
 
 
 def _rows_of_keys(
