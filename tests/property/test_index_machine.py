@@ -215,13 +215,18 @@ class IndexMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.open and not self.pinned)
     @rule(columns=BY, unique=st.booleans(), point=st.sampled_from(POINTS), hit=st.integers(1, 3))
     def die_while_it_is_made(self, columns: Any, unique: bool, point: str, hit: int) -> None:
+        """Or while it is dropped."""
+        drop = self.state(*columns) == "ready"
         self.client.close()
 
         def make(say: Callable[[Any], None]) -> None:
             indexes._FIRST_ROWS = 2
             with txnkv.connect(self.path / "store") as client:
                 try:
-                    client.create_index("t", columns, unique)
+                    if drop:
+                        client.drop_index("t", columns)
+                    else:
+                        client.create_index("t", columns, unique)
                 except (txnkv.RowErrors, txnkv.SchemaError) as error:
                     say(str(error))
 
