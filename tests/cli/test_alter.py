@@ -83,3 +83,23 @@ def test_rename(table, run, fail):
     assert "there is a table 't' already" in fail("rename", table, "u", "t")
     assert run("rename", table, "u", "v", "--json").json == {"name": "v", "was": "u"}
     assert run("scan", table, "v", "--json").lines == [{"id": 1, "a": "x"}]
+
+
+def test_indexes(table, run, fail):
+    assert (
+        run("index", "create", table, "t", "a", "--unique").out == "made a unique index of t by a\n"
+    )
+    done = run("index", "create", table, "t", "a,id", "--json")
+    assert done.json == {"table": "t", "columns": ["a", "id"], "unique": False, "state": "ready"}
+    assert "another row has a = 'x'" in fail("insert", table, "t", "id=2", "a=x")
+    assert run("index", "list", table, "t", "--json").json == [
+        {"table": "t", "columns": ["a"], "unique": True, "state": "ready"},
+        {"table": "t", "columns": ["a", "id"], "unique": False, "state": "ready"},
+    ]
+    listed = run("index", "list", table).out.splitlines()
+    assert [line.split() for line in listed if line.startswith("t ")] == [
+        ["t", "a", "yes", "ready"],
+        ["t", "a,", "id", "no", "ready"],
+    ]
+    assert run("index", "drop", table, "t", "a").out == "dropped the index of t by a\n"
+    assert "no index by a; there are: a, id" in fail("index", "drop", table, "t", "a")
