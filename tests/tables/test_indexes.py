@@ -483,6 +483,15 @@ def test_restored_rows(client: txnkv.Client, unique: txnkv.Table) -> None:
     assert [ids(unique.get_by("mail", f"m{i}")) for i in (1, 2, 3, 5)] == [[1], [2], [3], [5]]
 
 
+def test_indexes_with_the_same_key(client: txnkv.Client, people: txnkv.Table) -> None:
+    """Entries of an index by mail have the key of those of one by mail and id."""
+    client.create_index(people, "n")
+    client.create_index(people, ["mail", "id"])
+    client.drop_index(people, "n")
+    client.create_index(people, "mail")
+    assert ids(people.get_by("mail", "m7")) == ids(people.get_by(["mail", "id"], ("m7", 7))) == [7]
+
+
 def test_names_of_hidden_tables(client: txnkv.Client, unique: txnkv.Table) -> None:
     with internals.status(client).read() as cur:
         names = [name for (name,) in cur.execute("SELECT name FROM tables ORDER BY id")]

@@ -151,8 +151,8 @@ def create_hidden(cur: apsw.Cursor, table: TableInfo, schema: Schema) -> int:
         schema: of the entries.
     """
     columns = ", ".join(schema.primary_key)
-    (count,) = one(cur, "SELECT count(*) FROM tables")
-    name = f"{_HIDDEN}{table.id}{_HIDDEN}{columns}{_HIDDEN}{count}"  # dropped ones may be kept
+    (last,) = one(cur, "SELECT seq FROM sqlite_sequence WHERE name = 'tables'")
+    name = f"{_HIDDEN}{table.id}{_HIDDEN}{columns}{_HIDDEN}{last + 1}"  # no other ever has it
     return _insert(cur, name, schema, Partitioning.of(schema, None))
 
 
