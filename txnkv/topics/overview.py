@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -28,10 +28,10 @@ from txnkv.core import CoreError, check_batch, walk
 from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.storage import Environment, StaleHandleError, clock, mend
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import SubscriptionInfo
 from txnkv.topics.log import LogOptions, OpenTxn, PartitionLog, log_check
 from txnkv.topics.read import OffsetReader, bounds
 from txnkv.topics.sidecar import SideLogs, side_problems
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.tail import TailEntry, is_noted, markers_between
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import KIND, TopicEngine, end_strays, open_in
@@ -48,20 +48,31 @@ class PartitionOverview:
         start: the least offset that is readable.
         end: the high watermark.
         last_stable_offset: below it all is decided.
-        bytes: of its batches, in the log and beside it.
+        log_bytes: of its batches in the log.
+        segments: of the log.
+        tail_bytes: of those in the commit log alone.
+        side_bytes: of those in side logs.
         open: transactions with messages in the log and no end, by first offset.
         waiting: messages in side logs by transaction; they hold nothing back.
         error: why it cannot be looked at, if it is damaged; the others say nothing then.
     """
 
     number: int
-    start: int
-    end: int
-    last_stable_offset: int
-    bytes: int
-    open: tuple[OpenTxn, ...]
-    waiting: dict[int, int]
+    start: int = 0
+    end: int = 0
+    last_stable_offset: int = 0
+    log_bytes: int = 0
+    segments: int = 0
+    tail_bytes: int = 0
+    side_bytes: int = 0
+    open: tuple[OpenTxn, ...] = ()
+    waiting: dict[int, int] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size of its batches, in the log and beside it."""
+        return self.log_bytes + self.tail_bytes + self.side_bytes
 
     @property
     def held_by(self) -> OpenTxn | None:
@@ -147,31 +158,31 @@ def look_at_partition(engine: TopicEngine, partition: Partition) -> PartitionOve
             continue  # a thread has just made its side log
         except DAMAGE as error:
             said = str(error).removeprefix(f"{partition.label}: ")
-            return PartitionOverview(partition.number, 0, 0, 0, 0, (), {}, said)
+            return PartitionOverview(partition.number, error=said)
 
 
 def _look_at(engine: TopicEngine, partition: Partition) -> PartitionOverview:
     found = bounds(engine, partition)
-    open_: tuple[OpenTxn, ...] = ()
-    waiting: dict[int, int] = {}
-    size = sum(len(e.data) for e in engine.tail.entries(partition.id, 0, engine.log.latest()))
-    if partition.exists:
-        with partition.environment.read() as txn:
-            open_ = tuple(partition.log.open_transactions(txn))
-            size += sum(segment.bytes for segment in partition.log.segments(txn))
-            if partition.side is not None:
-                sides = partition.side.open_transactions(txn)
-                waiting = {txn_id: side.count for txn_id, side in sides}
-                size += sum(side.shared_bytes + side.own_bytes for _, side in sides)
-    return PartitionOverview(
+    seen = PartitionOverview(
         partition.number,
-        found.start,
-        found.high_watermark,
-        found.last_stable_offset,
-        size,
-        open_,
-        waiting,
+        *found,
+        tail_bytes=sum(
+            len(e.data) for e in engine.tail.entries(partition.id, 0, engine.log.latest())
+        ),
     )
+    if not partition.exists:
+        return seen
+    with partition.environment.read() as txn:
+        segments = partition.log.segments(txn)
+        sides = [] if partition.side is None else partition.side.open_transactions(txn)
+        return replace(
+            seen,
+            log_bytes=sum(segment.bytes for segment in segments),
+            segments=len(segments),
+            side_bytes=sum(side.shared_bytes + side.own_bytes for _, side in sides),
+            open=tuple(partition.log.open_transactions(txn)),
+            waiting={txn_id: side.count for txn_id, side in sides},
+        )
 
 
 def sent_to(engine: TopicEngine) -> dict[int, list[SentTo]]:
@@ -205,19 +216,17 @@ def topic_stats(engine: TopicEngine) -> dict[str, Any]:
 
 def _topic_stats(engine: TopicEngine, name: str) -> dict[str, Any]:
     topic = engine.get(name)
-    latest = engine.log.latest()
-    partitions = engine.partitions(topic)
-    found = [_partition_stats(engine, partition, latest) for partition in partitions]
-    damaged = [each.number for each, of in zip(partitions, found, strict=True) if of["damaged"]]
+    found = [look_at_partition(engine, partition) for partition in engine.partitions(topic)]
+    damaged = damaged_in(found)
     return {
         "buffer": topic.buffer,
         "partitions": len(found),
-        "offsets": sum(each["next_offset"] - each["start"] for each in found),
-        "bytes": sum(each["bytes"] for each in found),
-        "tail_bytes": sum(each["tail_bytes"] for each in found),
-        "open_transactions": sum(each["open"] for each in found),
-        "segments": sum(each["segments"] for each in found),
-        "damaged": damaged,
+        "offsets": sum(each.end - each.start for each in found),
+        "bytes": sum(each.log_bytes for each in found),
+        "tail_bytes": sum(each.tail_bytes for each in found),
+        "open_transactions": sum(len(each.open) for each in found),
+        "segments": sum(each.segments for each in found),
+        "damaged": sorted(damaged),
         "subscriptions": {
             info.name: subscription_stats(engine, info, damaged)
             for info in engine.subscriptions.of_topic(topic)
@@ -344,33 +353,6 @@ def _pending(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[H
         )
         for partition_id, first, last, txn_id, stored, slot, start in found
     ]
-
-
-def _partition_stats(engine: TopicEngine, partition: Partition, latest: Any) -> dict[str, int]:
-    tail = engine.tail.entries(partition.id, 0, latest)
-    numbers = {
-        "next_offset": engine.look(partition.id).next_offset,
-        "tail_bytes": sum(len(entry.data) for entry in tail),
-        "start": 0,
-        "bytes": 0,
-        "open": 0,
-        "segments": 0,
-        "damaged": 0,
-    }
-    if not partition.exists:
-        return numbers
-    try:
-        log = partition.log
-        with partition.environment.read() as txn:
-            segments = log.segments(txn)
-            return numbers | {
-                "start": log.start(txn),
-                "bytes": sum(segment.bytes for segment in segments),
-                "open": len(log.open_transactions(txn)),
-                "segments": len(segments),
-            }
-    except DAMAGE:
-        return numbers | {"start": numbers["next_offset"], "damaged": 1}
 
 
 def live_partition_ids(engine: TopicEngine) -> list[int]:
