@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_589, "tables": 9_110, "storage": 3_858, "cli": 4_218, "coordinator": 3_017,
+    "topics": 10_520, "tables": 9_110, "storage": 3_858, "cli": 4_218, "coordinator": 3_017,
     "transaction": 3_109, "core": 3_245, "spark": 2_280, "client": 3_160, "aio": 556,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

@@ -17,18 +17,7 @@ ranges                 sets of offsets
 """
 
 from txnkv.topics import outbox, topic_catalog
-from txnkv.topics.acks import (
-    EXCLUSIVE,
-    OPTIONS,
-    Cursor,
-    Exclusive,
-    Hold,
-    Place,
-    SubscriptionInfo,
-    SubscriptionOptions,
-    SubscriptionType,
-    ack_rows,
-)
+from txnkv.topics.acks import Cursor, Exclusive, Hold, ack_rows
 from txnkv.topics.delivery import (
     Delivery,
     ExclusiveReader,
@@ -115,13 +104,15 @@ from txnkv.topics.read import (
     weight,
 )
 from txnkv.topics.retention import delete_below
-from txnkv.topics.topic_catalog import (
-    Buffer,
-    Compression,
-    TopicChanges,
-    TopicInfo,
-    TopicOptions,
+from txnkv.topics.subscription_catalog import (
+    EXCLUSIVE,
+    OPTIONS,
+    Place,
+    SubscriptionInfo,
+    SubscriptionOptions,
+    SubscriptionType,
 )
+from txnkv.topics.topic_catalog import Buffer, Compression, TopicChanges, TopicInfo, TopicOptions
 from txnkv.topics.topic_engine import TopicEngine, abort_unknown, open_in
 from txnkv.topics.topics import Partition
 from txnkv.topics.waiting import Waiting, deadline

@@ -27,9 +27,10 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.topics import topic_catalog
-from txnkv.topics.acks import Hold, SubscriptionInfo
+from txnkv.topics.acks import Hold
 from txnkv.topics.delivery import TransactionAcks
 from txnkv.topics.messages import MessageId, Single, as_arrow, chunking, now_micros
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Topics
 from txnkv.topics.write import AppendAttempt, Note, append, is_appended

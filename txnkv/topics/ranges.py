@@ -81,10 +81,12 @@ class Ranges:
         for first, last in other:
             self.remove(first, last)
 
-    def overlaps(self, first: int, last: int) -> bool:
-        """Tell whether something of [first, last) is in the set."""
+    def first_in(self, first: int, last: int) -> int | None:
+        """Return the first offset of [first, last) that is in the set; None where none is."""
         at = bisect_right(self._last, first)
-        return at < len(self._first) and self._first[at] < last and first < last
+        if first < last and at < len(self._first) and self._first[at] < last:
+            return max(first, self._first[at])
+        return None
 
     def gap_from(self, offset: int) -> tuple[int, int]:
         """The first offset at or behind this one that is not in, and the next behind it that is;
@@ -116,6 +118,11 @@ class Ranges:
     def count(self) -> int:
         """The number of offsets in the set."""
         return sum(self._last) - sum(self._first)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From the first in the set to behind the last; it is not empty."""
+        return self._first[0], self._last[-1]
 
     @property
     def end(self) -> int:

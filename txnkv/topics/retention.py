@@ -38,12 +38,13 @@ import lmdb
 from txnkv.coordinator import Lease
 from txnkv.errors import OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
-from txnkv.topics import topic_catalog
-from txnkv.topics.acks import Cursor, SubscriptionInfo, ack_rows, subscription_rows
+from txnkv.topics import subscription_catalog, topic_catalog
+from txnkv.topics.acks import Cursor, ack_rows
 from txnkv.topics.log import NEVER, STATE, Segment
 from txnkv.topics.messages import now_micros
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import OffsetReader
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 from txnkv.topics.topics import Partition, Topics
 from txnkv.topics.write import roll_forward
@@ -81,7 +82,7 @@ def unacknowledged_below(
     """
     found = []
     with topics.store.status.read() as cur:
-        subscriptions = subscription_rows.of_topic(cur, partition.topic)
+        subscriptions = subscription_catalog.of_topic(cur, partition.topic)
     for info in subscriptions:
         with topics.store.status.read() as cur:
             cursor = ack_rows.load_cursors(cur, info.id).get(partition.id)

@@ -11,7 +11,7 @@ import txnkv
 import txnkv.aio
 from tests import internals
 from tests.topics.subscriptions.subscription_tools import received, send, take
-from txnkv.topics.acks.subscription_rows import SubscriptionInfo
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 from txnkv.topics.topic_catalog import TopicOptions
 
 

@@ -23,7 +23,7 @@ ack is made, and goes in the SQLite transaction that commits, or when the transa
 stored transaction's rows go with its row in the status table; those of one that is only in a
 process's memory also go when that process dies or its deadline passes.
 
-The rules are the same for a message that one names, whoever holds it (`refuse`):
+There is one rule, for rows and for memory (`refuse`):
 
     named individually   refused when it is deleted, or held by anybody, itself included
     named cumulatively   refused when it is deleted, when another holds it or any message before,
@@ -34,17 +34,18 @@ A plain ack meets a pending one: what is pending stays so, and the plain ack goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
 from txnkv.coordinator import one
 from txnkv.errors import AckConflictError
 from txnkv.storage import Store, clock
-from txnkv.topics.acks.subscription_rows import SubscriptionInfo
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 
 
 @dataclass
@@ -62,6 +63,10 @@ class Cursor:
     def __contains__(self, offset: int) -> bool:
         """Tell whether an offset is deleted."""
         return offset < self.mark or offset in self.deleted
+
+    def first_in(self, first: int, last: int) -> int | None:
+        """Return the first offset of [first, last) that is deleted; None where none is."""
+        return first if first < min(self.mark, last) else self.deleted.first_in(first, last)
 
     def delete(self, first: int, last: int) -> None:
         """[first, last) is deleted."""
@@ -245,16 +250,17 @@ class Holder(NamedTuple):
     hold: int | None
 
 
-class PendingRow(NamedTuple):
-    """One row: [first, last), or all below last."""
+class Pending(NamedTuple):
+    """Messages that are not to be delivered: [first, last).
 
-    txn_id: int
+    Attributes:
+        txn_id: the transaction that holds it; negative where a run goes on whose attempt did.
+    """
+
+    partition_id: int
     first: int
     last: int
-
-    @property
-    def low(self) -> int:
-        return max(self.first, 0)
+    txn_id: int
 
 
 def conflict(info: SubscriptionInfo, number: int, offset: int, why: str) -> AckConflictError:
@@ -273,57 +279,24 @@ def given_back(txn_id: int) -> AckConflictError:
     )
 
 
-def pending_in(
+def pending(
     cur: apsw.Cursor,
     store: Store,
     subscription_id: int,
-    partition_id: int,
-    first: int,
-    last: int,
-    *,
-    besides: int = 0,
-) -> list[PendingRow]:
-    """Pending acks that overlap [first, last). Those of the dead are not among them, nor those of
-    one transaction.
-    """
-    found: list[Any] = cur.execute(
-        "SELECT txn_id, first, last, stored, slot, start, expires FROM pending_acks "
-        "WHERE subscription_id = ? AND partition_id = ? AND txn_id > 0 AND txn_id <> ? "
-        "AND first < ? AND last > ?",
-        (subscription_id, partition_id, besides, last, first),
-    ).fetchall()
-    return [
-        PendingRow(txn_id, low, high)
-        for txn_id, low, high, stored, slot, start, expires in found
-        if stored or _lives(store, slot, start, expires)
-    ]
-
-
-class Blocked(NamedTuple):
-    """Messages that are not to be delivered: [first, last).
-
-    Attributes:
-        pending: a transaction holds it; else a run goes on whose attempt did.
-    """
-
-    partition_id: int
-    first: int
-    last: int
-    pending: bool
-
-
-def blocked(
-    cur: apsw.Cursor, store: Store, subscription_id: int, partition_id: int | None = None
-) -> list[Blocked]:
-    """List what is not to be delivered, of one partition or all; what the dead held is left out."""
+    partition_id: int | None = None,
+    first: int = 0,
+    last: int = 1 << 62,
+) -> list[Pending]:
+    """List what overlaps [first, last), of one partition or all; what the dead held is left out."""
     found: list[Any] = cur.execute(
         "SELECT partition_id, first, last, txn_id, stored, slot, start, expires FROM pending_acks "
-        "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2)",
-        (subscription_id, partition_id),
+        "WHERE subscription_id = ?1 AND (?2 IS NULL OR partition_id = ?2) "
+        "AND first < ?4 AND last > ?3",
+        (subscription_id, partition_id, first, last),
     ).fetchall()
     return [
-        Blocked(id, max(first, 0), last, txn_id > 0)
-        for id, first, last, txn_id, stored, slot, start, expires in found
+        Pending(id, max(low, 0), high, txn_id)
+        for id, low, high, txn_id, stored, slot, start, expires in found
         if stored or _lives(store, slot, start, expires)
     ]
 
@@ -333,43 +306,71 @@ def _lives(store: Store, slot: int, start: int, expires: int | None) -> bool:
     return in_time and store.runtime.slot_alive(slot, start)
 
 
+NONE: Final = Ranges()
+
+
 def refuse(
+    info: SubscriptionInfo,
+    number: int,
+    wanted: Iterable[tuple[int, int]],
+    others: Mapping[str, Ranges],
+    *,
+    deleted: Cursor | Ranges = NONE,
+    own: Ranges = NONE,
+    cumulative: bool = False,
+) -> None:
+    """Refuse what a transaction may not acknowledge.
+
+    Args:
+        number: of the partition.
+        wanted: ranges of messages that it names; if `cumulative` one, with all before the last.
+        others: messages that others hold, by who that is.
+        deleted: those that are deleted.
+        own: those that it holds itself.
+
+    Raises:
+        AckConflictError: one of them is not to be had.
+    """
+    for first, last in wanted:
+        named = last - 1 if cumulative else first
+        if (at := deleted.first_in(named, last)) is not None:
+            raise conflict(info, number, at, "is acknowledged already")
+        if (at := own.first_in(named, last)) is not None:
+            raise conflict(info, number, at, "is acknowledged by this transaction")
+        for who, held in others.items():
+            if (at := held.first_in(first, last)) is not None:
+                raise conflict(info, number, at, f"is acknowledged by {who}")
+
+
+def refuse_by_rows(
     cur: apsw.Cursor,
     store: Store,
     info: SubscriptionInfo,
     number: int,
     txn_id: int,
-    offsets: Sequence[int],
+    wanted: Ranges,
+    *,
     cumulative: bool,
-    besides: int,
+    again: bool,
 ) -> None:
-    """Refuse what a transaction may not acknowledge, by what status.db has.
+    """`refuse` by what status.db has.
 
     Args:
-        number: of the partition.
-        offsets: of the messages that it names; in order.
-        cumulative: with all before.
-        besides: whose acks do not count: its own, when it was let pass before and may be there.
+        again: its own acks do not count: it was let pass before, and they may be there.
 
     Raises:
         AckConflictError: one of them is not to be had.
     """
-    partition_id = info.topic.partitions[number]
-    low, high = offsets[0], offsets[-1] + 1
-    deleted = deleted_in(cur, info.id, partition_id, low, high)
-    first = 0 if cumulative else low
-    held = pending_in(cur, store, info.id, partition_id, first, high, besides=besides)
-    if not deleted and not held:
-        return
-    for offset in offsets:
-        if offset in deleted:
-            raise conflict(info, number, offset, "is acknowledged already")
-        for row in held:
-            own = row.txn_id == txn_id
-            covers = row.low <= offset < row.last
-            if covers if own or not cumulative else row.low <= offset:
-                who = "this transaction" if own else f"transaction {row.txn_id}"
-                raise conflict(info, number, offset, f"is acknowledged by {who}, or one before it")
+    partition_id, (first, last) = info.topic.partitions[number], wanted.span
+    named = last - 1 if cumulative else first
+    deleted = deleted_in(cur, info.id, partition_id, named, last)
+    own, others = Ranges(), defaultdict[str, Ranges](Ranges)
+    for row in pending(cur, store, info.id, partition_id, first, last):
+        if row.txn_id == txn_id and not again:
+            own.add(row.first, row.last)
+        elif row.txn_id > 0 and row.txn_id != txn_id:
+            others[f"transaction {row.txn_id}"].add(row.first, row.last)
+    refuse(info, number, wanted, others, deleted=deleted, own=own, cumulative=cumulative)
 
 
 def register(

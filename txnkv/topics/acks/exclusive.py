@@ -32,9 +32,9 @@ from txnkv.coordinator import one
 from txnkv.errors import ClosedError
 from txnkv.storage import Store, WhenDropped, clock, new_lock, new_rlock, shielded
 from txnkv.topics.acks import ack_rows
-from txnkv.topics.acks.ack_rows import Blocked, Cursor, conflict
-from txnkv.topics.acks.subscription_rows import SubscriptionInfo
+from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_catalog import SubscriptionInfo
 
 Held = dict[int, Ranges]
 """Offsets by partition id."""
@@ -81,7 +81,7 @@ class _Found(NamedTuple):
     """The state of a subscription, as status.db has it."""
 
     cursors: dict[int, Cursor]
-    blocked: list[Blocked]
+    pending: list[Pending]
     returned: list[tuple[int, int, int, int]]
 
 
@@ -165,7 +165,7 @@ class Exclusive:
         ).fetchall()
         return _Found(
             ack_rows.load_cursors(cur, self.info.id),
-            ack_rows.blocked(cur, self._store, self.info.id),
+            ack_rows.pending(cur, self._store, self.info.id),
             returned,
         )
 
@@ -174,8 +174,8 @@ class Exclusive:
         self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
         self._foreign = {}
         self._holds[_ELSEWHERE] = {}
-        for id, first, last, pending in found.blocked:
-            into = self._foreign if pending else self._holds[_ELSEWHERE]
+        for id, first, last, txn_id in found.pending:
+            into = self._foreign if txn_id > 0 else self._holds[_ELSEWHERE]
             into.setdefault(id, Ranges()).add(first, last)
         for row, id, first, last in found.returned:
             if row > self._returned:
@@ -270,23 +270,14 @@ class Exclusive:
             AckConflictError: another ack was first. Nothing was taken.
         """
         partition_id = self.info.topic.partitions[number]
+        wanted = Ranges((offset, offset + 1) for offset in offsets)
         with self.lock:
-            cursor, pending = self.cursors[partition_id], self.pending[partition_id]
-            position, foreign = self._position(partition_id), self._foreign.get(partition_id)
-            for offset in offsets:
-                if offset in cursor:
-                    raise conflict(self.info, number, offset, "is acknowledged already")
-                if (
-                    offset in pending
-                    or offset < position
-                    or (foreign is not None and offset in foreign)
-                ):
-                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
-            for offset in offsets:
-                own.add(offset, offset + 1)
-                pending.add(offset, offset + 1)
+            others = self._taken(partition_id) | self._stored(partition_id)
+            refuse(self.info, number, wanted, others, deleted=self.cursors[partition_id])
+            own.update(wanted)
+            self.pending[partition_id].update(wanted)
 
-    def refuse(self, number: int, offsets: Sequence[int], *, cumulative: bool) -> None:
+    def refuse(self, number: int, wanted: Ranges) -> None:
         """Refuse acks of a stored transaction of this process, of which memory has nothing.
 
         Raises:
@@ -294,11 +285,15 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
-            pending, position = self.pending[partition_id], self._position(partition_id)
-            for offset in offsets:
-                first = 0 if cumulative else offset
-                if first < position or pending.overlaps(first, offset + 1):
-                    raise conflict(self.info, number, offset, "is acknowledged by a transaction")
+            refuse(self.info, number, wanted, self._taken(partition_id))
+
+    def _taken(self, partition_id: int) -> dict[str, Ranges]:
+        position = self._position(partition_id)
+        below = Ranges([(0, position)]) if position else NONE
+        return {"a transaction": self.pending[partition_id], "a transaction, with others": below}
+
+    def _stored(self, partition_id: int) -> dict[str, Ranges]:
+        return {"a stored transaction": self._foreign.get(partition_id, NONE)}
 
     def take_plain(self, wanted: Held) -> Held:
         """Take those of `wanted` that a plain ack gets, until the commit that is under way ends."""
@@ -318,20 +313,12 @@ class Exclusive:
         """
         partition_id = self.info.topic.partitions[number]
         with self.lock:
-            if offset in self.cursors[partition_id]:
-                raise conflict(self.info, number, offset, "is acknowledged already")
+            others, mine = self.pending[partition_id].minus(own), Ranges(own)
             by, position = self._positions.get(partition_id, (owner, 0))
-            others = self.pending[partition_id].minus(own)
-            foreign = self._foreign.get(partition_id)
-            if (
-                offset in own
-                or by is not owner
-                or offset < position
-                or others.overlaps(0, offset + 1)
-                or (foreign is not None and foreign.overlaps(0, offset + 1))
-            ):
-                why = "is acknowledged by a transaction, or one before it"
-                raise conflict(self.info, number, offset, why)
+            (mine if by is owner else others).add(0, position)
+            taken = {"a transaction": others} | self._stored(partition_id)
+            wanted, deleted = [(0, offset + 1)], self.cursors[partition_id]
+            refuse(self.info, number, wanted, taken, deleted=deleted, own=mine, cumulative=True)
             self._positions[partition_id] = (owner, offset + 1)
 
     def take_partition(self, owner: object, partition_id: int) -> bool:

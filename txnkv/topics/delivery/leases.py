@@ -30,7 +30,7 @@ import apsw
 
 from txnkv.coordinator import one
 from txnkv.storage import Store, clock, declare_fault_point, fault_point
-from txnkv.topics.acks import Place, SubscriptionInfo, ack_rows, dropped
+from txnkv.topics.acks import ack_rows
 from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
     Delivery,
@@ -42,6 +42,7 @@ from txnkv.topics.delivery.redelivery import (
 )
 from txnkv.topics.messages import Message, MessageId
 from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_catalog import Place, SubscriptionInfo, dropped
 from txnkv.topics.topics import Topics
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
@@ -241,7 +242,7 @@ class LeaseReader(DeliveryReader):
 
     def _blocked_in(self, cur: apsw.Cursor) -> dict[int, Ranges]:
         blocked: dict[int, Ranges] = {}
-        for id, first, last, _ in ack_rows.blocked(cur, self._store, self._info.id):
+        for id, first, last, _ in ack_rows.pending(cur, self._store, self._info.id):
             blocked.setdefault(id, Ranges()).add(first, last)
         return blocked
 

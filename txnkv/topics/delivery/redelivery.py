@@ -26,10 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txnkv.storage import clock, new_rlock
-from txnkv.topics.acks import Exclusive, dropped
+from txnkv.topics.acks import Exclusive
 from txnkv.topics.messages import Message, messages_of
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import FETCH_BYTES, OffsetReader
+from txnkv.topics.subscription_catalog import dropped
 from txnkv.topics.topics import Partition, Topics
 
 AHEAD: Final = 1000

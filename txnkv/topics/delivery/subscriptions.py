@@ -1,6 +1,6 @@
 """Subscriptions of a store in this process.
 
-rows in status.db         what is deleted, pending, leased     (subscription_rows, ack_rows, leases)
+rows in status.db         what is deleted, pending, leased  (subscription_catalog, ack_rows, leases)
 memory of the consumer    of an exclusive one whose consumer is here                    (exclusive)
 acks of a transaction     in either                                              (transaction_acks)
 """
@@ -16,21 +16,17 @@ import apsw
 from txnkv.coordinator import Lease, Participants, Timestamp, TxnRow, status_table
 from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
-from txnkv.topics import retention, topic_catalog
-from txnkv.topics.acks import (
+from txnkv.topics import retention, subscription_catalog, topic_catalog
+from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
+from txnkv.topics.delivery.transaction_acks import KIND
+from txnkv.topics.read import bounds
+from txnkv.topics.subscription_catalog import (
     FAILOVER,
     SHARED,
-    Acked,
-    Cursor,
-    Exclusive,
     Place,
     SubscriptionInfo,
     SubscriptionOptions,
-    ack_rows,
-    subscription_rows,
 )
-from txnkv.topics.delivery.transaction_acks import KIND
-from txnkv.topics.read import bounds
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topics import Partition, Topics
 
@@ -83,23 +79,23 @@ class Subscriptions:
         """
         while True:
             with self._store.status.read() as cur:
-                known = subscription_rows.find(cur, topic, name)
+                known = subscription_catalog.find(cur, topic, name)
             if known is not None and known.type != type:
                 raise ValueError(
                     f"{known} is {known.type}, not {type}: subscribe so, or take another name"
                 )
             info = (known or SubscriptionInfo(0, topic, name, type)).changed(options)
-            subscription_rows.check(info)
+            subscription_catalog.check(info)
             starts = self._starts(topic, start) if known is None else {}
             with self._store.status.write(sync=info != known) as cur:
                 topic_catalog.require_live(cur, topic)
-                if subscription_rows.find(cur, topic, name) != known:
+                if subscription_catalog.find(cur, topic, name) != known:
                     continue  # another process was first
                 if known is None:
-                    info = subscription_rows.make(cur, info, starts)
+                    info = subscription_catalog.make(cur, info, starts)
                 place = self._open(cur, info, changed=info != known)
                 if info != known:
-                    subscription_rows.set_options(cur, info)
+                    subscription_catalog.set_options(cur, info)
             if known is None:
                 retention.await_cuts(self._topics.partitions(topic))
             if place is not None:
@@ -114,10 +110,8 @@ class Subscriptions:
         """
         self._topics.require_live(info.topic)
         with self._store.status.read(durable=False) as cur:
-            if (
-                subscription_rows.consumer_of(cur, self._store, info, self._topics.local.consumers)
-                is not None
-            ):
+            live = self._topics.local.consumers
+            if subscription_catalog.consumer_of(cur, self._store, info, live) is not None:
                 return None
         with self._store.status.write(sync=False) as cur:
             place = self._open(cur, info, changed=False)
@@ -152,11 +146,11 @@ class Subscriptions:
     def of_topic(self, topic: TopicInfo) -> list[SubscriptionInfo]:
         """The subscriptions of a topic, by name."""
         with self._store.status.read() as cur:
-            return subscription_rows.of_topic(cur, topic)
+            return subscription_catalog.of_topic(cur, topic)
 
     def transactions_of(self, cur: apsw.Cursor, topic: TopicInfo) -> list[int]:
         """Stored transactions, not yet ended, that acknowledged messages of a topic."""
-        ids = [info.id for info in subscription_rows.of_topic(cur, topic)]
+        ids = [info.id for info in subscription_catalog.of_topic(cur, topic)]
         return status_table.transactions_of(cur, KIND, ids)
 
     def drop(self, info: SubscriptionInfo) -> bool:
@@ -167,7 +161,7 @@ class Subscriptions:
             False when it is not there.
         """
         with self._store.status.write() as cur:
-            there = subscription_rows.drop(cur, info.id)
+            there = subscription_catalog.drop(cur, info.id)
             touched = status_table.transactions_of(cur, KIND, [info.id])
         self._topics.coordinator.orchestrator.abort_all(touched, f"{info} was dropped")
         return there
@@ -203,11 +197,11 @@ class Subscriptions:
             state.look()
         try:
             with self._store.status.write() as cur:
-                subscription_rows.require(cur, info)
+                subscription_catalog.require(cur, info)
                 ack_rows.free_dead(cur, self._store, info.id)
                 # From here on no ack is made in memory until that has the new cursor, too.
                 free = state is None or state.take_partition(owner, partition.id)
-                if not free or ack_rows.blocked(cur, self._store, info.id, partition.id):
+                if not free or ack_rows.pending(cur, self._store, info.id, partition.id):
                     raise InvalidTxnStateError(
                         f"{info}: acknowledgements in partition {number} are pending in "
                         "transactions that are open. End these, then seek"
@@ -265,17 +259,17 @@ class Subscriptions:
     def _open(self, cur: apsw.Cursor, info: SubscriptionInfo, *, changed: bool) -> Place | None:
         runtime = self._store.runtime
         place = Place(*runtime.owner, next(_consumers))
-        subscription_rows.check_boot(cur, info)
+        subscription_catalog.check_boot(cur, info)
         ack_rows.free_dead(cur, self._store, info.id)
         if info.type != SHARED:
-            who = subscription_rows.consumer_of(
+            who = subscription_catalog.consumer_of(
                 cur, self._store, info, self._topics.local.consumers
             )
             if who is not None and info.type == FAILOVER and not changed:
                 return None
             if who is not None:
-                raise subscription_rows.has_consumer(info, who)
-            subscription_rows.take_place(cur, info, place)
+                raise subscription_catalog.has_consumer(info, who)
+            subscription_catalog.take_place(cur, info, place)
         self._topics.local.consumers.add(
             place.consumer
         )  # before another thread can take the place for free
@@ -302,7 +296,7 @@ class Subscriptions:
             if state is not None:
                 for partition_id, first, last in state.passed():
                     ack_rows.delete(cur, info.id, partition_id, first, last)
-            subscription_rows.give_place(cur, info, place)
+            subscription_catalog.give_place(cur, info, place)
 
     # -- looking after -----------------------------------------------------------------
 

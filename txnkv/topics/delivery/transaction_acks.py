@@ -39,21 +39,12 @@ from txnkv.storage import (
     fault_point,
     new_rlock,
 )
-from txnkv.topics.acks import (
-    SHARED,
-    Acked,
-    Exclusive,
-    Held,
-    Hold,
-    Holder,
-    SubscriptionInfo,
-    ack_rows,
-    conflict,
-    subscription_rows,
-)
+from txnkv.topics import subscription_catalog
+from txnkv.topics.acks import Acked, Exclusive, Held, Hold, Holder, ack_rows
 from txnkv.topics.messages import MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import bounds
+from txnkv.topics.subscription_catalog import SHARED, SubscriptionInfo
 from txnkv.topics.topics import Topics
 
 KIND: Final = "subscription"
@@ -187,7 +178,7 @@ class TransactionAcks:
     ) -> None:
         state.look()
         if state.gone:
-            raise subscription_rows.dropped(acks.info)
+            raise subscription_catalog.dropped(acks.info)
         if acks.version is None:
             acks.version = state.version
         self._watch()
@@ -203,30 +194,33 @@ class TransactionAcks:
     def _register(
         self, acks: HeldAcks, named: dict[int, list[int]], *, cumulative: bool, again: bool
     ) -> None:
-        info = acks.info
+        info, txn_id = acks.info, self._row.txn_id
         local = self._topics.local.exclusive(info.id)
+        wanted = {
+            number: Ranges((0 if cumulative else offset, offset + 1) for offset in offsets)
+            for number, offsets in named.items()
+        }
         if local is not None:
-            for number, offsets in named.items():
-                local.refuse(number, offsets, cumulative=cumulative)
+            for number, ranges in wanted.items():
+                local.refuse(number, ranges)
         self._watch()
         with self._store.status.write(sync=False) as cur:
             self._count_rows(cur)
             rows = 0
-            subscription_rows.require(cur, info)
+            subscription_catalog.require(cur, info)
             if self._stored:
-                status_table.join(cur, self._row.txn_id, KIND, [info.id], "acknowledge")
-            for number, offsets in named.items():
+                status_table.join(cur, txn_id, KIND, [info.id], "acknowledge")
+            for number, ranges in wanted.items():
+                ack_rows.refuse_by_rows(
+                    cur, self._store, info, number, txn_id, ranges,
+                    cumulative=cumulative, again=again,
+                )  # fmt: skip
                 partition_id = info.topic.partitions[number]
-                txn_id = self._row.txn_id
-                besides = txn_id if again else 0
-                ack_rows.refuse(
-                    cur, self._store, info, number, txn_id, offsets, cumulative, besides
-                )
-                position = offsets[0] + 1 if cumulative else None
-                ranges = Ranges() if cumulative else Ranges((at, at + 1) for at in offsets)
+                position = ranges.end if cumulative else None
+                ones = Ranges() if cumulative else ranges
                 if local is not None:
-                    ranges = local.applied({partition_id: ranges})[partition_id]
-                rows += self._write_rows(cur, info, partition_id, ranges, position, self._stored)
+                    ones = local.applied({partition_id: ones})[partition_id]
+                rows += self._write_rows(cur, info, partition_id, ones, position, self._stored)
             ack_rows.bump(cur, info.id)
             self._unsure_rows = rows
         self._rows, self._unsure_rows = self._rows + rows, 0
@@ -276,7 +270,7 @@ class TransactionAcks:
         self._topics.refuse_dropped(cur, self._catalog, topics)
         if self._rows and ack_rows.count_pending(cur, self._row.txn_id) != self._rows:
             for acks in self._acks.values():
-                subscription_rows.require(cur, acks.info)
+                subscription_catalog.require(cur, acks.info)
             raise ack_rows.given_back(self._row.txn_id)
         for acks in self._acks.values():
             state = acks.state
@@ -307,8 +301,8 @@ class TransactionAcks:
         """Delete what is acknowledged outside of a transaction; what is pending stays so."""
         info = acks.info
         wanted = acks.whole(lambda id: ack_rows.mark_delete(cur, info.id, id) or 0)
-        for row in ack_rows.blocked(cur, self._store, info.id):
-            if row.pending and row.partition_id in wanted:
+        for row in ack_rows.pending(cur, self._store, info.id):
+            if row.txn_id > 0 and row.partition_id in wanted:
                 wanted[row.partition_id].remove(row.first, row.last)
         state = None if info.leased else self._topics.local.exclusive(info.id, self)
         acks.state = state
@@ -473,23 +467,14 @@ def _refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -
         AckConflictError: another process was first.
     """
     info = acks.info
-    subscription_rows.require(cur, info)
-
-    def taken(partition_id: int, first: int, last: int) -> bool:
-        return bool(
-            ack_rows.pending_in(cur, store, info.id, partition_id, first, last, besides=txn_id)
-        )
-
-    def deleted(partition_id: int, first: int, last: int) -> bool:
-        return bool(ack_rows.deleted_in(cur, info.id, partition_id, first, last))
-
+    subscription_catalog.require(cur, info)
     for number, id in enumerate(info.topic.partitions):
-        for first, last in acks.held.get(id, ()):
-            if deleted(id, first, last) or taken(id, first, last):
-                raise conflict(info, number, first, "was acknowledged first by another process")
-        position = acks.positions.get(id, 0)
-        if position and (deleted(id, position - 1, position) or taken(id, 0, position)):
-            raise conflict(info, number, position - 1, "was acknowledged first by another process")
+        below = Ranges([(0, acks.positions.get(id, 0))])
+        for wanted, cumulative in ((acks.held.get(id), False), (below, True)):
+            if wanted:
+                ack_rows.refuse_by_rows(
+                    cur, store, info, number, txn_id, wanted, cumulative=cumulative, again=True
+                )
 
 
 def refuse(
