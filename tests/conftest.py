@@ -134,10 +134,11 @@ def until(what: Callable[[], Any], seconds: float = 300.0) -> Any:
 
 # What starts a Spark; the other tests of tests/spark call its parts in Python.
 _SPARK = (
-    "benchmarks/test_streaming", "cli/test_demo", "cli/test_docs", "spark/test_changes_stream",
-    "spark/test_driver", "spark/test_exactly_once", "spark/test_foreach_batch_streams",
-    "spark/test_late_attempts", "spark/test_manual", "spark/test_operations",
-    "spark/test_planning", "spark/test_reading", "spark/test_round_trip", "spark/test_set_up",
+    "benchmarks/test_streaming", "cli/test_demo", "cli/test_docs", "spark/test_altered",
+    "spark/test_changes_stream", "spark/test_driver", "spark/test_exactly_once",
+    "spark/test_foreach_batch_streams", "spark/test_late_attempts", "spark/test_manual",
+    "spark/test_operations", "spark/test_other_hosts", "spark/test_planning",
+    "spark/test_reading", "spark/test_round_trip", "spark/test_set_up",
     "spark/test_stream_queries", "spark/test_stream_writing", "spark/test_submit",
     "spark/test_topic_spark", "spark/test_topic_writing", "spark/test_typed_topics",
     "spark/test_writing",
@@ -162,6 +163,14 @@ class _OneSpark:
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(_OneSpark())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that would start a Spark in a process of its own."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if "spark" in getattr(item, "fixturenames", ()) and not name.startswith(_SPARK):
+            raise pytest.UsageError(f"{name} takes a Spark: name its file in {__file__}")
 
 
 def pytest_collection_finish() -> None:

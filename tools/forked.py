@@ -29,7 +29,7 @@ from tools.zygote import NUMBER, receive
 from txnkv.storage.faults import FAULT_VARIABLE
 
 ROOT: Final = Path(__file__).parent.parent
-_NO_THREADS: Final = {
+NO_THREADS: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -62,7 +62,7 @@ class _Zygote:
         self._lock = threading.Lock()
         self._socket, inside = socket.socketpair()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, **_NO_THREADS, "PYTHONPATH": path}
+        environment = {**os.environ, **NO_THREADS, "PYTHONPATH": path}
         environment.pop(FAULT_VARIABLE, None)
         with inside:
             self._popen = subprocess.Popen(

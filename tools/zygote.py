@@ -83,11 +83,11 @@ def _fork_again(asked: socket.socket, descriptors: list[int], request: tuple[Any
         time.sleep(0.0002)
     asked.detach()  # closed with all others
     program, *rest = request
-    _become(descriptors, *rest)
-    _run(program)
+    become(descriptors, *rest)
+    run(program)
 
 
-def _become(descriptors: list[int], argv: list[str], environment: dict[str, str], cwd: str) -> None:
+def become(descriptors: list[int], argv: list[str], environment: dict[str, str], cwd: str) -> None:
     """Make this process what a new one would be."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -109,7 +109,7 @@ def _become(descriptors: list[int], argv: list[str], environment: dict[str, str]
         sys.modules["numpy"].random.seed()  # that of `random` is new in every fork
 
 
-def _run(program: str) -> NoReturn:
+def run(program: str) -> NoReturn:
     """Run it as `python -c` does, to the end of the process.
 
     What the program has is dropped, and modules are left: to take all of them apart, as Python

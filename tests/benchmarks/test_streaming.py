@@ -13,9 +13,9 @@ pytest.importorskip("duckdb", reason="the peers of the benchmarks are not instal
 
 from benchmarks.spark_session import require_kafka  # only with Spark
 from benchmarks.streaming.__main__ import streaming_races
-from tests.spark.conftest import java, spark
+from tests.spark.conftest import java, spark, worker_python
 
-__all__ = ["java", "spark"]  # fixtures: the one Spark of all tests
+__all__ = ["java", "spark", "worker_python"]  # fixtures: the one Spark of all tests
 
 pytestmark = pytest.mark.spark
 

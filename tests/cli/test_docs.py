@@ -67,17 +67,6 @@ def test_the_programs_in_the_readme_run_and_run_again(tmp_path):
     assert len(program.strip().splitlines()) <= 20
 
 
-@pytest.mark.spark
-@needs_java
-def test_the_spark_program_in_the_readme(tmp_path):
-    """Run and run again, in one process: each starts a Spark."""
-    plain, spark = README
-    run_program(plain, tmp_path)
-    (tmp_path / "readme.py").write_text(spark)
-    twice = "import runpy\nfor _ in range(2):\n    runpy.run_path('readme.py')\n"
-    assert run_program(twice, tmp_path).splitlines()[-2:] == ["3 2", "3 2"]
-
-
 @pytest.mark.slow
 @pytest.mark.spark
 @needs_java

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 
 OPEN, ABORTED = txnkv.TxnState.OPEN, txnkv.TxnState.ABORTED
 COMMITTED = txnkv.TxnState.COMMITTED
@@ -229,11 +230,7 @@ def test_threads_share_a_transaction(client: txnkv.Client, table: txnkv.Table) -
                 if id % 10 == 0:
                     session.flush()
 
-    threads = [threading.Thread(target=work, args=(n * 100,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(work, n * 100) for n in range(4)))
     txn.commit()
     assert table.count() == 200
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from txnkv.storage.faults import arm
 
 
@@ -112,11 +113,7 @@ def test_many_writers_of_the_same_keys(
                 except (txnkv.TransactionConflictError, txnkv.RowErrors):
                     pass
 
-        threads = [threading.Thread(target=run, args=(f"t{n}",)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*(partial(run, f"t{n}") for n in range(4)))
     expected = {id: me for me, won in winners.items() for n in won for id in (2 * n, 2 * n + 1)}
     found = table.scan().to_arrow().to_pydict()
     assert dict(zip(found["id"], found["v"], strict=True)) == expected

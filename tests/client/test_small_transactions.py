@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from txnkv.storage.faults import arm, disarm
 from txnkv.tables.maintenance import history
 
@@ -221,21 +222,14 @@ def test_a_write_outside_of_transactions_looks_again(
 def test_writes_outside_of_transactions_all_count(client: txnkv.Client, table: txnkv.Table) -> None:
     with client.new_session() as session:
         session.insert(table, (1, "0"))
-    counts = []
 
     def work(n: int) -> None:
         with client.new_session("auto_sync") as mine:
             for i in range(20):
                 mine.upsert(table, (1, f"{n}.{i}"))
                 mine.insert_ignore(table, (100 + i, str(n)))
-            counts.append(n)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(counts) == 6
+    at_once(*(partial(work, n) for n in range(6)))
     assert table.count() == 21
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from txnkv.coordinator.ids import EPOCH, MAX_TIMESTAMP, RANGE, Timestamp, TxnId
 
 TIMES = st.datetimes(
@@ -100,16 +100,7 @@ def test_many_transactions_begin_in_order(client: txnkv.Client) -> None:
 
 def test_ids_of_threads_are_unique(client: txnkv.Client) -> None:
     """BeginManyTransactions: unique in all, rising in each thread."""
-    found: list[list[int]] = [[] for _ in range(4)]
-
-    def begin(mine: list[int]) -> None:
-        mine.extend(client.new_transaction().id for _ in range(700))
-
-    threads = [threading.Thread(target=begin, args=(mine,)) for mine in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(*[lambda: [client.new_transaction().id for _ in range(700)]] * 4)
     assert all(mine == sorted(mine) for mine in found)
     assert len({id for mine in found for id in mine}) == 4 * 700
 

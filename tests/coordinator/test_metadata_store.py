@@ -7,11 +7,11 @@ BADSTATUS are there, TxnNotFoundError and InvalidTxnStateError are here.
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import pytest
 
+from tests.threads import at_once
 from txnkv.coordinator import status_table
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.status_table import MOVES, PARTITION, TxnRow, TxnState, past_timeout
@@ -213,14 +213,7 @@ def test_a_thousand_time_out(world: Any, now: Any) -> None:
 
 def test_timeouts_of_several_threads_come_one_after_the_other(world: Any, now: Any) -> None:
     """testTimeoutTrackerMultiThreading: 4 x 25, each with a timeout of its own."""
-    threads = [
-        threading.Thread(target=lambda s=seconds: [new(world, s) for _ in range(25)])
-        for seconds in (60, 120, 180, 240)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(lambda s=s: [new(world, s) for _ in range(25)] for s in (60, 120, 180, 240)))
     metadata = MetadataStore(world)
     left = []
     now.forward(30)

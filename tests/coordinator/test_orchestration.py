@@ -6,12 +6,12 @@ else (the same orchestrator, the leader, a restarted store) goes on from the sta
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 import txnkv
+from tests.threads import at_once
 from txnkv.coordinator import jobs, status_table
 from txnkv.coordinator.status_table import TxnState
 from txnkv.storage.faults import InjectedFault, arm, disarm
@@ -151,7 +151,7 @@ def test_concurrent_repeated_commits(world: Any) -> None:
     """TestConcurrentRepeatedCommitCalls: all succeed, with one timestamp."""
     txn_id = world.begin(1)
     found: list[Any] = []
-    _together(*[lambda: found.append(_end(world, txn_id).commit_ts)] * 6)
+    at_once(*[lambda: found.append(_end(world, txn_id).commit_ts)] * 6)
     assert len(found) == 6
     assert len(set(found)) == 1
 
@@ -169,7 +169,7 @@ def test_commit_and_abort_raced(world: Any, seed: int) -> None:
             outcomes[name] = error
 
     jobs_ = [lambda: run("commit", False), lambda: run("abort", True)]
-    _together(*(jobs_ if seed % 2 else reversed(jobs_)))
+    at_once(*(jobs_ if seed % 2 else reversed(jobs_)))
     end = world.state(txn_id)
     assert end.ended
     calls = world.pages.of(txn_id)
@@ -253,17 +253,3 @@ def _end(world: Any, txn_id: int, *, abort: bool = False) -> Any:
         return world.coordinator.abort(txn_id, "test")
     world.coordinator.orchestrator.start_commit(txn_id)
     return world.coordinator.orchestrator.finish(txn_id)
-
-
-def _together(*functions: Any) -> None:
-    start = threading.Barrier(len(functions))
-
-    def run(function: Any) -> None:
-        start.wait()
-        function()
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import apsw
 import pytest
 
 import txnkv
+from tests.threads import at_once
 from txnkv.coordinator import status_table
 from txnkv.coordinator.status_table import TxnState
 
@@ -240,11 +240,7 @@ def test_multithreaded_access(world: Any) -> None:
             world.register(txn_id, page)
             seen.append(_participants(world, txn_id) == {"page": list(range(page + 1))})
 
-    threads = [threading.Thread(target=work) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[work] * 10)
     assert seen == [True] * 50
     with world.store.status.read() as cur:
         assert len(status_table.select(cur)) == 10

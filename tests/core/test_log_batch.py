@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.threads import at_once
 from tools import log_reference as reference
 from txnkv.core import (
     MESSAGES,
@@ -243,11 +242,7 @@ def test_threads_encode_and_decode_at_once():
             if encoded != wanted or back.column("value") != batch.column("value"):
                 wrong.append(encoded)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[work] * 4)
     assert not wrong
 
 

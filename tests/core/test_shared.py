@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from threading import Thread
 
 import pytest
 
+from tests.threads import at_once
 from txnkv.core import SharedWords
 
 
@@ -30,11 +30,7 @@ def test_threads_lose_no_addition() -> None:
         for _ in range(20_000):
             words.add(1, 1)
 
-    threads = [Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[add] * 4)
     assert words.load(1) == 80_000
 
 

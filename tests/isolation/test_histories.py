@@ -11,11 +11,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import txnkv
+from tests.threads import at_once
 from tools.children import Children
 from tools.isolation.checker import check
 from tools.isolation.histories import Outcome, Txn, dump, parse
@@ -71,23 +73,10 @@ def flushes(client: txnkv.Client, every: float) -> Iterator[None]:
 
 
 def by_threads(client: txnkv.Client, level: str, seconds: float, seed: int) -> list[Txn]:
-    histories: list[list[Txn]] = [[] for _ in range(4)]
-    failed: list[BaseException] = []
+    def run(number: int) -> list[Txn]:
+        return work(client, Load(f"t{number}", seed + number, level, seconds=seconds, least=60))
 
-    def run(number: int) -> None:
-        load = Load(f"t{number}", seed + number, level, seconds=seconds, least=60)
-        try:
-            histories[number] = work(client, load)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(histories))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    histories = at_once(*(partial(run, number) for number in range(4)))
     return [txn for history in histories for txn in history]
 
 

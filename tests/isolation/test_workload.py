@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import txnkv
+from tests.threads import at_once
 from tools.isolation.checker import check
 from tools.isolation.histories import Txn
 from tools.isolation.replay import replay
@@ -163,17 +165,11 @@ class _Found:
 
 def run(store: Any, isolation: str, transactions: int) -> list[Txn]:
     prepare(store)
-    histories: list[list[Txn]] = [[] for _ in range(4)]
 
-    def session(number: int) -> None:
-        load = Load(f"t{number}", number + 1, isolation, transactions, seconds=30)
-        histories[number] = work(store, load)
+    def session(number: int) -> list[Txn]:
+        return work(store, Load(f"t{number}", number + 1, isolation, transactions, seconds=30))
 
-    threads = [threading.Thread(target=session, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    histories = at_once(*(partial(session, number) for number in range(4)))
     return [*(txn for history in histories for txn in history), read_all(store)]
 
 

@@ -38,7 +38,7 @@ def test_store_at_a_sample_of_moments(new_recording: Recordings) -> None:
     recording = new_recording("run")
     workload = Workload(pipelines=1, transactions=8)
     log = record(recording, workload)
-    assert found(recording, workload, losses(log, range(3), sample=30)) == ""
+    assert found(recording, workload, losses(log, range(3), sample=20)) == ""
 
 
 def test_creation_at_every_moment(new_recording: Recordings) -> None:

@@ -72,7 +72,7 @@ def test_topics_at_a_sample_of_moments(
     monkeypatch.setattr(Maintenance, "start", lambda self: None)
     run = _Losses(new_recording("run"), UNSYNCED if plant else "", tmp_path / "state")
     found: list[str] = []
-    for loss in run.chosen(120):
+    for loss in run.chosen(120 if plant else 60):
         found += run.problems(loss)
         if plant and found:
             break

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import txnkv
+from tools.forked import NO_THREADS, ROOT
 from txnkv.spark import require_java
 
 from . import worker_start
@@ -36,19 +40,35 @@ def java() -> None:
         pytest.skip(str(error))
 
 
-def _worker_python(folder: Path) -> Path:
+@pytest.fixture(scope="session")
+def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The program that Spark takes for Python; see worker_start."""
-    program = folder / "python"
-    python, start = shlex.quote(sys.executable), shlex.quote(worker_start.__file__)
+    folder = tmp_path_factory.mktemp("worker")
+    program, path = folder / "python", folder / "forks"
+    python = shlex.quote(sys.executable)
+    start = shlex.join([sys.executable, worker_start.__file__, str(path)])
     program.write_text(
         "#!/bin/sh\n"
         'case "$1 $2" in\n'
-        f'"-m pyspark."*) shift; exec {python} {start} "$@" ;;\n'
+        f'"-m pyspark."*) shift; exec {start} "$@" ;;\n'
         f'*) exec {python} "$@" ;;\n'
         "esac\n"
     )
     program.chmod(0o755)
-    return program
+    if sys.platform != "linux":
+        yield program
+        return
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(100)
+        popen = subprocess.Popen(
+            [sys.executable, worker_start.__file__, "serve", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, **NO_THREADS, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"},
+        )
+    yield program
+    popen.kill()
+    popen.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +79,14 @@ def not_directly(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(java: None, worker_python: Path) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2,4]")
     for key, value in KEEP_QUIET:
         builder = builder.config(key, value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", str(_worker_python(tmp_path_factory.mktemp("worker"))))
+        patch.setenv("PYSPARK_PYTHON", str(worker_python))
         session = builder.getOrCreate()
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""The programs of docs/spark.md run as they stand."""
+"""The programs of docs/spark.md and README.md run as they stand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from txnkv.spark.option_table import OPTIONS, Kind
 
 pytestmark = pytest.mark.spark
 
-MANUAL = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+ROOT = Path(__file__).resolve().parents[2]
+MANUAL = ROOT / "docs" / "spark.md"
+
+
+def programs(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
 
 
 def test_the_manual(
@@ -23,7 +28,7 @@ def test_the_manual(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Spark's workers have the working directory of its JVM, so the store goes by its whole path.
-    program = "\n".join(re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL))
+    program = "\n".join(programs(MANUAL))
     names: dict[str, Any] = {}
     try:
         for name in ("shop", "checkpoint", "seen", "mirrored", "numbers-read", "copied"):
@@ -38,6 +43,16 @@ def test_the_manual(
         names["client"].close()
     with txnkv.connect(tmp_path / "shop") as client:
         assert client.check().ok
+
+
+def test_the_readme(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs, and runs again; tests/cli/test_docs.py starts a Spark for it each time."""
+    plain, with_spark = programs(ROOT / "README.md")
+    assert with_spark.endswith("spark.stop()\n")
+    with_spark = with_spark.removesuffix("spark.stop()\n")
+    for program in (plain, with_spark, with_spark):
+        exec(program.replace('"shop"', repr(str(tmp_path / "shop"))), {})
+    assert capsys.readouterr().out.splitlines()[-2:] == ["3 2", "3 2"]
 
 
 KINDS = {

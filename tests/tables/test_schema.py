@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from txnkv.coordinator import status_table
 
 NAMES = {
@@ -289,16 +289,8 @@ def test_drop_after_the_commit_point(client: txnkv.Client) -> None:
 
 def test_next_id(client: txnkv.Client, table: txnkv.Table, elsewhere: Any) -> None:
     """Unique over threads, handles and processes; known before commit."""
-    found: list[int] = []
-
-    def take() -> None:
-        found.extend(table.next_id() for _ in range(300))
-
-    threads = [threading.Thread(target=take) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    taken = at_once(*[lambda: [table.next_id() for _ in range(300)]] * 3)
+    found = [id for ids in taken for id in ids]
     found += [client.table("t").next_id() for _ in range(5)]
     found += elsewhere("t = client.table('t'); say([t.next_id() for _ in range(1500)])")
     assert len(set(found)) == len(found) == 900 + 5 + 1500

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from tests.topics.engine_tools import controls, is_dense, no_room, offsets
 from tools.topic_contents import raw, stored, values
 from tools.topic_writers import abort, batch, begin, commit, create, send, small
@@ -107,20 +107,14 @@ def test_a_commit_that_is_refused_takes_no_offset(client: txnkv.Client) -> None:
 
 def test_threads_that_send_at_once_get_dense_offsets(client: txnkv.Client) -> None:
     partitions = create(client, partitions=2)
-    start = threading.Barrier(8)
     stamps: dict[int, Any] = {}
 
     def run(thread: int) -> None:
-        start.wait()
         for i in range(20):
             number = thread * 20 + i
             stamps[number] = small(client, partitions, [b"%d" % number] * (1 + number % 3))
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(run, i) for i in range(8)))
     assert is_dense(client)
     for number in range(2):
         batches = stored(client, "events", number)

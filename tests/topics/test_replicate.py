@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from tools.topic_contents import partitions, raw, values
 from tools.topic_writing import Writer
 from txnkv.client.producer import Producer
@@ -382,15 +383,7 @@ def test_killed_while_it_gives_up_what_the_source_has_not(
 
 def test_runs_at_one_time_take_turns(source: Writer, dest: txnkv.Client) -> None:
     mixed(source)
-    done: list[Replicated] = []
-    threads = [
-        threading.Thread(target=lambda: done.append(copy(source, dest, max_bytes=200)))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    done = at_once(*[lambda: copy(source, dest, max_bytes=200)] * 3)
     agree(source, dest)
     copied = sum(each.copied_bytes for each in done)
     assert copied == sum(len(raw(dest, TOPIC, number)) for number in range(2))

@@ -61,19 +61,6 @@ def test_no_side_log_without_transactions(log: SideLog) -> None:
     assert log.look("open_transactions") == []
 
 
-def test_messages_take_their_offsets_at_the_commit(log: SideLog) -> None:
-    log.plain(b"before")
-    log.send(T1, b"a", b"b")
-    log.send(T1, b"c")
-    assert log.values() == {0: b"before"}
-    assert log.look("count", T1) == 3
-    assert log.commit(T1) == 1
-    log.plain(b"after")
-    assert log.values() == {0: b"before", 1: b"a", 2: b"b", 3: b"c", 4: b"after"}
-    assert (log.end, log.lso) == (5, 5)
-    assert log.look("count", T1) == 0
-
-
 def test_an_open_transaction_holds_nobody_back(log: SideLog) -> None:
     log.send(T1, *values(T1, 5))
     log.send(T2, *values(T2, 2))
@@ -382,21 +369,6 @@ def test_a_folder_without_a_row_is_removed(log: SideLog, small_own: None) -> Non
     assert log.folders == [str(T1), str(T2)]
     log.sweep()
     assert log.folders == [str(T2)]
-
-
-def test_reopened(log: SideLog, small_own: None) -> None:
-    log.send(T1, *values(T1, 30), batch=10)
-    log.send(T2, *values(T2, 3))
-    log.reopen()
-    log.send(T1, *values(T1, 5, first=30))
-    log.commit(T1)
-    log.reopen()
-    assert list(log.values().values()) == values(T1, 35)
-    log.reopen()
-    log.commit(T2)
-    log.sweep()
-    log.reopen()
-    assert list(log.values().values()) == [*values(T1, 35), *values(T2, 3)]
 
 
 # -- retention and truncation ----------------------------------------------------------

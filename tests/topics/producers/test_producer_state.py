@@ -92,81 +92,51 @@ def run(steps: list[Step], state: ProducerState | None = None) -> ProducerState 
 
 SCRIPTS: dict[str, list[Step]] = {
     "testBasicIdMapping": [
-        Send(0, 0),
-        Send(0, 1),
+        Send(0, 0), Send(0, 1),
         # Kafka's manager alone refuses the repeated 1; its log answers it, as we do.
-        Send(0, 5, error=GAP),
-        Send(1, 0),
-        Send(0, 0, error=FENCED),
+        Send(0, 5, error=GAP), Send(1, 0), Send(0, 0, error=FENCED),
     ],
     "testProducerSequenceWrapAround": [
-        Send(15, MAX, 735),
-        Send(15, 0, 1235),
-        Is(15, MAX, 0, 1235),
+        Send(15, MAX, 735), Send(15, 0, 1235), Is(15, MAX, 0, 1235),
     ],
     "testProducerSequenceWithWrapAroundBatchRecord": [
-        Send(0, MAX - 10, 2000, count=21),
-        Is(0, MAX - 10, 9, 2020),
-        Send(0, 10, 2021),
+        Send(0, MAX - 10, 2000, count=21), Is(0, MAX - 10, 9, 2020), Send(0, 10, 2021),
     ],
     "testProducerSequenceInvalidWrapAround": [
-        Send(15, MAX, 735),
-        Send(15, 1, 1235, error=GAP),
+        Send(15, MAX, 735), Send(15, 1, 1235, error=GAP),
     ],
     "testControlRecordBumpsProducerEpoch": [
-        Send(0, 0, 0),
-        Send(1, 0, 2),
-        Is(1, 0, 0, 2),
+        Send(0, 0, 0), Send(1, 0, 2), Is(1, 0, 0, 2),
     ],
     "updateProducerTransactionState": [
-        Send(0, 0, 9),
-        Send(0, 1, 16, count=5),
-        Send(0, 6, 26, count=5),
-        Is(0, 0, 10, 30),
+        Send(0, 0, 9), Send(0, 1, 16, count=5), Send(0, 6, 26, count=5), Is(0, 0, 10, 30),
     ],
     "testOutOfSequenceAfterControlRecordEpochBump": [
-        Send(0, 0),
-        Send(0, 1),
-        Send(1, 2, error=GAP),
-        Send(2, 2, error=GAP),
-        Send(1, 0),
+        Send(0, 0), Send(0, 1), Send(1, 2, error=GAP), Send(2, 2, error=GAP), Send(1, 0),
     ],
     "testAcceptAppendWithSequenceGapsOnReplica": [
-        Send(0, 0, 0),
-        Send(0, 3, 1, error=GAP),
-        Send(0, 1, 1),
-        Is(0, 0, 1, 1),
+        Send(0, 0, 0), Send(0, 3, 1, error=GAP), Send(0, 1, 1), Is(0, 0, 1, 1),
     ],
     "testRejectNonZeroSequenceForTransactionsV2WithEmptyState": [
-        Send(0, 5, strict=True, error=GAP),
-        Send(0, 0, strict=True),
+        Send(0, 5, strict=True, error=GAP), Send(0, 0, strict=True),
     ],
     "testAllowNonZeroSequenceForTransactionsV1WithEmptyState": [Send(0, 5)],
     "testRejectNonZeroSequenceForDirectEpochBump": [
-        Send(0, 0),
-        Send(0, 1),
-        Send(0, 2),
-        Send(1, 5, error=GAP),
-        Send(1, 0),
+        Send(0, 0), Send(0, 1), Send(0, 2), Send(1, 5, error=GAP), Send(1, 0),
     ],
     "testDuplicateAppends": [
-        *(Send(0, sequence, sequence) for sequence in range(6)),
-        Send(0, 6, 6, count=3),
+        *(Send(0, sequence, sequence) for sequence in range(6)), Send(0, 6, 6, count=3),
         Send(0, 6, 9, count=3, same_as=6),
         Send(0, 7, 9, count=2, error=GAP),  # a part of a batch
         Send(0, 2, 9, same_as=2),  # five back
         Send(0, 1, 9, error=GAP),  # six back: forgotten
-        Send(0, 5, 9, same_as=5),
-        Send(0, 9, 9),
-        Is(0, 3, 9, 9),
+        Send(0, 5, 9, same_as=5), Send(0, 9, 9), Is(0, 3, 9, 9),
     ],
     "testOldProducerEpoch": [Send(1, 0), Send(0, 0, 1, error=FENCED)],
     "a duplicate of an earlier epoch is fenced, not answered": [
-        Send(0, 0, 0),
-        Send(1, 0, 1),
-        Send(0, 0, 2, error=FENCED),
+        Send(0, 0, 0), Send(1, 0, 1), Send(0, 0, 2, error=FENCED),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from tests.topics.producers.producer_tools import (
     TOPIC,
     Make,
@@ -140,11 +142,7 @@ def test_threads_share_a_producer(make: Make, client: txnkv.Client) -> None:
         for i in range(200):
             producer.send(f"{thread}:{i}")
 
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(work, t) for t in range(4)))
     producer.flush()
     found = [(value or b"").decode().split(":") for value in values(client, TOPIC)]
     for thread_number in range(4):

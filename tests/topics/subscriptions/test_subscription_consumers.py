@@ -7,12 +7,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import txnkv
 from tests import internals
+from tests.threads import at_once
 from tests.topics.subscriptions.subscription_tools import left_over, received, send, take
 from txnkv.topics.acks import exclusive
 from txnkv.topics.messages.message import MessageId
@@ -339,11 +341,7 @@ def test_threads_acknowledge_what_one_receives(
                 txn.ack(sub, message)
                 txn.rollback()
 
-    threads = [threading.Thread(target=work, args=(messages[i::4],)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(work, messages[i::4]) for i in range(4)))
     back = [int(value) for value in received(sub)]
     assert sorted(back) == sorted(
         int(m.value or b"") for i in range(4) for m in messages[i::4][2::3]
@@ -361,22 +359,13 @@ def test_threads_send_and_acknowledge_in_one_transaction(
     sub = topic.subscribe("s", **options)
     messages = sub.receive_many(300, timeout=0)
     txn = client.new_transaction()
-    errors: list[BaseException] = []
 
     def work(part: list[Any]) -> None:
-        try:
-            for message in part:
-                txn.send(topic, "again")
-                txn.ack(sub, message)
-        except BaseException as error:
-            errors.append(error)
+        for message in part:
+            txn.send(topic, "again")
+            txn.ack(sub, message)
 
-    threads = [threading.Thread(target=work, args=(messages[i::30],)) for i in range(30)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    at_once(*(partial(work, messages[i::30]) for i in range(30)))
     txn.commit()
     assert received(sub) == ["again"] * 300
     assert sub.lag() == {0: 300}
@@ -400,11 +389,7 @@ def test_two_transactions_that_race_for_a_message(client: txnkv.Client, topic: t
                 continue
             won.append(message.offset)
 
-    threads = [threading.Thread(target=race) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[race] * 3)
     assert sorted(won) == list(range(30))
     assert received(sub) == []
 
