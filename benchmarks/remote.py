@@ -243,7 +243,7 @@ def transaction(
     """One-row transactions, of one client and of many, each with a connection of its own.
 
     Args:
-        count: transactions of each client a round.
+        count: transactions of one client a round; many share four times as many.
         clients: how many at once, in turn.
         rounds: counted rounds.
         base: where the stores are made.
@@ -339,9 +339,9 @@ def _one_row(
                 ratios = {EMPTY: 1 / 3}
                 lines += race_each(named, operations, rounds=rounds, ratios=ratios)
                 continue
+            each = max(1, 4 * count // many)
             ours, *peers = [
-                Contestant(name, _together(stack, kind, many, count))
-                for name, kind in kinds.items()
+                Contestant(name, _together(stack, kind, many, each)) for name, kind in kinds.items()
             ]
             lines += race(named, ours, peers, rounds=rounds, unit=EACH)
     return lines

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_a_small_transaction_is_one_request(store: txnkv.Client, remote: Remote)
         txn.delete_ignore(table, 3)
     assert next(client.channel._numbers) == before + 2  # type: ignore[attr-defined]
     assert list(store.table("t").scan(ordered=True)) == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
+
+
+def test_two_threads_forget_the_last_transaction_that_is_gone(
+    store: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them sees that one is gone; one takes it off, and the other found nothing, and failed
+    to begin.
+    """
+
+    class TakenMeanwhile(deque[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    monkeypatch.setattr(store.instance, "_gone", TakenMeanwhile())
+    with store.transaction() as txn:
+        txn.insert("t", (1, "begun"))
+    assert store.table("t").count() == 1
 
 
 def test_the_begin_is_before_the_next_request(store: txnkv.Client, remote: Remote) -> None:
