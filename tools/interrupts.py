@@ -26,6 +26,8 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from txnkv.storage import threads
+
 _ASKING: Final = frozenset(
     (
         "RESUME",
@@ -112,6 +114,8 @@ class Interruption:
         return self._trace
 
     def _at(self, frame: FrameType) -> None:
+        if not threads.is_exposed():
+            return  # handlers are put off until the call has ended
         self.passed += 1
         if self.passed == self._point:
             self.where = _stack(frame)

@@ -20,6 +20,20 @@ class Table:
     def values(self, given: tuple[Any, ...], /) -> tuple[bytes, bytes]: ...
     def dict(self, key: bytes, row: bytes, /) -> dict[str, Any]: ...
 
+class Handlers:
+    """Handlers of signals, put off while a call lasts (csrc/native/handlers.c)."""
+
+    def __new__(cls, main: int, /) -> Self: ...
+    def calm(self) -> bool: ...
+    def forget(self) -> None: ...
+    def here(self) -> bool: ...
+    def let(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Any: ...  # fmt: skip
+    def put_off(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Any: ...  # fmt: skip
+
 class MemRowSet:
     """A part of `txnkv.core.MemRowSet` (csrc/native/mem_set.c)."""
 

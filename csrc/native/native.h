@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+extern PyType_Spec handlers_spec;
 extern PyType_Spec mem_set_spec;
 extern PyType_Spec published_spec;
 extern PyType_Spec reader_spec;

@@ -87,14 +87,14 @@ def test_who_adds_faster_than_the_disk_takes_waits(
     monkeypatch.setattr("txnkv.transaction.session_buffer._BACKGROUND_ROWS", 5)
     go_on, inside = threading.Event(), threading.Event()
     instance = client.instance
-    commit = instance.coordinator.log.commit
+    commit = instance.coordinator.log.offer
 
     def slow(*what: Any) -> Any:
         inside.set()
         assert go_on.wait(30)
         return commit(*what)
 
-    monkeypatch.setattr(instance.coordinator.log, "commit", slow)
+    monkeypatch.setattr(instance.coordinator.log, "offer", slow)
     session = client.new_session("auto_background")
     added = []
 
@@ -159,7 +159,7 @@ def test_rows_wait_on_while_the_disk_is_away(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(internals.coordinator(client).log, "commit", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "offer", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     assert session.has_pending
@@ -250,7 +250,7 @@ def test_what_could_not_be_flushed_fills_the_buffer_again(
     def away(*what: Any) -> Any:
         raise txnkv.UnavailableError("the disk is away")
 
-    monkeypatch.setattr(internals.coordinator(client).log, "commit", away)
+    monkeypatch.setattr(internals.coordinator(client).log, "offer", away)
     with pytest.raises(txnkv.UnavailableError):
         session.flush()
     with pytest.raises(txnkv.InvalidTxnStateError, match="1000 bytes"):

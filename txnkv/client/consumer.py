@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
-from txnkv.storage import new_rlock, shielded
+from txnkv.storage import brief, new_rlock, shielded
 from txnkv.topics import (
     FETCH_BYTES,
     HELD_BYTES,
@@ -389,7 +389,7 @@ class Consumer(Closing):
         is_ahead, partitions = self._ends.is_ahead, self._partitions
         return any(is_ahead(partitions[each].id, read) for each, read in self._readers.items())
 
-    @shielded
+    @brief
     def _gather(self, most: int) -> _Parts:
         """Take the messages that are there now: those taken back, or the next. They are on their
         way until the caller has them, which a signal may prevent.
@@ -404,7 +404,7 @@ class Consumer(Closing):
             self._on_its_way = bool(self._given)
             return self._given
 
-    @shielded
+    @brief
     def _return_what_was_lost(self) -> None:
         with self._gathering:
             if self._on_its_way:

@@ -25,7 +25,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import WhenDropped, new_lock, shielded
+from txnkv.storage import WhenDropped, new_lock, shielded, shielded_unless
 from txnkv.topics import (
     HELD_BYTES,
     Delivery,
@@ -226,7 +226,7 @@ class Subscription(Closing):
             assert message is not None
             yield message
 
-    @shielded
+    @shielded_unless(lambda self, *_: self._gives_from_memory)
     def _take(self, most: int) -> list[Message]:
         """Take what is there; the next call gives it again if a signal keeps it from the caller."""
         with self._taking:
@@ -236,6 +236,11 @@ class Subscription(Closing):
             found = self._next(most)
             self._on_its_way = bool(found)
             return found
+
+    @property
+    def _gives_from_memory(self) -> bool:
+        """Taking a message writes nothing: no lease, nor a dead letter."""
+        return isinstance(self._reader, ExclusiveReader) and self.info.max_deliveries is None
 
     def _next(self, most: int) -> list[Message]:
         while True:

@@ -19,7 +19,7 @@ from txnkv.coordinator.commit_log import CommitLog
 from txnkv.coordinator.status_schema import one
 from txnkv.coordinator.status_table import TxnState
 from txnkv.errors import TxnkvError
-from txnkv.storage import Store, extents, shielded
+from txnkv.storage import Store, brief, extents
 
 
 class Entry(Protocol):
@@ -93,7 +93,7 @@ class Catalog(Generic[E]):
         named = self._now().named
         return named.get(name) or self._find(name, named)
 
-    @shielded
+    @brief
     def _find(self, name: str, named: dict[str, E]) -> E | None:
         with self.store.status.read() as cur:
             found = self._rows.find(cur, name)
@@ -109,7 +109,7 @@ class Catalog(Generic[E]):
         """
         return self.find(name) or self._look_again(name)
 
-    @shielded
+    @brief
     def _look_again(self, name: str) -> E:
         with self.store.status.read() as cur:
             return self._rows.get(cur, name)
@@ -159,7 +159,7 @@ class Catalog(Generic[E]):
             return self._read(number)
         return seen
 
-    @shielded
+    @brief
     def _read(self, number: int) -> _Version[E]:
         with self.store.status.read() as cur:
             seen: _Version[E] = _Version(

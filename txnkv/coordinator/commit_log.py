@@ -53,12 +53,12 @@ from txnkv.storage import (
     GATE,
     Store,
     armed,
+    brief,
     clock,
     declare_fault_point,
     fault_point,
     new_epoch,
     new_rlock,
-    shielded,
 )
 
 declare_fault_point("log.written", "a group of small commits is written, COMMIT was not called")
@@ -201,7 +201,7 @@ class CommitLog:
             self._catch_up(cur)
             return self._applied
 
-    @shielded
+    @brief
     def _look(self) -> Timestamp:
         with GATE.use(), self.lock:
             number = self.runtime.change_number()
@@ -344,9 +344,21 @@ class CommitLog:
             StorageFullError: no room; nothing was committed.
             CommitOutcomeUnknownError: the disk failed at the commit point.
         """
-        began = time.monotonic()
-        stamp = self._queue.run(commit, deadline)
-        self._metrics.commit_seconds.observe(time.monotonic() - began)
+        return self.outcome(self.offer(commit, deadline), deadline)
+
+    def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
+        """Begin to `commit`; it has ended already, where nobody else commits."""
+        request = self._queue.offer(commit, deadline)
+        if request.stamp is not None:
+            self._metrics.commit_seconds.observe(time.monotonic() - request.began)
+        return request
+
+    def outcome(self, request: CommitRequest, deadline: int | None = None) -> Timestamp:
+        """Wait for what was offered; raises as `commit`."""
+        if request.stamp is not None:
+            return request.stamp
+        stamp = self._queue.outcome(request, deadline)
+        self._metrics.commit_seconds.observe(time.monotonic() - request.began)
         return stamp
 
     def commit_async(self, commit: SmallCommit) -> Future[Timestamp]:

@@ -66,11 +66,13 @@ class CommitRequest:
 
     Attributes:
         wake: released when it has ended or is to lead; None where nobody waits.
+        began: monotonic seconds.
     """
 
-    __slots__ = ("commit", "error", "future", "leads", "stamp", "wake")
+    __slots__ = ("began", "commit", "error", "future", "leads", "stamp", "wake")
 
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
+        self.began = time.monotonic()
         self.commit = commit
         self.future = future
         self.stamp: Timestamp | None = None
@@ -114,11 +116,9 @@ class CommitQueue:
         self._leading = False
         self._committer: ThreadPoolExecutor | None = None
 
-    def run(self, commit: SmallCommit, deadline: int | None = None) -> Timestamp:
-        """Commit with whoever else does now; raises what refused it.
-
-        Raises:
-            TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
+    def offer(self, commit: SmallCommit, deadline: int | None = None) -> CommitRequest:
+        """Take a commit into the queue; where nobody leads, this thread does: it has ended then,
+        but for one that has a deadline and finds the write lock taken.
         """
         waiting = CommitRequest(commit, None)
         with self._mutex:
@@ -126,9 +126,19 @@ class CommitQueue:
                 waiting.wake = new_baton()
             self._queue.append(waiting)
             waiting.leads, self._leading = not self._leading, True
-        leads = waiting.leads or self._wait(waiting, deadline)
-        while leads and not self._lead(wait=deadline is None):
-            leads = self._wait(waiting, deadline)
+        if waiting.leads:
+            self._lead(wait=deadline is None)
+        return waiting
+
+    def outcome(self, waiting: CommitRequest, deadline: int | None = None) -> Timestamp:
+        """Wait for the end of what was offered; raises what refused it.
+
+        Raises:
+            TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
+        """
+        while not waiting.ended:
+            if self._wait(waiting, deadline):
+                self._lead(wait=deadline is None)
         if waiting.error is not None:
             raise waiting.error
         assert waiting.stamp is not None

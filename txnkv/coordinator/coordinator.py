@@ -40,7 +40,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import Store, back_off, boot_id, clock, shielded
+from txnkv.storage import Store, back_off, boot_id, brief, clock, shielded
 
 KEEPALIVE_TIME: Final = 30.0
 
@@ -232,7 +232,7 @@ class Coordinator:
 
     # -- look up and keep alive --------------------------------------------------------
 
-    @shielded
+    @brief
     def get(self, txn_id: int) -> TxnRow:
         """The status row; of a small transaction, what the commit log says.
 
@@ -341,7 +341,7 @@ class Coordinator:
         with self.store.status.write() as cur:
             return partition_locks.fix_snapshot(cur, status_table.get_open(cur, txn_id, "read"))
 
-    @shielded
+    @brief
     def snapshot_of(self, row: TxnRow) -> Timestamp:
         """Return the snapshot that a transaction whose row is stored would read now."""
         with self.store.status.read() as cur:

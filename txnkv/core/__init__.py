@@ -94,6 +94,7 @@ from txnkv.core.log_messages import (
 from txnkv.core.mem_row_set import Entries, MemRowSet
 from txnkv.core.native import (
     CoreError,
+    Handlers,
     PublishedRows,
     RowCheck,
     RowReader,

@@ -58,26 +58,30 @@ def _find_in_zip(loader: object, base: str) -> tuple[str, bytes]:
 
 
 try:
+    import txnkv._native as _native
     from txnkv._core import ffi, lib
-    from txnkv._native import MemRowSet as MemRowSetBase
-    from txnkv._native import Published as PublishedRows
-    from txnkv._native import Reader as RowReader
-    from txnkv._native import RowCheck, end_turn, monotonic_micros, pack, take_turn, wall_micros
-    from txnkv._native import Table as RowTable
-    from txnkv._native import Words as SharedWords
 except ModuleNotFoundError:
     for _name in ("txnkv._core", "txnkv._native"):
         _load_from_zip(_name)
+    import txnkv._native as _native
     from txnkv._core import ffi, lib
-    from txnkv._native import MemRowSet as MemRowSetBase
-    from txnkv._native import Published as PublishedRows
-    from txnkv._native import Reader as RowReader
-    from txnkv._native import RowCheck, end_turn, monotonic_micros, pack, take_turn, wall_micros
-    from txnkv._native import Table as RowTable
-    from txnkv._native import Words as SharedWords
+
+Handlers = _native.Handlers
+MemRowSetBase = _native.MemRowSet
+PublishedRows = _native.Published
+RowCheck = _native.RowCheck
+RowReader = _native.Reader
+RowTable = _native.Table
+SharedWords = _native.Words
+end_turn = _native.end_turn
+monotonic_micros = _native.monotonic_micros
+pack = _native.pack
+take_turn = _native.take_turn
+wall_micros = _native.wall_micros
 
 __all__ = [
     "CoreError",
+    "Handlers",
     "MemRowSetBase",
     "PublishedRows",
     "RowReader",

@@ -55,5 +55,14 @@ from txnkv.storage.runtime import Pin, Runtime
 from txnkv.storage.runtime_file import CHANGE
 from txnkv.storage.status_db import StatusDatabase, changed_copy, read_copy
 from txnkv.storage.store import Store, require_same
-from txnkv.storage.threads import WhenDropped, go_on, settle_dropped, shielded, shielded_steps
+from txnkv.storage.threads import (
+    WhenDropped,
+    brief,
+    go_on,
+    lengthy,
+    settle_dropped,
+    shielded,
+    shielded_steps,
+    shielded_unless,
+)
 from txnkv.storage.write_queue import BusyError, MaintenanceLock, not_waiting, patience, waiting_for

@@ -6,11 +6,17 @@ and before the variable that would say so, in a `finally` clause, inside a lock'
 No order of instructions is safe against that, and masks of signals do not help either: another
 thread takes the signal, and the main thread still runs the handler.
 
-So what reads or writes the store does not run in the main thread. Called there, a `shielded`
-function runs on a thread of the library, where no handler ever runs, and the main thread waits:
+So no handler runs while the store is read or written. There are two ways, by how long that takes.
 
-    main      shielded call --> waits ................... result
-    library                     the call, whole, .......^
+A **brief** call ends by itself, as soon as the disk lets it. Handlers are put off until its end
+(csrc/native/handlers.c), which costs a tenth of a microsecond; where one raises then, that is the
+outcome, and the result is dropped:
+
+    main      brief call [ the call, whole ] KeyboardInterrupt is raised
+    Ctrl-C                        ^
+
+A **shielded** call may take long, or wait for others. It runs on a thread of the library, where no
+handler ever runs, and the main thread waits. That is two switches of threads, some 20 us:
 
     main      shielded call --> waits . Ctrl-C: KeyboardInterrupt is raised at once
     library                     the call goes on to its end, and nothing is left half done
@@ -18,14 +24,20 @@ function runs on a thread of the library, where no handler ever runs, and the ma
 The exception leaves the wait and nothing else. What a caller does next, on another such thread,
 finds the locks of the call that goes on, and waits for them: a second `commit()` answers what
 became of the first. A result that nobody takes any more is dropped, and what it held is given
-back as for any other object (below). Called on any other thread the function runs right there.
+back as for any other object (below).
 
-A call costs two switches of threads, some 15 us. What is as quick as that itself is not shielded:
-it keeps to memory, or holds what it holds in `with` blocks over locks and transactions made in
-C, which the interpreter enters and leaves in one step (`SharedGate`, `Tablet.look`).
+Inside of a brief call a shielded one runs right there, as both do on any other thread. What of a
+brief call may have to wait after all is **lengthy**: a shielded call of its own. It is handed over
+in any case, so that it is done to its end; then handlers run again. An exception comes out of the
+wait for it as any error does, and the caller holds nothing that the call needs.
 
-Rejected: to put handlers off by a flag (they are the program's, not the library's), and to do it
-in C (a call of Python from there runs handlers too).
+What is as quick as that itself is not shielded: it keeps to memory, or holds what it holds in
+`with` blocks over locks and transactions made in C, which the interpreter enters and leaves in one
+step (`SharedGate`, `Tablet.look`).
+
+Rejected: to put handlers off for as long as a call may take (Ctrl-C would do nothing while a store
+is stuck), and to put others in the place of the program's handlers for a while (what installed one
+in C, or asks which is installed, would be wrong).
 
 Finalizers are the work to be done when an object is dropped, by a thread that holds no lock. The
 garbage collector runs them wherever it happens to run, also in a thread that holds the very lock
@@ -49,6 +61,7 @@ from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
 
+from txnkv.core import Handlers
 from txnkv.storage.locks import new_baton, new_event, new_lock
 
 P = ParamSpec("P")
@@ -100,10 +113,20 @@ class _Threads:
         self._free: list[None] = []  # changed by the threads alone: nothing interrupts them
 
     def run(self, call: _Call) -> Any:
+        try:
+            self.take(call)
+        except BaseException:
+            call.abandoned = True
+            raise
+        return self.outcome(call)
+
+    def take(self, call: _Call) -> None:
         if len(self._free) <= self._calls.qsize():
             threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
+        self._calls.put(call)
+
+    def outcome(self, call: _Call) -> Any:
         try:
-            self._calls.put(call)
             while not call.done.acquire(timeout=_LOOK_EVERY):
                 pass  # a signal that another thread took woke nobody: its handler runs here
         except BaseException:
@@ -145,14 +168,86 @@ def go_on() -> None:
         raise Abandoned("the caller was interrupted and does not wait for this any more")
 
 
+def _known_handlers() -> Handlers | None:
+    try:
+        return Handlers(threading.main_thread().ident or 0)
+    except RuntimeError:
+        return None
+
+
+def _is_main() -> bool:
+    return _here() == _threads.main
+
+
+def _run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not is_exposed():
+        return fn(*args, **kwargs)
+    return _threads.run(_Call(fn, args, kwargs))
+
+
+_handlers: Final = _known_handlers()
+is_exposed: Final = _is_main if _handlers is None else _handlers.here
+_put_off: Final = _run if _handlers is None else _handlers.put_off
+_let: Final = _run if _handlers is None else _handlers.let
+_is_calm: Final[Callable[[], bool]] = bool if _handlers is None else _handlers.calm
+
+
 def shielded(fn: Callable[P, T]) -> Callable[P, T]:
-    """Have no signal handler interrupt `fn`, in whatever thread it is called."""
+    """Have no signal handler interrupt `fn`, in whatever thread it is called, nor wait for it."""
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if _here() != _threads.main:
+        if not is_exposed():
             return fn(*args, **kwargs)
         return _threads.run(_Call(fn, args, kwargs))  # type: ignore[no-any-return]
+
+    return call
+
+
+def brief(fn: Callable[P, T]) -> Callable[P, T]:
+    """Have no signal handler interrupt `fn`, which ends soon: they run at its end."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return _put_off(fn, args, kwargs)  # type: ignore[no-any-return]
+
+    return call
+
+
+def shielded_unless(
+    is_brief: Callable[..., bool],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`brief` where a look at the arguments shows that it ends soon, else `shielded`."""
+
+    def decorate(fn: Callable[P, T]) -> Callable[P, T]:
+        @wraps(fn)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not is_exposed():
+                return fn(*args, **kwargs)
+            run = _put_off if _put_off(is_brief, args, kwargs) else _run
+            return run(fn, args, kwargs)  # type: ignore[no-any-return]
+
+        return call
+
+    return decorate
+
+
+def lengthy(fn: Callable[P, T]) -> Callable[P, T]:
+    """`shielded`, inside of a brief call too: the caller holds nothing that `fn` needs."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not _is_calm():
+            return _run(fn, args, kwargs)  # type: ignore[no-any-return]
+        handed = _Call(fn, args, kwargs)
+        _threads.take(handed)
+        try:
+            return _let(_threads.outcome, (handed,), {})  # type: ignore[no-any-return]
+        except BaseException:
+            handed.abandoned = True
+            raise
+        finally:
+            del handed  # as in `outcome`
 
     return call
 
@@ -167,6 +262,8 @@ def shielded_steps(items: Iterator[T]) -> Iterator[T]:
 def _after_fork_in_child() -> None:
     global _threads
     _threads = _Threads()
+    if _handlers is not None:
+        _handlers.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -11,7 +11,7 @@ import apsw
 
 from txnkv.coordinator import EVERY, MAX_TIMESTAMP, Catalog, Coordinator, Kinds, Timestamp
 from txnkv.errors import InvalidTxnStateError, TxnkvError
-from txnkv.storage import GATE, Store, new_lock, shielded
+from txnkv.storage import GATE, Store, brief, new_lock
 from txnkv.tables import table_catalog
 from txnkv.tables.read_set import ReadSet
 from txnkv.tables.row_writer import RowWriter
@@ -96,7 +96,7 @@ class Tables(Catalog[TableInfo]):
         found = self._current[table.id] = now.number, same or self._read_table(table)
         return found
 
-    @shielded
+    @brief
     def _read_table(self, table: TableInfo) -> TableInfo:
         with self.store.status.read() as cur:
             found = table_catalog.by_id(cur, table.id)

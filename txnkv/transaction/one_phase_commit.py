@@ -11,11 +11,13 @@ did not come to light by that write never does.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
 from txnkv.coordinator import (
+    CommitRequest,
     SmallCommit,
     Timestamp,
     TxnRow,
@@ -35,14 +37,34 @@ from txnkv.errors import (
     TransactionTimedOutError,
     TxnkvError,
 )
-from txnkv.storage import clock
+from txnkv.storage import clock, lengthy
 from txnkv.tables import LockedByYoungerError, history
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import Attempt, Local
 
+_FEW: Final = 128
+"""Rows and messages that are flushed in no time."""
 _SHORTEST_PAUSE: Final = 0.002
 _LONGEST_PAUSE: Final = 0.05
 """Seconds between two tries to commit, while another transaction has a lock."""
+
+
+def is_brief(context: TxnContext, ending: threading.RLock | None) -> bool:
+    """Tell whether a commit would soon end: little waits, and nobody else is at it.
+
+    Args:
+        context: of the transaction.
+        ending: the lock of whoever ends it, where there is one.
+    """
+    if context.local.at is not Local.IN_MEMORY or context.row.deadline is None:
+        return False
+    for lock in (context.lock, ending):
+        if lock is not None:
+            if not lock.acquire(blocking=False):
+                return False
+            lock.release()
+    sessions = context.sessions
+    return all(each.flush_mode == "manual" and each.waiting() <= _FEW for each in sessions)
 
 
 def commit_small(context: TxnContext) -> Timestamp | None:
@@ -67,9 +89,14 @@ def commit_small(context: TxnContext) -> Timestamp | None:
     if attempt.stamp is not None:
         return attempt.stamp
     try:
-        return attempt.result()
+        return attempt.result() if attempt.done else _result(attempt)
     finally:
         del attempt  # an error of it refers to this frame
+
+
+@lengthy
+def _result(attempt: Attempt) -> Timestamp:
+    return attempt.result()
 
 
 def submit_small(context: TxnContext) -> Future[Timestamp] | None:
@@ -107,12 +134,32 @@ def _begin(context: TxnContext) -> tuple[Attempt | None, SmallCommit | None]:
 
 
 def _drive(context: TxnContext, attempt: Attempt, commit: SmallCommit) -> None:
-    """Have the commit log commit, again and again while a younger transaction has a lock."""
-    log = context.instance.coordinator.log
+    """Have the commit log commit."""
+    try:
+        request = context.instance.coordinator.log.offer(commit, context.row.deadline)
+    except BaseException as error:
+        _failed(context, attempt, error)
+        if not isinstance(error, Exception):
+            raise
+        return
+    if request.stamp is not None:
+        _committed(context, attempt, request.stamp)
+    else:
+        _wait_for(context, attempt, commit, request)
+
+
+@lengthy
+def _wait_for(
+    context: TxnContext, attempt: Attempt, commit: SmallCommit, request: CommitRequest | None
+) -> None:
+    """Wait for a commit, and try it again and again while a younger transaction has a lock."""
+    log, deadline = context.instance.coordinator.log, context.row.deadline
     while True:
         try:
-            stamp = log.commit(commit, context.row.deadline)
+            request = request or log.offer(commit, deadline)
+            stamp = log.outcome(request, deadline)
         except LockedByYoungerError as error:
+            request = None
             if not _wait_for_lock(context, attempt, error):
                 return
         except BaseException as error:

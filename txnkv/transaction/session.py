@@ -17,7 +17,7 @@ from txnkv.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from txnkv.storage import new_rlock, shielded
+from txnkv.storage import new_rlock, shielded, shielded_unless
 from txnkv.tables import Adder, Operation, Outcome, arrow_input, nothing, require_operation
 from txnkv.topics import message_input, refuse, topic_catalog
 from txnkv.transaction.autocommit import write_alone
@@ -43,10 +43,10 @@ from txnkv.transaction.session_buffer import (
     SessionRows,
     Unsure,
     WriteResult,
+    acks_wait_in_memory,
 )
 
 FlushMode: TypeAlias = Literal["manual", "auto_background", "auto_sync"]
-
 FLUSH_MODES: Final = get_args(FlushMode)
 
 
@@ -356,7 +356,7 @@ class Session(Closing):
         """
         self._acknowledge(subscription, message, cumulative=True)
 
-    @shielded
+    @shielded_unless(lambda self, to, *_, **__: acks_wait_in_memory(self._context, to))
     def _acknowledge(
         self, subscription: AnySubscription, message: Acknowledged, *, cumulative: bool
     ) -> None:

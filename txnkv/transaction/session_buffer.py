@@ -39,6 +39,14 @@ _TEXT: Final = frozenset({str, bytes})
 _NESTED: Final = frozenset({tuple, list})
 
 
+def acks_wait_in_memory(context: TxnContext | None, subscription: object) -> bool:
+    """Tell whether acks of a transaction are written nowhere before it commits."""
+    info = getattr(subscription, "info", subscription)
+    if context is None or context.stored or not isinstance(info, SubscriptionInfo) or info.leased:
+        return False
+    return context.instance.topics.local.exclusive(info.id) is not None
+
+
 def size_of(values: Iterable[Any]) -> int:
     """About what values take: eight bytes each, and the length of text and bytes."""
     size = 0

@@ -22,7 +22,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage import new_rlock, shielded
+from txnkv.storage import lengthy, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
@@ -143,7 +143,7 @@ class Transaction(Closing):
 
     # -- commit ------------------------------------------------------------------------
 
-    @shielded
+    @shielded_unless(lambda t: one_phase_commit.is_brief(t.context, vars(t).get("_ending")))
     def commit(self) -> Timestamp:
         """Flush the sessions, commit, and return when new snapshots everywhere see it.
 
@@ -164,7 +164,7 @@ class Transaction(Closing):
         """
         self._begin_ending(flush=True)
         stamp = one_phase_commit.commit_small(self.context)
-        return self._commit_large() if stamp is None else stamp
+        return lengthy(self._commit_large)() if stamp is None else stamp
 
     @shielded
     def start_commit(self) -> None:

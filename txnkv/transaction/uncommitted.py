@@ -45,8 +45,13 @@ class Flushable(Protocol):
 
     def end(self) -> None: ...
 
+    def waiting(self) -> int: ...
+
     @property
     def has_pending(self) -> bool: ...
+
+    @property
+    def flush_mode(self) -> str: ...
 
 
 class HeartOwner(Protocol):

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.storage import EPOCH, Map, shielded
+from txnkv.storage import EPOCH, Map, brief
 from txnkv.tables.read.view import ReadView, require_history
 from txnkv.tables.schema import widened
 from txnkv.tables.tables import Tables
@@ -238,7 +238,7 @@ def _asked(tables: Tables, tablet: Tablet, view: ReadView, ask: Ask[T]) -> T:
     return until_there(look, tables.log.latest)
 
 
-_asked_stored = shielded(_asked)
+_asked_stored = brief(_asked)
 """For a stored transaction, whose reads ask status.db."""
 
 

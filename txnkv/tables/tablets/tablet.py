@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from txnkv import core
 from txnkv.coordinator import MAX_TIMESTAMP, CommitLog, Timestamp, held
 from txnkv.errors import CorruptionError
-from txnkv.storage import EPOCH, GATE, READ_ID, Store, shielded
+from txnkv.storage import EPOCH, GATE, READ_ID, Store, brief
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
 from txnkv.tables.tablets.manifest import TOMBSTONES, RowSetInfo
@@ -287,7 +287,7 @@ class Tablet(TabletFiles):
         if error is not None:
             raise CorruptionError(f"{self.label}: {error}{held.accept_loss(self.part)}")
 
-    @shielded
+    @brief
     def reload(self) -> TabletState:
         """The state as status.db has it now."""
         with GATE.use(), self._log.lock:

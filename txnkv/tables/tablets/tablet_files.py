@@ -9,7 +9,7 @@ import lmdb
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.storage import Environment, Map, Store, shielded
+from txnkv.storage import Environment, Map, Store, brief
 from txnkv.tables.schema import repeated
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.tablets import manifest
@@ -188,7 +188,7 @@ class TabletFiles:
                 return found[0]
         return self._look(fn)
 
-    @shielded
+    @brief
     def _look(self, fn: Callable[[Pages], T]) -> T:
         with self.read() as pages:
             return fn(pages)

@@ -30,7 +30,7 @@ import apsw
 
 from txnkv.coordinator import one
 from txnkv.errors import ClosedError
-from txnkv.storage import Store, WhenDropped, clock, new_lock, new_rlock, shielded
+from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
 from txnkv.topics.ranges import Ranges
@@ -189,10 +189,14 @@ class Exclusive:
             if self._kept < _MANY:
                 return
             returned, self._kept = self._returned, 0
+        self._forget_returned(returned)
+
+    @lengthy
+    def _forget_returned(self, upto: int) -> None:
         with self._store.status.write(sync=False) as cur:
             cur.execute(
                 "DELETE FROM returned_acks WHERE subscription_id = ? AND id <= ?",
-                (self.info.id, returned),
+                (self.info.id, upto),
             )
 
     # -- delivering --------------------------------------------------------------------

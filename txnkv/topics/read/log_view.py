@@ -37,7 +37,7 @@ import lmdb
 from txnkv.coordinator import Timestamp
 from txnkv.core import CoreError, within
 from txnkv.errors import ClosedError, CorruptionError, OffsetOutOfRangeError, UnavailableError
-from txnkv.storage import StaleHandleError
+from txnkv.storage import StaleHandleError, lengthy
 from txnkv.topics.log import (
     Buffer,
     CommitEntry,
@@ -56,6 +56,7 @@ T = TypeVar("T")
 _TRIES: Final = 100
 _ALL: Final = (1 << 64) - 1
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_complete: Final = lengthy(roll_forward.complete)  # another process may write there
 _reached: WeakKeyDictionary[Any, TailEntry] = WeakKeyDictionary()
 """By partition: the last entry of the tail that was found without a gap before it."""
 _unmarked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -334,7 +335,7 @@ def look_at(
             raise
         except (CorruptionError, CoreError) as error:
             raise CorruptionError(f"{partition.label}: {error}") from None
-        roll_forward.complete(topics, partition)
+        _complete(topics, partition)
         helped = True
     raise UnavailableError(f"{partition.label} changed {_TRIES} times while it was read; try again")
 

@@ -58,7 +58,7 @@ from txnkv.core import (
     walk,
 )
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
-from txnkv.storage import shielded
+from txnkv.storage import brief
 from txnkv.topics.log import behind, whole
 from txnkv.topics.messages import Reassembly
 from txnkv.topics.read.log_view import LogView, glance_at, look_at
@@ -138,10 +138,10 @@ def fetch(
     if max_bytes <= 0:
         raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
     see = partial(_fetched, offset=offset, max_bytes=max_bytes, committed=committed)
-    return glance_at(topics, partition, see) or _look_shielded(topics, partition, see)
+    return glance_at(topics, partition, see) or _look_briefly(topics, partition, see)
 
 
-_look_shielded: Final = shielded(look_at)
+_look_briefly: Final = brief(look_at)
 
 
 def _fetched(view: LogView, offset: int, max_bytes: int, committed: bool) -> FetchResult:
@@ -561,7 +561,7 @@ class Ends:
         # The log of a copy is written first, its next offset later.
         self._says_all = topic.options.replica_of is None
 
-    @shielded
+    @brief
     def look(self) -> None:
         """Read the next offsets as they are now; those of commits not durable yet are seen."""
         status = self._topics.store.status
