@@ -15,8 +15,8 @@ from txnkv.core import MESSAGES
 from txnkv.errors import ClosedError, CorruptionError, TxnkvError
 from txnkv.storage import brief, new_rlock, shielded
 from txnkv.topics import (
-    FETCH_BYTES,
     HELD_BYTES,
+    READ_AHEAD,
     CommitReader,
     Ends,
     Message,
@@ -299,7 +299,7 @@ class Consumer(Closing):
     def _reader_of(
         self, partition: Partition, offset: int, above: int, begin: int
     ) -> PartitionReader:
-        most = min(FETCH_BYTES, self._max_bytes)
+        most = min(READ_AHEAD, self._max_bytes)
         if self._isolation == "serializable":  # all of them have messages ready at once
             most = min(most, max(self._max_bytes // len(self._partitions), 1))
         if self._by_commit:

@@ -120,8 +120,8 @@ class Topic(Closing):
             OffsetOutOfRangeError: the offset is below the log's start or above its end.
             ValueError: there is no such partition.
         """
-        found = self._partition(partition)
-        return fetch(self._engine(), found, offset, max_bytes, isolation)
+        engine = self._engine()
+        return fetch(engine, self._partition(partition, engine), offset, max_bytes, isolation)
 
     @shielded
     def consumer(
@@ -308,7 +308,7 @@ class Topic(Closing):
         self.info = engine.current(self.info)
         return engine
 
-    def _partition(self, number: int) -> Partition:
+    def _partition(self, number: int, engine: TopicEngine | None = None) -> Partition:
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"a partition is a number, not {type(number).__name__}")
         if not 0 <= number < self.partitions:
@@ -316,7 +316,7 @@ class Topic(Closing):
                 f"there is no partition {number}: topic {self.name!r} has {self.partitions}, "
                 f"numbered from 0 to {self.partitions - 1}"
             )
-        return self._engine().partitions(self.info)[number]
+        return (engine or self._engine()).partitions(self.info)[number]
 
     def _bounds(self) -> dict[int, Bounds]:
         engine = self._engine()

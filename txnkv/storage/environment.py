@@ -184,6 +184,9 @@ class Environment:
         if scope is not None:
             assert self._lmdb is not None
             return self._handles.inside(self._lmdb, scope, name, flags)
+        known = None if (open_ := self._lmdb) is None else open_.handles.get(name)
+        if known is not None:
+            return known[0]
         with GATE.use():
             try:
                 with self._gate.use():

@@ -66,9 +66,9 @@ from txnkv.topics.overview import (
 from txnkv.topics.partition_backup import back_up_partition, next_offsets, restore_partition
 from txnkv.topics.read import (
     EARLIEST,
-    FETCH_BYTES,
     HELD_BYTES,
     LATEST,
+    READ_AHEAD,
     READ_BYTES,
     TASKS_A_CORE,
     AbortedTxn,

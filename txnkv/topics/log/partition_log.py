@@ -22,6 +22,7 @@ from txnkv.core import CoreError, all_data, decode, sound, within
 from txnkv.errors import CorruptionError, OffsetOutOfRangeError
 from txnkv.storage import Environment
 from txnkv.topics.log.log_chunks import (
+    KEY,
     ChunkReader,
     base_at,
     below,
@@ -33,8 +34,10 @@ from txnkv.topics.log.log_chunks import (
 )
 from txnkv.topics.log.log_indexes import compare
 from txnkv.topics.log.log_state import (
+    ABORTED,
     DATABASES,
     LOG,
+    STATE,
     LogParts,
     LogState,
     Segment,
@@ -152,25 +155,32 @@ class PartitionLog:
 
     # -- the state ---------------------------------------------------------------------
 
+    def state(self, txn: lmdb.Transaction) -> LogState:
+        """The record of the log, for those who ask for several things of one transaction."""
+        try:
+            return LogState.load(txn, self.environment.db(STATE)) or _EMPTY
+        except KeyError:  # nothing was ever put, and the store may be open to read only
+            return _EMPTY
+
     def start(self, txn: lmdb.Transaction) -> int:
         """The least offset that is readable."""
-        return self._record(txn).start
+        return self.state(txn).start
 
     def end(self, txn: lmdb.Transaction) -> int:
         """The offset behind the last batch."""
-        return self._record(txn).end
+        return self.state(txn).end
 
     def low_water_mark(self, txn: lmdb.Transaction) -> int:
         """The highest that a control batch carried: transactions below it have ended."""
-        return self._record(txn).low_water_mark
+        return self.state(txn).low_water_mark
 
     def last_stable_offset(self, txn: lmdb.Transaction) -> int:
         """The first offset of the first open transaction, else the end; not below the start."""
         return self.bounds(txn)[2]
 
-    def bounds(self, txn: lmdb.Transaction) -> tuple[int, int, int]:
+    def bounds(self, txn: lmdb.Transaction, state: LogState | None = None) -> tuple[int, int, int]:
         """Start, end and last stable offset, with one look at the record."""
-        record = self._record(txn)
+        record = state or self.state(txn)
         start, end = record.start, record.end
         if end == start:
             return start, end, end
@@ -179,13 +189,13 @@ class PartitionLog:
 
     def open_transactions(self, txn: lmdb.Transaction) -> list[OpenTxn]:
         """Transactions with messages here and no end marker yet, by first offset."""
-        if self._record(txn) is _EMPTY:
+        if self.state(txn) is _EMPTY:
             return []
         return self._of(txn).open.all()
 
     def first_offset_of(self, txn: lmdb.Transaction, txn_id: int) -> int | None:
         """The first offset of an open transaction; None when it has nothing open here."""
-        if self._record(txn) is _EMPTY:
+        if self.state(txn) is _EMPTY:
             return None
         found = self._of(txn).open.get(txn_id)
         return None if found is None else found.first_offset
@@ -200,6 +210,7 @@ class PartitionLog:
         upto: int | None = None,
         *,
         raw: bool = False,
+        state: LogState | None = None,
     ) -> list[Buffer]:
         """Whole batches, from the one that holds an offset on.
 
@@ -210,6 +221,7 @@ class PartitionLog:
                 large it is. It may be less when there is more: the read ends with a chunk.
             upto: batches at or above this offset are left out; it is at a batch's edge.
             raw: SIDE_LIST markers as they are, not the batches that they stand for.
+            state: of the log, if it is known.
 
         Returns:
             Views of LMDB's map, in offset order, each of one or more batches. Nothing when
@@ -221,7 +233,7 @@ class PartitionLog:
             OffsetOutOfRangeError: the log does not hold the offset.
             CorruptionError: no batch is there that makes sense. What stands before that is given.
         """
-        record = self._record(txn)
+        record = state or self.state(txn)
         if not record.start <= offset <= record.end:
             raise OffsetOutOfRangeError(
                 f"read at offset {offset} of a log that holds [{record.start}, {record.end}): "
@@ -322,13 +334,18 @@ class PartitionLog:
 
     # -- the indexes -------------------------------------------------------------------
 
+    def has_aborted(self, txn: lmdb.Transaction, offset: int) -> bool:
+        """Tell whether an aborted transaction ends at or behind an offset."""
+        with txn.cursor(db=self.environment.db(ABORTED)) as cursor:
+            return bool(cursor.set_range(KEY.pack(offset)))
+
     def aborted(self, txn: lmdb.Transaction, offset: int, upto: int) -> list[AbortedEntry]:
         """The aborted transactions that may have batches in [offset, upto), by last offset.
 
         Those that begin below `upto` and end at or behind `offset`. The cost grows with them,
         and not with what was aborted before, behind or around them.
         """
-        record = self._record(txn)
+        record = self.state(txn)
         if record is _EMPTY:
             return []
         found = self._of(txn).aborted.overlapping(offset, upto, record.end)
@@ -344,7 +361,7 @@ class PartitionLog:
         COMMIT markers, SIDE_LIST markers, batches that were decided when they were written, and
         batches outside of transactions (id 0); those that take an offset at or above `offset`.
         """
-        record = self._record(txn)
+        record = self.state(txn)
         if record is _EMPTY:
             return []
         found: list[CommitEntry] = []
@@ -367,12 +384,12 @@ class PartitionLog:
         Raises:
             CorruptionError: they differ, or the log is damaged there.
         """
-        if entry.marker_offset >= self._record(txn).start:
+        if entry.marker_offset >= self.state(txn).start:
             compare(self.chunks(txn), entry, has_side=self.expand is not None)
 
     def commit_before(self, txn: lmdb.Transaction, offset: int) -> CommitEntry | None:
         """Return the last of `commits` below an offset; see `Commits.last_before`."""
-        if self._record(txn) is _EMPTY:
+        if self.state(txn) is _EMPTY:
             return None
         commits = self._of(txn).commits
         found = commits.last_before(offset)
@@ -387,13 +404,13 @@ class PartitionLog:
 
     def segments(self, txn: lmdb.Transaction) -> list[Segment]:
         """All segments, oldest first."""
-        if self._record(txn) is _EMPTY:
+        if self.state(txn) is _EMPTY:
             return []
         return self._of(txn).segments.all()
 
     def aborted_index(self, txn: lmdb.Transaction, segment_base: int) -> bytes:
         """The aborted index of the segment that begins at an offset: entries of 34 bytes."""
-        if self._record(txn) is _EMPTY:
+        if self.state(txn) is _EMPTY:
             return b""
         following = self._of(txn).segments.after(segment_base)
         high = self.end(txn) if following is None else following.base
@@ -405,7 +422,7 @@ class PartitionLog:
         Args:
             micros: microseconds since 1970.
         """
-        record = self._record(txn)
+        record = self.state(txn)
         for segment in self.segments(txn):
             if segment.max_timestamp < micros:
                 continue
@@ -419,12 +436,6 @@ class PartitionLog:
         return None
 
     # -- databases ---------------------------------------------------------------------
-
-    def _record(self, txn: lmdb.Transaction) -> LogState:
-        try:
-            return self._of(txn).record() or _EMPTY
-        except KeyError:  # nothing was ever put, and the store may be open to read only
-            return _EMPTY
 
     def _of(self, txn: lmdb.Transaction) -> LogParts:
         return LogParts(txn, self.environment)

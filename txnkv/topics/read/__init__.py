@@ -14,6 +14,7 @@ from txnkv.topics.read.log_view import Bounds, bounds, offset_for_time
 from txnkv.topics.read.offset_reader import (
     FETCH_BYTES,
     HELD_BYTES,
+    READ_AHEAD,
     READ_UNCOMMITTED,
     AbortedTxn,
     BatchDecoder,

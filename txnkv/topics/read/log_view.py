@@ -92,7 +92,9 @@ class LogView:
     """
 
     __slots__ = (
+        "_log",
         "_partition",
+        "_state",
         "_topics",
         "_txn",
         "end",
@@ -127,7 +129,9 @@ class LogView:
         self.latest = latest
         self.start = self.end = stable = 0
         if txn is not None:
-            self.start, self.end, stable = partition.log.bounds(txn)
+            self._log = log = partition.log
+            self._state = log.state(txn)
+            self.start, self.end, stable = log.bounds(txn, self._state)
         high = max(self.end, reached)
         for entry in fresh:
             if entry.base_offset > high:
@@ -196,6 +200,12 @@ class LogView:
             parts.append(data if fit == len(data) else memoryview(data)[begin : begin + fit])
         return parts
 
+    def aborted_of(self, offset: int, parts: list[Buffer]) -> list[tuple[int, int]]:
+        """`aborted` of what was `read` from an offset on."""
+        if offset >= self.end or self._txn is None or not self._log.has_aborted(self._txn, offset):
+            return []
+        return self.aborted(offset, behind(parts[-1]) if parts else offset)
+
     def aborted(self, offset: int, upto: int) -> list[tuple[int, int]]:
         """Transaction and first offset of those aborted that may have batches in [offset, upto)."""
         if offset >= self.end or self._txn is None:
@@ -253,7 +263,8 @@ class LogView:
     def log_parts(self, offset: int, max_bytes: int, upto: int) -> list[Buffer]:
         """Read as `read` does, from the log in LMDB alone."""
         assert self._txn is not None, "there is no log"
-        return self._partition.log.read(self._txn, offset, max_bytes, min(upto, self.end))
+        upto = min(upto, self.end)
+        return self._log.read(self._txn, offset, max_bytes, upto, state=self._state)
 
     def chunks(self, offset: int, upto: int) -> Iterator[tuple[int, memoryview]]:
         """Chunks of the log in LMDB with batches in [offset, upto), by their keys."""

@@ -150,8 +150,7 @@ def _fetched(view: LogView, offset: int, max_bytes: int, committed: bool) -> Fet
     parts = view.read(offset, max_bytes, upto) if offset < upto else []
     aborted: list[AbortedTxn] | None = None
     if committed:
-        end = behind(parts[-1]) if parts else offset
-        aborted = [AbortedTxn(*each) for each in view.aborted(offset, end)]
+        aborted = [AbortedTxn(*each) for each in view.aborted_of(offset, parts)]
     # Inside the transaction: the parts are views of LMDB's map.
     return FetchResult(
         b"".join(parts), view.high_watermark, view.last_stable_offset, view.start, aborted
@@ -469,7 +468,10 @@ class OffsetReader:
         self.empty_at = None
         most = self._max_bytes if room is None else max(min(room, self._max_bytes), 1)
         before = self._fetched_to
-        at, found = look_at(self._topics, self._partition, lambda view: self._see(view, most))
+        see = partial(self._see, most=most)
+        at, found = glance_at(self._topics, self._partition, see) or look_at(
+            self._topics, self._partition, see
+        )
         if at > before and self._end is None:
             self._decoder.reset()
         rows, following = None, at
