@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_529, "tables": 9_110, "storage": 3_935, "cli": 4_218, "coordinator": 3_038,
+    "topics": 10_543, "tables": 9_110, "storage": 3_935, "cli": 4_218, "coordinator": 3_038,
     "transaction": 3_152, "core": 3_247, "spark": 2_280, "client": 3_172, "aio": 556,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

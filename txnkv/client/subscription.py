@@ -250,6 +250,10 @@ class Subscription(Closing):
             given = self._reader.take(most)
             for one in given:
                 one.message.redelivery_count = one.before
+            if self.info.max_deliveries is None:
+                self._given = given
+                self._count(found := [one.message for one in given])
+                return found
             self._spent += [one for one in given if self._is_spent(one)]
             found = [one.message for one in given if not self._is_spent(one)]
             try:
@@ -272,11 +276,14 @@ class Subscription(Closing):
 
     def _count(self, found: list[Message]) -> None:
         metrics = self._connection.instance.coordinator.metrics
-        metrics.messages_delivered.add(len(found))
-        metrics.messages_redelivered.add(sum(m.redelivery_count > 0 for m in found))
+        metrics.messages_delivered.value += len(found)
+        for message in found:
+            if message.redelivery_count > 0:
+                metrics.messages_redelivered.value += 1
 
     def _is_spent(self, delivery: Delivery) -> bool:
-        return self.info.max_deliveries is not None and delivery.before >= self.info.max_deliveries
+        most = self.info.max_deliveries
+        return most is not None and delivery.before >= most
 
     def _give_up(self, delivery: Delivery) -> None:
         """To the dead letter topic, and acknowledged, in one transaction."""

@@ -162,7 +162,7 @@ class Topics(Catalog[TopicInfo]):
             TopicNotFoundError: it was dropped.
         """
         self.require_live(topic)
-        if self._now().live.get(topic.id) == topic.options.altered:
+        if self._seen is not None and self._seen.live.get(topic.id) == topic.options.altered:
             return topic
         found = self.find(topic.name)
         if found is None or found.id != topic.id:

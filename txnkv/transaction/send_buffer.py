@@ -105,9 +105,10 @@ class SendBuffer:
     @property
     def pending(self) -> bool:
         """Something waits."""
-        if not self._lists and not self._parcels:
-            return False
-        return bool(self._parcels) or any(rows for _, rows in self._lists.values())
+        for _, rows in self._lists.values():
+            if rows:
+                return True
+        return bool(self._parcels)
 
     def __len__(self) -> int:
         """Return the number of messages that wait."""

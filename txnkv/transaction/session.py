@@ -245,7 +245,7 @@ class Session(Closing):
                 room[0] -= 16 + len(value) + len(key)
                 return
         self._require_open("send")
-        if self._context is not None:
+        if self._context is not None and self._context.stored:
             self._context.look_open("send")
         info = self._connection.topic_info(topic)
         topic_catalog.require_writable(info)
@@ -333,8 +333,8 @@ class Session(Closing):
         self._sent += sent
         self._acked += acked
         metrics = self._connection.instance.coordinator.metrics
-        metrics.messages_sent.add(sent)
-        metrics.messages_acked.add(acked)
+        metrics.messages_sent.value += sent
+        metrics.messages_acked.value += acked
 
     def ack(self, subscription: AnySubscription, message: Acknowledged) -> None:
         """Acknowledge a message, its id, or a list of them: with the commit they are done with.
