@@ -239,6 +239,11 @@ def topics_small(path: str) -> None:
     crash_topics.trickle(path, say)
 
 
+def topics_widen(path: str) -> None:
+    """Partitions are added to topics with subscriptions."""
+    crash_topics.widen(path, say)
+
+
 def _write_task(session: txnkv.Session, task: int) -> None:
     cut_small()
     session.write(TABLES[task], rows(BEFORE, ROWS))
@@ -271,6 +276,7 @@ SCENARIOS: Final[dict[str, Callable[..., None]]] = {
     "topics_rollback": topics_rollback,
     "topics_small": topics_small,
     "topics_alone": topics_alone,
+    "topics_widen": topics_widen,
     **{name: partial(do, say) for name, do in crash_alter.SCENARIOS.items()},
     **{name: partial(do, say) for name, do in crash_applications.SCENARIOS.items()},
     **crash_jobs.scenarios(say, _write_task),

@@ -89,6 +89,46 @@ def alone(path: str, say: Say) -> None:
         say("alone", number)
 
 
+def widen(path: str, say: Say) -> None:
+    """Partitions are added; a message to each, and a subscription of all of them."""
+    with txnkv.connect(path, create=False) as client:
+        for name in TOPICS:
+            topic = client.topic(name)
+            for count in range(PARTITIONS + 1, PARTITIONS + 3):
+                topic.subscribe(f"of {count}").close()
+                topic.alter(partitions=count)
+                say("partitions", name, count)
+                small(client, client.instance.topics.partitions(topic.info), [b"to %d" % count])
+                say("sent", name, count)
+
+
+def examine_widen(client: txnkv.Client, said: Sequence[str]) -> list[str]:
+    """List what is wrong after a death in `widen`."""
+    problems = []
+    for name in TOPICS:
+        topic = client.topic(name)
+        told = [int(line.split()[-1]) for line in said if line.startswith(f"partitions {name}")]
+        if not max(told, default=PARTITIONS) <= topic.partitions <= PARTITIONS + 2:
+            problems.append(f"{name} has {topic.partitions} partitions, told was {told}")
+        sent = [int(line.split()[-1]) for line in said if line.startswith(f"sent {name}")]
+        wanted = {(number, b"to %d" % count) for count in sent for number in range(count)}
+        for each in topic.subscriptions():
+            with topic.subscribe(each) as subscription:
+                found = {
+                    (message.partition, message.value)
+                    for message in subscription.receive_many(99, timeout=0)
+                }
+                covered = subscription.committed().keys()
+            if not wanted <= found or covered != set(range(topic.partitions)):
+                problems.append(f"{each!r} of {name} has {found} in {covered}, sent was {sent}")
+        topic.alter(partitions=PARTITIONS + 3)
+        everywhere = client.instance.topics.partitions(topic.info)
+        small(client, everywhere, [b"after"])
+        lost = [each.label for each in everywhere if committed(client, each)[-1:] != [b"after"]]
+        problems += [f"{lost} took no message" for _ in lost[:1]]
+    return problems
+
+
 def examine_alone(client: txnkv.Client, said: Sequence[str]) -> list[str]:
     """List what is wrong after a death in `alone`."""
     problems = []

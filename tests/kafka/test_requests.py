@@ -481,6 +481,39 @@ def test_topics_are_made_and_dropped(store: txnkv.Client, wire: Wire) -> None:
     assert store.topics() == []
 
 
+def test_partitions_are_added(store: txnkv.Client, wire: Wire) -> None:
+    """A producer of the connection, an idempotent one and one with a transaction send there."""
+    store.create_topic("t", 2)
+
+    def add(count: int, placed: Any = None, **more: Any) -> int:
+        topic = {"name": "t", "count": count, "assignments": placed}
+        found = wire.ask("CreatePartitions", topics=[topic], **more)["results"]
+        return int(found[0]["error_code"])
+
+    mine, named = wire.ask("InitProducerId", **NOBODY), _begin(wire)
+    assert wire.produce("t", batch_of(b"early"))["error_code"] == 0
+    sent = wire.produce("t", batch_of(b"a", producer=(mine["producer_id"], 0), first=0))
+    assert sent["error_code"] == 0
+    assert add(4, validate_only=True) == 0
+    assert store.topic("t").partitions == 2
+    assert add(2) == add(1) == add(5000) == Code.INVALID_PARTITIONS
+    assert add(4, [{"broker_ids": [0]}]) == Code.INVALID_REPLICA_ASSIGNMENT
+    assert add(4, [{"broker_ids": [0]}] * 2) == 0
+    assert len(wire.ask("Metadata", topics=[{"name": "t"}])["topics"][0]["partitions"]) == 4
+    assert wire.produce("t", batch_of(b"late"), partition=3)["base_offset"] == 0
+    batch = batch_of(b"b", producer=(mine["producer_id"], 0), first=0)
+    assert wire.produce("t", batch, partition=2)["base_offset"] == 0
+    added = [{"name": "t", "partitions": [3]}]
+    wire.ask("AddPartitionsToTxn", **named, topics=added)
+    batch = batch_of(b"c", producer=(named["producer_id"], 0), first=0, open=True)
+    sent = wire.produce("t", batch, partition=3, transactional_id=named["transactional_id"])
+    assert sent["base_offset"] == 1
+    assert _end(wire, named, commit=True) == 0
+    topic = {"name": "gone", "count": 4, "assignments": None}
+    (answer,) = wire.ask("CreatePartitions", topics=[topic])["results"]
+    assert answer["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
 def test_records_are_deleted_up_to_what_is_decided(store: txnkv.Client, wire: Wire) -> None:
     topic = store.create_topic("t")
     wire.produce("t", batch_of(b"a", b"b", b"c"))

@@ -259,3 +259,29 @@ def test_tables_and_topics_change(store: txnkv.Client, remote: Remote) -> None:
         topic.truncate(9)
     with topic.consumer() as consumer:
         assert [each.value for each in consumer.poll()] == [b"3"]
+
+
+def test_partitions_are_added_to_a_topic_that_is_held(store: txnkv.Client, remote: Remote) -> None:
+    client, other = remote(), remote()
+    topic, held = client.topic("events"), other.topic("events")
+    with (
+        held.consumer(start="latest") as consumer,
+        held.subscribe("s", start="latest") as subscription,
+        held.producer() as producer,
+    ):
+        count = topic.partitions + 2
+        topic.alter(partitions=count)
+        assert held.partitions == store.topic("events").partitions == count
+        with other.transaction() as txn:
+            txn.send(held, b"by the transaction", partition=count - 1)
+        producer.send(b"by the producer", partition=count - 2).result()
+        values = [b"by the producer", b"by the transaction"]
+        assert sorted(each.value for each in subscription.receive_many(timeout=60)) == values
+        found = []
+        while len(found) < 2:
+            found += consumer.poll(timeout=60)
+        assert sorted(each.value for each in found) == values
+        assert consumer.partitions == list(range(count))
+        assert consumer.position(count - 1) == 1
+    with pytest.raises(ValueError, match="it can have more"):
+        client.topic("events").alter(partitions=1)

@@ -43,7 +43,7 @@ AS_THEY_ARE = {
     "Table": "close dataset",
     "Scan": "to_pandas to_polars",
     "Snapshot": "get get_many scan timestamp",
-    "Topic": "buffer close name partitions value_schema",
+    "Topic": "buffer close name value_schema",
     "Subscription": "ack ack_cumulative name receive",
     "Planning": "boot of",
     "Job": "join start",

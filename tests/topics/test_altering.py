@@ -71,7 +71,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"compression": "gzip"}, ValueError, "compression is None, 'lz4' or 'zstd'"),
     ({"retain_unacknowledged": 1}, ValueError, "True or False"),
     ({"buffer": "sidecar"}, TypeError, "can be changed, not buffer"),
-    ({"partitions": 4}, TypeError, "can be changed, not partitions"),
+    ({"partitions": 0}, ValueError, "a topic has 1 to 1024 partitions, not 0"),
+    ({"partitions": 1025}, ValueError, "a topic has 1 to 1024 partitions, not 1025"),
+    ({"partitions": "4"}, ValueError, "partitions, not '4'"),
     ({"altered": 4}, TypeError, "can be changed, not altered"),
 ]
 

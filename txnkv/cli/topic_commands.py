@@ -95,6 +95,7 @@ def create(
 @topics.command()
 @store_argument
 @topic_argument
+@click.option("--partitions", type=click.IntRange(min=1), help="Have so many: more than before.")
 @click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Of messages.")
 @click.option("--retention-seconds", metavar="SECONDS", help="Older may go; none: nothing may.")
 @click.option(
@@ -106,16 +107,18 @@ def create(
     help="What a subscription has not acknowledged stays.",
 )
 @json_option
-def alter(store: str, topic: str, as_json: bool, **options: Any) -> None:
+def alter(store: str, topic: str, partitions: int | None, as_json: bool, **options: Any) -> None:
     """Change options of TOPIC; those that are not given stay as they are.
 
     Messages that are there stay as they are. Retention goes by it within a minute.
+    Partitions may be added: from then on a key may go to another one than before.
     """
     changes = parsing.topic_changes(**options)
-    if not changes:
+    if not changes and partitions is None:
         raise click.UsageError("nothing to change: give one of the options")
     with txnkv.connect(store, create=False) as client:
-        now = client.topic(topic).alter(**changes)
+        altered = client.topic(topic)
+        now = {**altered.alter(partitions, **changes), "partitions": altered.partitions}
     if as_json:
         print_json({"name": topic, **now})
     else:

@@ -66,7 +66,8 @@ class Consumer(Closing):
             committed, so that it holds back nothing.
         start: "earliest", "latest", or offsets by partition; a partition without one is read
             from its earliest.
-        partitions: their numbers; all by default.
+        partitions: their numbers; by default all, those that are added to the topic later too:
+            they are read from their earliest, whatever `start` says, so that nothing is missed.
         max_bytes: of messages, in memory: of those that it has read ahead, of all partitions
             together, and of those that one call gives but for the last. One batch of each log at
             hand is held, and one message given, however large they are.
@@ -116,6 +117,7 @@ class Consumer(Closing):
         self._again: _Parts = []  # was given, and taken back
         self._before: dict[int, int] = {}  # positions before what was given
         every = self._engine.partitions(topic)
+        self._every = partitions is None
         chosen = range(len(every)) if partitions is None else partitions
         if not chosen:
             raise ValueError("partitions has no number: leave it away to read all")
@@ -123,9 +125,10 @@ class Consumer(Closing):
         whole = isolation == "serializable"
         # Over a sidecar, messages stand in the log as their transactions were committed.
         self._by_commit = whole or (order == "commit" and topic.buffer == "marker")
+        self._above = -1
         self._readers = self._begin(start)
         self._ends = Ends(self._engine, topic)
-        self._whole = TransactionOrder(self._engine, self._readers) if whole else None  # type: ignore[arg-type]
+        self._whole = TransactionOrder(self._engine, self._follow, max_bytes) if whole else None  # type: ignore[arg-type]
 
     # -- reading -----------------------------------------------------------------------
 
@@ -291,22 +294,32 @@ class Consumer(Closing):
         if whole and start == "earliest":
             above = max(torn_before(self._engine, each) for each in self._partitions.values())
         begins = offsets if start == "earliest" else dict.fromkeys(offsets, 0)
+        self._above = above
         return {
-            number: self._reader_of(partition, offsets[number], above, begins[number])
+            number: self._reader_of(partition, offsets[number], begins[number])
             for number, partition in self._partitions.items()
         }
 
-    def _reader_of(
-        self, partition: Partition, offset: int, above: int, begin: int
-    ) -> PartitionReader:
+    def _reader_of(self, partition: Partition, offset: int, begin: int) -> PartitionReader:
         most = min(READ_AHEAD, self._max_bytes)
-        if self._isolation == "serializable":  # all of them have messages ready at once
-            most = min(most, max(self._max_bytes // len(self._partitions), 1))
         if self._by_commit:
             return CommitReader(
-                self._engine, partition, offset, most, above=above, begin=begin, whole=True
+                self._engine, partition, offset, most, above=self._above, begin=begin, whole=True
             )
         return OffsetReader(self._engine, partition, offset, self._isolation, most)
+
+    def _follow(self) -> dict[int, PartitionReader]:
+        """Know the topic as it is now; return the readers, of partitions that were added too."""
+        topic = self._engine.current(self._topic)
+        if topic is not self._topic:
+            every = self._engine.partitions(topic)
+            for each in every[len(self._partitions) :] if self._every else ():
+                reader = self._reader_of(each, bounds(self._engine, each).start, 0)
+                self._before[each.number] = reader.position
+                self._partitions[each.number] = each
+                self._readers[each.number] = reader
+            self._topic = topic
+        return self._readers
 
     def _end(self, partition: Partition) -> int:
         found = bounds(self._engine, partition)
@@ -426,7 +439,7 @@ class Consumer(Closing):
         room = self._max_bytes
         if self._whole is not None:
             return self._whole.gather(most, room)
-        self._engine.require_live(self._topic)
+        self._follow()
         self._ends.look()
         parts: _Parts = []
         readers, ids = list(self._readers.items()), self._topic.partitions

@@ -183,7 +183,9 @@ class Producer(Closing):
         if type(value) is bytes and key is partition is headers is timestamp is None:
             row = value
         else:
-            count = len(self._topic.partitions)
+            count = self._sender.partitions
+            if isinstance(partition, int) and partition >= count:
+                count = self._sender.look()
             row = pending(value, key, partition, headers, timestamp, count)
         size = _size(row)
         if size > MAX_MESSAGE_BYTES:
@@ -292,12 +294,13 @@ class Producer(Closing):
             taken = [each for each in taken if each[1].set_running_or_notify_cancel()]
             rows = [row for row, _ in taken]
             futures = [future for _, future in taken]
-            sticky = self._sticky.turn(len(self._topic.partitions))
+            partitions = self._sender.partitions
+            sticky = self._sticky.turn(partitions)
             answers: list[Callable[[], None]] = []
             try:
                 for part in outgoing(rows):
                     count = part.messages.num_rows
-                    answers.append(self._send_part(part, futures[:count], sticky))
+                    answers.append(self._send_part(part, futures[:count], partitions, sticky))
                     del futures[:count]
             finally:
                 for answer in answers:
@@ -319,13 +322,13 @@ class Producer(Closing):
         return [(row, future) for row, future, _ in taken]
 
     def _send_part(
-        self, part: Outgoing, futures: list[Future[MessageId]], sticky: int
+        self, part: Outgoing, futures: list[Future[MessageId]], partitions: int, sticky: int
     ) -> Callable[[], None]:
         """Send, and return what answers the futures."""
         try:
             if self._dead is not None:
                 raise self._dead
-            rows, shares = _shares(part, len(self._topic.partitions), sticky)
+            rows, shares = _shares(part, partitions, sticky)
             delivered = self._sender.deliver(shares)
         except Exception as error:
             if isinstance(error, ProducerFencedError | TopicNotFoundError):

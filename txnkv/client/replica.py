@@ -127,15 +127,16 @@ def _copy_of(topic: TopicInfo, source_id: str, copies: TopicEngine) -> TopicInfo
             f"copied: what the follower has is another topic. Drop it there with "
             f"drop_topic({topic.name!r}) and replicate again; its consumers begin anew"
         )
-    same = len(found.partitions) == len(topic.partitions) and found.buffer == topic.buffer
+    there = len(topic.partitions)
+    same = len(found.partitions) <= there and found.buffer == topic.buffer
     alike = replace(options, altered=found.options.altered, **found.options.changeable)
     if replace(found.options, replica_topic=topic.id) != alike or not same:
         raise TopicExistsError(
             f"the follower has a topic {topic.name!r} that is no copy of that of store {source_id}:"
             " drop it there, or leave this one out with topics=[...]"
         )
-    if found.options.changeable != options.changeable:  # it was altered since
-        found = copies.alter(found, options.changeable)
+    if found.options.changeable != options.changeable or len(found.partitions) < there:
+        found = copies.alter(found, options.changeable, there)  # as it was there since
     return found
 
 

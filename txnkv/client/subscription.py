@@ -16,6 +16,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, Unpack
 
 from txnkv.errors import (
@@ -76,7 +77,8 @@ def subscribe(
         type: "exclusive"; "failover": exclusive, and further consumers wait until the one that
             has the place is closed or dies; or "shared".
         start: where a new one begins: "earliest", "latest", or an offset by partition number.
-        partitions: numbers of those that this consumer reads; None: all.
+        partitions: numbers of those that this consumer reads; None: all, those that are added to
+            the topic later too.
         max_bytes: of messages, in memory: of those that this consumer has read ahead, of all
             partitions together, and of those that one call gives but for the last.
         **options: of the subscription; those that are not named stay as they are.
@@ -98,8 +100,8 @@ def subscribe(
     """
     if max_bytes <= 0:
         raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
-    numbers = range(len(topic.partitions)) if partitions is None else sorted(set(partitions))
-    if not numbers or not set(numbers) <= set(range(len(topic.partitions))):
+    numbers = None if partitions is None else sorted(set(partitions))
+    if numbers is not None and not (numbers and set(numbers) <= set(range(len(topic.partitions)))):
         raise ValueError(
             f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}: name some of "
             f"them, not {partitions!r}"
@@ -122,7 +124,7 @@ class Subscription(Closing):
         connection: Connection,
         info: SubscriptionInfo,
         place: Place | None,
-        partitions: Sequence[int],
+        partitions: Sequence[int] | None,
         max_bytes: int,
     ) -> None:
         """Made by `Topic.subscribe`."""
@@ -245,6 +247,7 @@ class Subscription(Closing):
     def _next(self, most: int) -> list[Message]:
         while True:
             self._require_open()
+            self._follow()
             if isinstance(self._reader, Standby):
                 self._take_over()
             given = self._reader.take(most)
@@ -268,6 +271,12 @@ class Subscription(Closing):
                 self._given = [one for one in given if not self._is_spent(one)]
                 self._count(found)
                 return found
+
+    def _follow(self) -> None:
+        """Know the topic as it is now: it may have got partitions."""
+        topic = self._engine.current(self.info.topic)
+        if topic is not self.info.topic:
+            self.info = replace(self.info, topic=topic)
 
     def unreceive(self) -> None:
         """Undo the last `receive` or `receive_many`: the next one gives its messages again."""
@@ -356,6 +365,7 @@ class Subscription(Closing):
         What is deleted, or acknowledged by an open transaction, is left alone.
         """
         self._require_open()
+        self._follow()
         named = [message] if isinstance(message, Message | MessageId) else list(message)
         ids = [one.id if isinstance(one, Message) else MessageId(*one) for one in named]
         delay = self.info.redelivery_delay
@@ -386,6 +396,7 @@ class Subscription(Closing):
             ValueError: there is no such partition.
         """
         self._require_open()
+        self._follow()
         if partition not in range(len(self.info.topic.partitions)):
             raise ValueError(f"topic {self.info.topic.name!r} has no partition {partition!r}")
         if isinstance(self._reader, Standby):
@@ -407,12 +418,14 @@ class Subscription(Closing):
     def committed(self) -> dict[int, int]:
         """By partition, the offset below which all is acknowledged: where a new consumer begins."""
         self._require_open()
+        self._follow()
         return self._engine.subscriptions.committed(self.info)
 
     @shielded
     def lag(self) -> dict[int, int]:
         """Messages that are not deleted, by partition; markers may be counted among them."""
         self._require_open()
+        self._follow()
         return self._engine.subscriptions.lag(self.info)
 
     @shielded
@@ -421,6 +434,7 @@ class Subscription(Closing):
         subscription was made; markers may be counted among them.
         """
         self._require_open()
+        self._follow()
         return self._engine.subscriptions.lost(self.info)
 
     # -- the end -----------------------------------------------------------------------

@@ -51,7 +51,9 @@ class Topic(Closing):
 
     @property
     def partitions(self) -> int:
-        """The number of partitions; they are numbered from 0."""
+        """The number of partitions, as it is now; they are numbered from 0."""
+        with suppress(TopicNotFoundError, ClosedError):  # as it was, then
+            self._engine()
         return len(self.info.partitions)
 
     @property
@@ -74,7 +76,9 @@ class Topic(Closing):
         return self.info.options.changeable
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name!r}, {self.partitions} partitions, {self.buffer} buffer>"
+        return (
+            f"<Topic {self.name!r}, {len(self.info.partitions)} partitions, {self.buffer} buffer>"
+        )
 
     def _grid(self) -> Grid:
         head = ["partition", "end", "last stable offset"]
@@ -139,7 +143,7 @@ class Topic(Closing):
                 whole, over all partitions, in the order of their commits.
             order: "offset" or "commit".
             start: "earliest", "latest", or offsets by partition.
-            partitions: their numbers; all by default.
+            partitions: their numbers; by default all, those that are added later too.
             max_bytes: of messages in memory: read ahead from all partitions, and of one `poll`.
         """
         from txnkv.client.consumer import Consumer
@@ -172,7 +176,7 @@ class Topic(Closing):
             type: "exclusive": one consumer at a time; "failover": the same, and others wait for
                 its place; "shared": messages are leased to many.
             start: where a new one begins: "earliest", "latest", or offsets by partition.
-            partitions: their numbers; all by default.
+            partitions: their numbers; by default all, those that are added later too.
             max_bytes: of messages in memory: read ahead from all partitions, and of one call.
             **options: see `txnkv.client.subscription.subscribe`; those that are not named stay as
                 they are.
@@ -228,14 +232,19 @@ class Topic(Closing):
     # -- changing ----------------------------------------------------------------------
 
     @shielded
-    def alter(self, **changes: Unpack[TopicChanges]) -> TopicChanges:
+    def alter(self, partitions: int | None = None, **changes: Unpack[TopicChanges]) -> TopicChanges:
         """Change options, at once and durably; those that are not named stay as they are.
 
         Messages that are there stay as they are. Whoever sends from then on compresses as the topic
-        says by then; a producer that is open, as it said when that was made. Retention goes by the
+        says by then. Retention goes by the
         new options from its next round on, at most a minute later.
 
+        Partitions may be added. Consumers and subscriptions of all partitions read them too, from
+        their beginning; whoever sends from then on spreads over all of them, so that a key may go
+        to another partition than its messages of before: their order holds in each, not over both.
+
         Args:
+            partitions: how many there are to be, at least as many as there are.
             **changes: `compression`, `retention_seconds`, `retention_bytes`,
                 `retain_unacknowledged`, as `client.create_topic` takes them.
 
@@ -244,14 +253,14 @@ class Topic(Closing):
 
         Raises:
             TypeError: another option is named: it stays as it was made.
-            ValueError: one makes no sense. Nothing was changed.
+            ValueError: one makes no sense, or the topic has more partitions. Nothing was changed.
             NotSupportedError: the topic is a copy, which has the options of the other store.
             TopicNotFoundError: the topic was dropped.
         """
         self._connection.require_writable()
         engine = self._engine()
         topic_catalog.require_writable(self.info, "alter")
-        self.info = engine.alter(self.info, changes)
+        self.info = engine.alter(self.info, changes, partitions)
         return self.info.options.changeable
 
     @shielded

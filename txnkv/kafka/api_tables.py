@@ -150,6 +150,10 @@ _TABLE: Final = """
 36 SaslAuthenticate 0-2 2
   > auth_bytes:bytes
   < error_code:i16 error_message:str? auth_bytes:bytes session_lifetime_ms:i64@1+
+37 CreatePartitions 0-3 2
+  > topics[name:str count:i32 assignments?[broker_ids:[]i32]] timeout_ms:i32
+    validate_only:bool
+  < throttle_time_ms:i32 results[name:str error_code:i16 error_message:str?]
 42 DeleteGroups 0-2 2
   > groups_names:[]str
   < throttle_time_ms:i32 results[group_id:str error_code:i16]

@@ -10,7 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from txnkv.errors import AuthenticationError, TopicExistsError, TopicNotFoundError, TxnkvError
+from txnkv.errors import (
+    AuthenticationError,
+    NotSupportedError,
+    TopicExistsError,
+    TopicNotFoundError,
+    TxnkvError,
+)
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.wire_codec import KafkaRequest
@@ -137,6 +143,33 @@ def delete_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
     return {"responses": _each(request.body["topic_names"], delete)}
 
 
+def create_partitions(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Add partitions to topics."""
+
+    def add(told: dict[str, Any]) -> dict[str, Any]:
+        name, count, placed = told["name"], told["count"], told["assignments"]
+        topic = broker.topic(peer, "admin", name)
+        there = len(topic.partitions)
+        if count <= there:
+            raise KafkaError(
+                Code.INVALID_PARTITIONS, f"{name!r} has {there} partitions: there can be more"
+            )
+        if placed is not None and [each["broker_ids"] for each in placed] != [[NODE]] * (
+            count - there
+        ):
+            raise KafkaError(
+                Code.INVALID_REPLICA_ASSIGNMENT, f"each new partition is on broker {NODE} alone"
+            )
+        if not request.body["validate_only"]:
+            try:
+                broker.client.topic(name).alter(partitions=count)
+            except (ValueError, NotSupportedError) as error:
+                raise KafkaError(Code.INVALID_PARTITIONS, str(error)) from None
+        return {"name": name}
+
+    return {"results": _each(request.body["topics"], add)}
+
+
 # -- options ---------------------------------------------------------------------------
 
 _PASSED: Final = {
@@ -259,6 +292,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     20: delete_topics,
     32: describe_configs,
     36: sasl_authenticate,
+    37: create_partitions,
     60: describe_cluster,
 }
 """By number of the request."""

@@ -89,7 +89,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     "Topic": {
         **_all("read", "end_offsets last_stable_offsets fetch subscriptions consumer", again=True),
         **_all("write", "subscribe sender"),
-        **_all("read", "options", again=True),
+        **_all("read", "options partitions", again=True),
         **_all("admin", "drop_subscription alter truncate"),
     },
     "Consumer": {

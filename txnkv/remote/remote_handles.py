@@ -21,7 +21,7 @@ from txnkv.coordinator import Timestamp
 from txnkv.errors import ClosedError, InvalidTxnStateError, TableNotFoundError, UnavailableError
 from txnkv.remote.channel import Call, Channel
 from txnkv.remote.methods import remote_calls
-from txnkv.remote.wire import LostHandleError
+from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_lock
 from txnkv.tables import RowChecker, Schema, SchemaChange
 from txnkv.topics import (
@@ -30,7 +30,6 @@ from txnkv.topics import (
     FetchIsolation,
     FetchResult,
     Message,
-    MessageId,
     Order,
     ReadIsolation,
     Start,
@@ -338,7 +337,8 @@ class TokenScan(RemoteScan):
 
 @remote_calls(
     "Topic",
-    "alter drop_subscription end_offsets last_stable_offsets options subscriptions truncate",
+    "alter drop_subscription end_offsets last_stable_offsets options partitions subscriptions "
+    "truncate",
 )
 class RemoteTopic(RemoteHandle, Topic):
     """See `txnkv.Topic`."""
@@ -434,15 +434,18 @@ class RemoteConsumer(_Polling, Consumer):
     def poll(self, *, max_messages: int = 500, timeout: float | None = 1.0) -> list[Message]:
         self._require_open()
         found = self._wait_for("poll", max_messages, timeout)
-        self._start = found["positions"]
+        self._go_to(found["positions"])
         return self._messages(found["rows"])
+
+    def _go_to(self, positions: dict[int, int]) -> None:
+        self._start, self._numbers = positions, list(positions)
 
     def poll_batch(
         self, *, max_messages: int = 65536, timeout: float | None = 1.0
     ) -> pa.RecordBatch:
         self._require_open()
         found = self._wait_for("poll_batch", max_messages, timeout)
-        self._start = found["positions"]
+        self._go_to(found["positions"])
         return found["rows"]
 
     @property
@@ -547,20 +550,6 @@ class RemoteSubscription(_Polling, Subscription):
             raise ClosedError(f"{self.info}: this consumer was closed; subscribe again")
 
 
-def ids_of(message: Any) -> Any:
-    """Return the ids of a message or several, as an acknowledgement is sent; else what it is."""
-    if isinstance(message, Message):
-        return message.id
-    if isinstance(message, MessageId):
-        return message
-    if isinstance(message, list | tuple):
-        return [ids_of(each) for each in message]
-    raise TypeError(
-        "what is acknowledged is a Message, its MessageId or a list of them, not "
-        f"{type(message).__name__}"
-    )
-
-
 # -- producers -------------------------------------------------------------------------
 
 
@@ -586,13 +575,22 @@ class _RemoteSender(RemoteHandle):
         self._make()
 
     def _make(self) -> None:
-        self.sent: int = self._made(self._topic, "sender", self._name, self.patience)["sent"]
+        told = self._made(self._topic, "sender", self._name, self.patience)
+        self.sent: int = told["sent"]
+        self.partitions: int = told["partitions"]
+
+    def look(self) -> int:
+        """Ask for the number of partitions."""
+        self.partitions = self._topic.partitions
+        return self.partitions
 
     def _make_again(self) -> bool:
         self._make()
         return True
 
     def deliver(self, shares: Sequence[tuple[int, pa.RecordBatch]]) -> list[Delivered]:
-        found: list[Delivered] = self._call("deliver", [list(share) for share in shares])
+        told = self._call("deliver", [list(share) for share in shares])
         self.sent += sum(batch.num_rows for _, batch in shares)
+        self.partitions = told["partitions"]
+        found: list[Delivered] = told["delivered"]
         return found

@@ -20,8 +20,8 @@ from txnkv.errors import (
 )
 from txnkv.remote.channel import Call
 from txnkv.remote.methods import remote_calls
-from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic, ids_of
-from txnkv.remote.wire import LostHandleError
+from txnkv.remote.remote_handles import RemoteHandle, RemoteTable, RemoteTopic
+from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_rlock
 from txnkv.tables import DELETES, Operation, arrow_input, nothing, require_operation
 from txnkv.topics import pending
@@ -254,7 +254,10 @@ class RemoteSession(RemoteHandle, Session):
         encode = encoder_of(to.info)
         if encode is not None:
             value = encode(value)
-        message = pending(value, key, partition, headers, timestamp, len(to.info.partitions))
+        count = len(to.info.partitions)
+        if isinstance(partition, int) and partition >= count:
+            count = to.partitions
+        message = pending(value, key, partition, headers, timestamp, count)
         row = (message,) if isinstance(message, bytes) else message
         with self._lock:
             self._room.take(row)

@@ -54,6 +54,7 @@ from txnkv.topics import (
     Delivered,
     Encoded,
     FetchResult,
+    Message,
     MessageId,
     PinnedRange,
     SubscriptionInfo,
@@ -390,3 +391,17 @@ def _error(name: str, text: str, more: dict[str, Any]) -> Exception:
     for note in more["notes"]:
         made.add_note(str(note))
     return made
+
+
+def ids_of(message: Any) -> Any:
+    """Return the ids of a message or several, as an acknowledgement is sent; else what it is."""
+    if isinstance(message, Message):
+        return message.id
+    if isinstance(message, MessageId):
+        return message
+    if isinstance(message, list | tuple):
+        return [ids_of(each) for each in message]
+    raise TypeError(
+        "what is acknowledged is a Message, its MessageId or a list of them, not "
+        f"{type(message).__name__}"
+    )

@@ -188,7 +188,7 @@ _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
     "Job": lambda _, it: {"id": it.id},
     "Planning": lambda _, it: {"store_id": it.store_id, "folder": it.folder, "boot": it.boot},
     "Scan": lambda _, it: {"schema": it.schema},
-    "Sender": lambda _, it: {"sent": it.sent},
+    "Sender": lambda _, it: {"sent": it.sent, "partitions": it.partitions},
     "Session": lambda _, __: None,
     "Snapshot": lambda _, it: {"timestamp": it.timestamp},
     "Subscription": lambda guest, it: {"info": it.info, "tcid": _tcid(guest)},
@@ -456,9 +456,9 @@ def _sender(guest: Guest, topic: Topic, name: str | None, patience: float) -> Se
     return Sender(guest.client.instance.topics, topic.info, name, patience)
 
 
-def _deliver(guest: Guest, sender: Sender, shares: Sequence[Any]) -> Any:
+def _deliver(guest: Guest, sender: Sender, shares: Sequence[Any]) -> dict[str, Any]:
     found = sender.deliver([(number, batch) for number, batch in shares])
-    return found
+    return {"delivered": found, "partitions": sender.partitions}
 
 
 def _batches(guest: Guest, scan: Scan) -> pa.RecordBatchReader:

@@ -303,8 +303,7 @@ def create(
         TopicExistsError: the name is taken.
         ValueError: the number of partitions or the buffer makes no sense.
     """
-    if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-        raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+    _require_count(partitions)
     if buffer not in BUFFERS:
         raise ValueError(f"buffer is 'marker' or 'sidecar', not {buffer!r}")
     if find(cur, name) is not None:
@@ -317,20 +316,31 @@ def create(
     )
     topic_id = cur.connection.last_insert_rowid()
     bump(cur)
-    cur.executemany(
-        "INSERT INTO partitions (topic_id, number) VALUES (?, ?)",
-        [(topic_id, number) for number in range(partitions)],
-    )
+    _add_partitions(cur, topic_id, range(partitions))
     return get(cur, name)
 
 
-def alter(cur: apsw.Cursor, topic: TopicInfo, changes: Mapping[str, Any]) -> TopicInfo:
-    """Give a topic other options.
+def _add_partitions(cur: apsw.Cursor, topic_id: int, numbers: range) -> None:
+    cur.executemany(
+        "INSERT INTO partitions (topic_id, number) VALUES (?, ?)",
+        [(topic_id, number) for number in numbers],
+    )
+
+
+def _require_count(partitions: int) -> None:
+    if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
+        raise ValueError(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+
+
+def alter(
+    cur: apsw.Cursor, topic: TopicInfo, changes: Mapping[str, Any], partitions: int | None = None
+) -> TopicInfo:
+    """Give a topic other options, or more partitions.
 
     Raises:
         TopicNotFoundError: it was dropped.
         TypeError: there is no such option, or it stays as it was made.
-        ValueError: one makes no sense.
+        ValueError: one makes no sense, or the topic has more partitions.
     """
     unknown = sorted(changes.keys() - set(CHANGEABLE))
     if unknown:
@@ -340,12 +350,21 @@ def alter(cur: apsw.Cursor, topic: TopicInfo, changes: Mapping[str, Any]) -> Top
     require_live(cur, topic)
     present = get(cur, topic.name)
     options = replace(present.options, **changes)
-    if options == present.options:
+    there = len(present.partitions)
+    partitions = there if partitions is None else partitions
+    _require_count(partitions)
+    if partitions < there:
+        raise ValueError(
+            f"topic {topic.name!r} has {there} partitions: it can have more, not {partitions}. "
+            "What its last ones hold would be lost; make another topic, and send there"
+        )
+    if options == present.options and partitions == there:
         return present
     options = replace(options, altered=options.altered + 1)
     cur.execute("UPDATE topics SET options = ? WHERE id = ?", (options.to_json(), topic.id))
+    _add_partitions(cur, topic.id, range(there, partitions))
     bump(cur)
-    return replace(present, options=options)
+    return get(cur, topic.name)
 
 
 def drop(cur: apsw.Cursor, topic: TopicInfo) -> None:

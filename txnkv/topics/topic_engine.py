@@ -31,7 +31,7 @@ All of it may be done again, by any process: what is in the log says what is sti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ from txnkv.coordinator import (
 from txnkv.core import ControlType
 from txnkv.errors import TxnkvError
 from txnkv.storage import BusyError, clock, declare_fault_point, fault_point, settle_dropped
-from txnkv.topics import retention, topic_catalog
+from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.delivery import Subscriptions
 from txnkv.topics.sidecar import close_all
 from txnkv.topics.tail import EndMarker, is_noted, note_marker
@@ -283,12 +283,19 @@ class TopicEngine(Topics):
         with self.store.status.write() as cur:
             return topic_catalog.create(cur, name, partitions, buffer, options)
 
-    def alter(self, topic: TopicInfo, changes: Mapping[str, Any]) -> TopicInfo:
-        """Give a topic other options; see `topic_catalog.alter`. No round of retention that goes by
-        those of before is under way when it returns.
+    def alter(
+        self, topic: TopicInfo, changes: Mapping[str, Any], partitions: int | None = None
+    ) -> TopicInfo:
+        """Give a topic other options, or more partitions; see `topic_catalog.alter`. No round of
+        retention that goes by those of before is under way when it returns.
         """
-        with self.store.log_cuts(), self.store.status.write() as cur:
-            return topic_catalog.alter(cur, topic, changes)
+        # A backup has the partitions of its moment: only options wait until it has copied logs.
+        cuts = self.store.log_cuts() if changes else nullcontext()
+        with cuts, self.store.status.write() as cur:
+            topic = topic_catalog.alter(cur, topic, changes, partitions)
+            if partitions is not None:
+                subscription_catalog.cover(cur, topic)
+        return topic
 
     def drop(self, name: str) -> bool:
         """Drop a topic; open transactions that touched it are aborted.

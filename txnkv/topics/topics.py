@@ -156,7 +156,7 @@ class Topics(Catalog[TopicInfo]):
         self._looks: dict[int, tuple[int, Look]] = {}
 
     def current(self, topic: TopicInfo) -> TopicInfo:
-        """Return a topic with the options that it has now.
+        """Return a topic with the options and partitions that it has now.
 
         Raises:
             TopicNotFoundError: it was dropped.

@@ -126,6 +126,8 @@ class SendBuffer:
             if found is None:
                 found = self._lists[topic.id] = (topic, [])
                 _used.add(self)
+            elif found[0].options.altered < topic.options.altered:  # it may have got partitions
+                self._lists[topic.id] = (topic, found[1])
             return found[1].append
 
     def parcels_of(self, topic: TopicInfo, outgoing: Iterable[Outgoing]) -> Iterable[Parcel]:

@@ -22,7 +22,7 @@ import heapq
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -31,10 +31,12 @@ import apsw
 from txnkv.coordinator import one
 from txnkv.errors import ClosedError
 from txnkv.storage import Store, WhenDropped, clock, lengthy, new_lock, new_rlock, shielded
+from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.acks.ack_rows import NONE, Cursor, Pending, refuse
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.subscription_catalog import SubscriptionInfo
+from txnkv.topics.topic_catalog import TopicInfo
 
 Held = dict[int, Ranges]
 """Offsets by partition id."""
@@ -80,6 +82,7 @@ class Acked:
 class _Found(NamedTuple):
     """The state of a subscription, as status.db has it."""
 
+    topic: TopicInfo
     cursors: dict[int, Cursor]
     pending: list[Pending]
     returned: list[tuple[int, int, int, int]]
@@ -89,6 +92,7 @@ class Exclusive:
     """The state of an exclusive subscription in its consumer's process. Shared by threads.
 
     Attributes:
+        info: the subscription, of the topic as the last look found it.
         cursors: by partition id.
         gaps: by partition id: what a reader has seen not to be messages.
         pieces: by partition id and offset of a large message, where its other pieces are.
@@ -106,14 +110,14 @@ class Exclusive:
         self.version = -1
         self._unbroken: set[int] = set()  # cursors without ranges in status.db
         self.cursors: dict[int, Cursor] = {}
-        self.gaps: Held = {id: Ranges() for id in info.topic.partitions}
+        self.gaps: Held = {}
         self.pieces: dict[int, dict[int, Ranges]] = {}
-        self.redelivered: dict[int, dict[int, int]] = {id: {} for id in info.topic.partitions}
-        self.pending: Held = {id: Ranges() for id in info.topic.partitions}
+        self.redelivered: dict[int, dict[int, int]] = {}
+        self.pending: Held = {}
         self._positions: dict[int, tuple[object, int]] = {}
         self._foreign: Held = {}
         self._holds: dict[int, Held] = {}
-        self._back: Held = {id: Ranges() for id in info.topic.partitions}
+        self._back: Held = {}
         self._later: list[tuple[int, int, int]] = []
         self._when: dict[tuple[int, int], int] = {}  # of each in `_later` that counts
         self.look()
@@ -163,13 +167,27 @@ class Exclusive:
             "AND id > ? ORDER BY id",
             (self.info.id, self._returned),
         ).fetchall()
+        cursors = ack_rows.load_cursors(cur, self.info.id)
+        topic = self.info.topic
+        if len(cursors) > len(topic.partitions):
+            topic = topic_catalog.by_partition(cur, min(cursors)) or topic
         return _Found(
-            ack_rows.load_cursors(cur, self.info.id),
+            topic,
+            cursors,
             ack_rows.pending(cur, self._store, self.info.id),
             returned,
         )
 
     def _adopt(self, found: _Found) -> None:
+        if found.topic is not self.info.topic:
+            self.info = replace(self.info, topic=found.topic)
+        new = found.cursors.keys() - self.gaps.keys()
+        if new:  # dicts of their own, for others look at these without the lock
+            self.gaps, self.pending, self._back = (
+                held | {id: Ranges() for id in new}
+                for held in (self.gaps, self.pending, self._back)
+            )
+            self.redelivered = self.redelivered | {id: {} for id in new}
         self.cursors = found.cursors
         self._unbroken = {id for id, cursor in self.cursors.items() if not cursor.deleted}
         self._foreign = {}

@@ -24,12 +24,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import apsw
 
 from txnkv.coordinator import one
 from txnkv.storage import Store, clock, declare_fault_point, fault_point
+from txnkv.topics import topic_catalog
 from txnkv.topics.acks import ack_rows
 from txnkv.topics.delivery.redelivery import (
     FOR_EVER,
@@ -76,7 +78,7 @@ class LeaseReader(DeliveryReader):
         topics: of the store.
         info: the subscription.
         place: which consumer this is.
-        numbers: of the partitions that it reads.
+        numbers: of the partitions that it reads; None: all, those too that are added later.
         max_bytes: see `DeliveryReader`.
     """
 
@@ -85,7 +87,7 @@ class LeaseReader(DeliveryReader):
         topics: Topics,
         info: SubscriptionInfo,
         place: Place,
-        numbers: Sequence[int],
+        numbers: Sequence[int] | None,
         max_bytes: int,
     ) -> None:
         super().__init__(max_bytes)
@@ -93,20 +95,28 @@ class LeaseReader(DeliveryReader):
         self._store = topics.store
         self._info = info
         self._place = place
-        partitions = topics.partitions(info.topic)
         with self._store.status.read() as cur:
             dispatched = self._dispatched(cur)
-        share = share_of(max_bytes, len(numbers))
-        self._sources = {
-            each.id: PartitionSource(topics, each, dispatched[each.id], share)
-            for each in map(partitions.__getitem__, numbers)
-        }
+        self._every = numbers is None
+        self._sources: dict[int, PartitionSource] = {}
+        self._add_sources(
+            range(len(info.topic.partitions)) if numbers is None else numbers, dispatched
+        )
         self._claims: deque[_Claim] = deque()
         self._failed: Exception | None = None
         self._holders = LeaseHolders(self._store, info.id)
         self._number: int | None = None
         self._next_due = 0
         self._turn = 0
+
+    def _add_sources(self, numbers: Sequence[int], dispatched: dict[int, int]) -> None:
+        partitions = self._topics.partitions(self._info.topic)
+        share = share_of(self._max_bytes, len(self._sources) + len(numbers))
+        for each in map(partitions.__getitem__, numbers):
+            begin = dispatched.get(each.id, 0)
+            self._sources[each.id] = PartitionSource(self._topics, each, begin, share)
+        for source in self._sources.values():
+            source.share = share
 
     @property
     def pending(self) -> bool:
@@ -149,6 +159,8 @@ class LeaseReader(DeliveryReader):
             if not dispatched:
                 self._topics.require_live(self._info.topic)
                 raise dropped(self._info)
+            if len(dispatched) > len(self._info.topic.partitions):
+                self._follow(dispatched)
             self._number, self._next_due = number, due
             for partition_id, source in self._sources.items():
                 source.go_to(dispatched.get(partition_id, 0))
@@ -157,6 +169,20 @@ class LeaseReader(DeliveryReader):
             source.fill()
             moved |= source.moved
         return moved
+
+    def _follow(self, dispatched: dict[int, int]) -> None:
+        """Know the partitions that the topic has got, and read them if all are to be read."""
+        with self._store.status.read(durable=False) as cur:
+            topic = topic_catalog.by_partition(cur, min(dispatched))
+        if topic is None:
+            raise dropped(self._info)
+        self._info = replace(self._info, topic=topic)
+        there = range(len(topic.partitions))
+        if self._every:
+            self._add_sources(
+                [number for number in there if topic.partitions[number] not in self._sources],
+                dispatched,
+            )
 
     def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
         found: list[Any] = cur.execute(

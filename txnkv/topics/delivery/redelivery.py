@@ -72,6 +72,7 @@ class PartitionSource:
 
     Attributes:
         moved: past something in the last `fill`, and there may be more.
+        share: bytes that are read ahead.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class PartitionSource:
         self._state = state
         self._lock = new_rlock() if state is None else state.lock
         self.partition = partition
+        self.share = max_bytes
         self._reader = OffsetReader(
             topics, partition, offset, "read_committed", max_bytes, skip_lost=True
         )
@@ -114,7 +116,7 @@ class PartitionSource:
         if self._ready:
             return True
         reader = self._reader
-        loaded = reader.load()
+        loaded = reader.load(room=self.share)
         self.moved = reader.moved
         if not loaded:
             self._pass(reader.position)
@@ -273,22 +275,28 @@ class ExclusiveReader(DeliveryReader):
     Args:
         topics: of the topics.
         state: what is known of the subscription.
-        numbers: of the partitions that it reads.
+        numbers: of the partitions that it reads; None: all, those too that are added later.
         max_bytes: see `DeliveryReader`.
     """
 
     def __init__(
-        self, topics: Topics, state: Exclusive, numbers: Sequence[int], max_bytes: int
+        self, topics: Topics, state: Exclusive, numbers: Sequence[int] | None, max_bytes: int
     ) -> None:
         super().__init__(max_bytes)
-        share = share_of(max_bytes, len(numbers))
         self._topics = topics
         self._state = state
-        partitions = topics.partitions(state.info.topic)
-        self._sources = deque(
-            PartitionSource(topics, partition, state.cursors[partition.id].mark, share, state)
-            for partition in map(partitions.__getitem__, numbers)
-        )
+        self._every = numbers is None
+        self._sources: deque[PartitionSource] = deque()
+        self._add_sources(range(len(state.info.topic.partitions)) if numbers is None else numbers)
+
+    def _add_sources(self, numbers: Sequence[int]) -> None:
+        state, partitions = self._state, self._topics.partitions(self._state.info.topic)
+        share = share_of(self._max_bytes, len(self._sources) + len(numbers))
+        for partition in map(partitions.__getitem__, numbers):
+            mark = state.cursors[partition.id].mark
+            self._sources.append(PartitionSource(self._topics, partition, mark, share, state))
+        for source in self._sources:
+            source.share = share
 
     @property
     def pending(self) -> bool:
@@ -317,6 +325,9 @@ class ExclusiveReader(DeliveryReader):
         if state.gone:
             self._topics.require_live(state.info.topic)
             raise dropped(state.info)
+        there = len(state.info.topic.partitions)
+        if self._every and there > len(self._sources):
+            self._add_sources(range(len(self._sources), there))
         state.prune()
         while not self._full(most) and (back := state.next_back()) is not None:
             self._take_back(most, *back)

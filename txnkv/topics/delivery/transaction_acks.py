@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import apsw
@@ -144,6 +144,7 @@ class TransactionAcks:
             TopicNotFoundError: the topic was dropped.
             NotSupportedError: a cumulative ack of a shared subscription.
         """
+        info = present(self._topics, info)
         try:
             named = refuse(self._topics, info, ids, cumulative=cumulative)
         except OffsetOutOfRangeError:
@@ -155,6 +156,8 @@ class TransactionAcks:
             self._catalog = self._topics.require_live(info.topic)
         with self._guard:
             self._refuse_lost()
+            if info.topic.options.altered:
+                _cover(self._topics.local.exclusive(info.id), info)
             acks = self._of(info)
             self.empty = False
             if not self._transactional:
@@ -171,6 +174,7 @@ class TransactionAcks:
             if self._transactional and not self._stored and not info.leased:
                 state = self._topics.local.exclusive(info.id, self)
             found = self._acks[info.id] = HeldAcks(info=info, state=state)
+        found.info = info
         return found
 
     def _take(
@@ -477,6 +481,22 @@ def _refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -
                 )
 
 
+def present(topics: Topics, info: SubscriptionInfo) -> SubscriptionInfo:
+    """Return a subscription with its topic as that is now: it may have got partitions.
+
+    Raises:
+        TopicNotFoundError: the topic was dropped.
+    """
+    topic = topics.current(info.topic)
+    return info if topic is info.topic else replace(info, topic=topic)
+
+
+def _cover(state: Exclusive | None, info: SubscriptionInfo) -> None:
+    """Have memory know the partitions that its topic has got."""
+    if state is not None and len(state.info.topic.partitions) < len(info.topic.partitions):
+        state.look()
+
+
 def refuse(
     topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
 ) -> dict[int, list[int]]:
@@ -496,7 +516,7 @@ def refuse(
             f"{info} is {info.type}: others have messages before this one. Acknowledge "
             "them one by one, or subscribe exclusively"
         )
-    topics.require_live(info.topic)
+    info = present(topics, info)
     named = _by_partition(info, ids, cumulative=cumulative)
     for number, offsets in named.items():
         end = _known_end(topics, info.topic.partitions[number], offsets[-1])

@@ -34,7 +34,7 @@ that is larger than all that was asked for comes in parts, with nothing between 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -456,12 +456,21 @@ class TransactionOrder:
 
     Args:
         topics: of the store.
-        readers: by partition number.
+        readers: gives them, by partition number; asked again with each snapshot, for partitions
+            that were added by then.
+        max_bytes: of messages that all of them have ready.
     """
 
-    def __init__(self, topics: Topics, readers: Mapping[int, CommitReader]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        readers: Callable[[], Mapping[int, CommitReader]],
+        max_bytes: int,
+    ) -> None:
         self._topics = topics
-        self._readers = dict(sorted(readers.items()))
+        self._ask = readers
+        self._max_bytes = max_bytes
+        self._readers: dict[int, CommitReader] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -478,8 +487,10 @@ class TransactionOrder:
         if self._snapshot is not None:
             self._gather(most, room, given)
         if not given:  # all is given up to that snapshot: there may be more since
-            self._snapshot = self._topics.log.latest()
-            self._exhausted = set()
+            snapshot = self._topics.log.latest()
+            # In this order: what was committed up to it was sent to partitions that are known then.
+            self._readers = dict(sorted(self._ask().items()))
+            self._snapshot, self._exhausted = snapshot, set()
             self._gather(most, room, given)
         return given
 
@@ -505,10 +516,11 @@ class TransactionOrder:
     def _heads(self) -> list[tuple[int, int]]:
         """Timestamp and partition of what comes next in each, the earliest first."""
         heads = []
+        share = max(self._max_bytes // len(self._readers), 1)
         for number, reader in self._readers.items():
             if number in self._exhausted:
                 continue
-            while not reader.load(self._snapshot):
+            while not reader.load(self._snapshot, room=share):
                 if reader.is_behind:
                     return []  # what is missing there may be earlier than what others have
                 if not reader.moved:

@@ -250,11 +250,10 @@ class TopicPlanner:
             TopicNotFoundError: `start` is of a topic that was dropped.
         """
         found, ends, timestamp = self._ends(None if target is None else target.timestamp)
-        places = self._checked(start, start.offsets, found)
+        # A partition that was added since is read from its beginning.
+        places = self._checked(start, dict.fromkeys(found, 0) | start.offsets, found)
         if target is not None:
-            ends = {
-                number: min(end, target.offsets.get(number, end)) for number, end in ends.items()
-            }
+            ends = {number: min(end, target.offsets.get(number, 0)) for number, end in ends.items()}
         ends = {number: max(end, places[number]) for number, end in ends.items()}
         there = {number: end - places[number] for number, end in ends.items()}
         if most is not None and sum(there.values()) > most:

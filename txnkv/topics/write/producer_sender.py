@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,6 +120,17 @@ class Sender:
                 self.producer = producers.adopt(cur, topic.id, name, epoch, now)
         self.sent = self.producer.sent
 
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of the topic, as it is now, or was when it was dropped."""
+        with suppress(TxnkvError):
+            self._topic = self._topics.current(self._topic)
+        return len(self._topic.partitions)
+
+    def look(self) -> int:
+        """The same: a sender that is elsewhere asks for it."""
+        return self.partitions
+
     def deliver(
         self,
         messages: Sequence[tuple[int, pa.RecordBatch]],
@@ -143,6 +155,7 @@ class Sender:
             CommitOutcomeUnknownError: the disk failed at the commit point, and all the time
                 since: they are there, or will never be.
         """
+        self._topic = self._topics.current(self._topic)
         if sequences is not None:
             ids = self._topic.partitions
             self._next.update(
