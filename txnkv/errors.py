@@ -207,8 +207,8 @@ class HistoryExpiredError(TxnkvError):
     """The snapshot is older than the history that the store keeps."""
 
 
-class ProducerFencedError(TxnkvError):
-    """A later producer of the same name took over."""
+class ProducerFencedError(InvalidTxnStateError):
+    """A later producer, or transaction, of the same name took over."""
 
 
 class OutOfOrderSequenceError(TxnkvError):

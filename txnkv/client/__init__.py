@@ -3,7 +3,7 @@
 opening                               the way in
 client, table, topic                  the store; tables and snapshots; topics
 consumer, subscription, producer      what a topic gives
-attempts                              the transactions of one `run`
+attempts                              transactions of one `run`, and those that have a name
 replica, admin                        copies of topics; a whole store seen, checked and compacted
 indexes                               made, filled, compared with their tables
 planning                              what Spark asks of a store, in its planners and tasks
@@ -14,7 +14,14 @@ runs.
 """
 
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
-from txnkv.client.attempts import Attempts
+from txnkv.client.attempts import (
+    Attempts,
+    Claim,
+    NamedTransaction,
+    begin_transaction,
+    claim_name,
+    names_table,
+)
 from txnkv.client.backup import BackupReport, RestoreReport, restore
 from txnkv.client.client import Client
 from txnkv.client.consumer import Consumer
@@ -43,6 +50,7 @@ __all__ = [
     "BackupReport",
     "Buffer",
     "CheckReport",
+    "Claim",
     "Client",
     "CompactReport",
     "Compression",
@@ -53,6 +61,7 @@ __all__ = [
     "Index",
     "Isolation",
     "Locking",
+    "NamedTransaction",
     "Operation",
     "Order",
     "Planning",
@@ -66,8 +75,11 @@ __all__ = [
     "Table",
     "Topic",
     "TxnInfo",
+    "begin_transaction",
+    "claim_name",
     "close_producers",
     "connect",
+    "names_table",
     "replicate",
     "restore",
 ]

@@ -1,17 +1,216 @@
-"""The transactions of one `client.run`, one after the other until one commits."""
+"""The begin of transactions: of one `client.run`, one after the other until one commits; and of
+those that have a name.
+
+**Names.** At most one transaction of a name is open: who begins another one ends it. The row of a
+name in the table `transaction_names` says whose it is, and names its last transaction, open or
+ended:
+
+    client A   begin "billing"    no row yet: A's, epoch 0         row (1, 0, txn 10)
+    client B   begin "billing"    not B's: the epoch rises;        row (1, 1, txn 11)
+                                  10 is aborted before that
+    client A   txn 10 commits     ProducerFencedError
+               begin "billing"    its epoch is 0, and 1 is there: ProducerFencedError, for good
+    client B   begin "billing"    11 is aborted if it is open      row (1, 1, txn 12)
+
+The one before is at its end, and what it committed is visible, before the snapshot of the next one
+is taken. The row is moved from what was seen to what is to be, in a transaction of its own: of two
+who begin at once, one is the later one and ends the other. A transaction that begins and is killed
+before the row names it has done nothing, and ends with its keepalive time.
+
+This is the transactional id of Kafka, whose clients have the same names: number and epoch of a row
+are those of the producer.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final, NamedTuple, TypeVar
 
+from txnkv.client.table import Table
 from txnkv.coordinator import Timestamp, TxnState
-from txnkv.errors import CommitOutcomeUnknownError, TxnkvError
+from txnkv.errors import (
+    CommitOutcomeUnknownError,
+    ProducerFencedError,
+    TableExistsError,
+    TransactionConflictError,
+    TxnkvError,
+    TxnNotFoundError,
+)
+from txnkv.tables import Partitioning, Schema
 from txnkv.topics import Hold
 from txnkv.transaction import DEFAULTS, Connection, Retries, Transaction
 
 T = TypeVar("T")
+
+# -- names -----------------------------------------------------------------------------
+
+NAMES_TABLE: Final = "transaction_names"
+_NAMES: Final = Schema(
+    {"name": "string", "id": "int64", "epoch": "int32", "txn": "string?"}, primary_key=["name"]
+)
+_MOST_EPOCH: Final = 32_766
+"""Kafka's clients have 16 bits for it."""
+
+_Row = Mapping[str, Any] | None
+
+
+class Claim(NamedTuple):
+    """The right to begin transactions under a name, until the epoch rises.
+
+    Attributes:
+        id: the number of the producer.
+        epoch: of this number.
+    """
+
+    id: int
+    epoch: int
+
+
+class NamedTransaction(Transaction):
+    """A transaction under a name.
+
+    Attributes:
+        name: the name.
+        claim: by which it was begun.
+    """
+
+    name: str = ""
+    claim: Claim | None = None
+
+
+def names_table(connection: Connection) -> Table:
+    """Return the table of names; it is made at its first use.
+
+    Raises:
+        TableExistsError: there is another table of this name.
+    """
+    engine = connection.instance.engine
+    found = engine.find(NAMES_TABLE)
+    while found is None:
+        partitioning = Partitioning.of(_NAMES, None)
+        try:
+            found = engine.create(NAMES_TABLE, _NAMES, partitioning)
+        except TableExistsError:
+            found = engine.alike(NAMES_TABLE, _NAMES, partitioning, evolve=False)
+    return Table(connection, found)
+
+
+def claim_name(connection: Connection, name: str, known: Claim | None = None) -> Claim:
+    """Take over a name, or go on under it in the next epoch: what is open under it is ended.
+
+    Args:
+        connection: to the store.
+        name: the name.
+        known: the claim that is gone on from; None: it is taken over, whoever has it.
+
+    Raises:
+        ProducerFencedError: `known` is not the last one.
+    """
+    while True:
+        table, row = _look(connection, name, known)
+        claim = _following(table, row)
+        if _move(connection, name, row, claim, None):
+            return claim
+
+
+def begin_transaction(
+    connection: Connection, options: Mapping[str, Any], **more: Any
+) -> Transaction:
+    """Begin a transaction.
+
+    Args:
+        connection: to the store.
+        options: of `new_transaction`; beside a name perhaps `claims`, those of whoever begins, by
+            name: this one's is put there. By default they are the connection's.
+        **more: of `Transaction.begin`.
+
+    Raises:
+        ProducerFencedError: another one has taken the name over since it was claimed.
+        ValueError: an option makes no sense.
+    """
+    rest = dict(options) | more
+    name, claims = rest.pop("name", None), rest.pop("claims", connection.claims)
+    if name is None:
+        return Transaction.begin(connection, **rest)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a transaction's name is a non-empty string or None, not {name!r}")
+    if rest.get("spare") is not None:  # it may take several, of which the last one counts
+        raise ValueError("a transaction with a name begins with no id that was given before")
+    connection.require_writable()
+    return _begin_named(connection, name, claims, rest)
+
+
+def _begin_named(
+    connection: Connection,
+    name: str,
+    claims: MutableMapping[str, Claim],
+    options: Mapping[str, Any],
+) -> NamedTransaction:
+    known = Claim(*claims[name]) if name in claims else None
+    while True:
+        table, row = _look(connection, name, known)
+        claim = _following(table, row) if known is None else known
+        txn = NamedTransaction.begin(connection, **options)
+        assert isinstance(txn, NamedTransaction)
+        try:
+            txn.context.ensure_stored("begin")
+            if _move(connection, name, row, claim, txn.id):
+                claims[name] = txn.claim = claim
+                txn.name = name
+                return txn
+        except BaseException:
+            txn.rollback()
+            raise
+        txn.rollback()
+
+
+def _look(connection: Connection, name: str, known: Claim | None) -> tuple[Table, _Row]:
+    """Return the row of a name, with its transaction ended."""
+    table = names_table(connection)
+    row = table.get(name)
+    if row is None:
+        return table, None
+    if known is not None and (row["id"], row["epoch"]) != known:
+        raise ProducerFencedError(
+            f"begin a transaction {name!r}: another client has taken this name over (epoch "
+            f"{row['epoch']} of producer {row['id']}, this one has {known.epoch} of {known.id}). "
+            "If it is this one that is to go on, connect again"
+        )
+    if row["txn"] is not None:
+        _end(connection, name, int(row["txn"]))
+    return table, row
+
+
+def _end(connection: Connection, name: str, id: int) -> None:
+    coordinator = connection.instance.coordinator
+    try:
+        local = connection.instance.local_id(id)
+        if not coordinator.get(local).state.ended:
+            coordinator.end(local, f"another transaction {name!r} has begun", ProducerFencedError)
+    except TxnNotFoundError:  # it was forgotten, or is of the store that this one was restored from
+        return
+
+
+def _following(table: Table, row: _Row) -> Claim:
+    if row is None or row["epoch"] >= _MOST_EPOCH:
+        return Claim(table.next_id(), 0)
+    return Claim(row["id"], row["epoch"] + 1)
+
+
+def _move(connection: Connection, name: str, seen: _Row, claim: Claim, txn: int | None) -> bool:
+    """Write the row of a name, if it is as it was seen."""
+    try:
+        with Transaction.begin(connection) as change:
+            if change.get(NAMES_TABLE, name) != seen:
+                return False
+            change.upsert(NAMES_TABLE, (name, *claim, None if txn is None else str(int(txn))))
+    except TransactionConflictError:
+        return False
+    return True
+
+
+# -- attempts --------------------------------------------------------------------------
 
 
 class Attempts:
@@ -20,7 +219,7 @@ class Attempts:
 
     Args:
         connection: to the store.
-        options: of `new_transaction`.
+        options: as `begin_transaction` takes them.
     """
 
     def __init__(self, connection: Connection, options: dict[str, Any]) -> None:
@@ -37,7 +236,7 @@ class Attempts:
             spare: the id to take, as `Transaction.begin` has it.
         """
         options = self._options
-        txn = Transaction.begin(self._connection, **options, age_ts=self._age, spare=spare)
+        txn = begin_transaction(self._connection, options, age_ts=self._age, spare=spare)
         txn.context.hold = self._hold
         self._age = txn.age
         return txn

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from txnkv.client import admin
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
-from txnkv.client.attempts import Attempts, run
+from txnkv.client.attempts import Attempts, begin_transaction, run
 from txnkv.client.backup import BackupReport, back_up
 from txnkv.client.indexes import Index, columns_of, create_index, drop_index
 from txnkv.client.producer import close_producers
@@ -25,12 +25,7 @@ from txnkv.coordinator import (
     applications,
     repair_clock,
 )
-from txnkv.errors import (
-    TableExistsError,
-    TableNotFoundError,
-    TopicExistsError,
-    TopicNotFoundError,
-)
+from txnkv.errors import TableExistsError, TableNotFoundError, TopicExistsError, TopicNotFoundError
 from txnkv.metrics import MetricsSnapshot
 from txnkv.storage import shielded
 from txnkv.tables import PartitionBy, Partitioning, Schema
@@ -38,6 +33,7 @@ from txnkv.topics import Buffer, Compression, TopicOptions
 from txnkv.transaction import (
     BUFFER_BYTES,
     DEADLINE,
+    DEFAULTS,
     AnyTable,
     AnyTopic,
     Closing,
@@ -322,6 +318,7 @@ class Client(Connection, Closing):
         locking: Locking = "optimistic",
         keepalive: bool = True,
         lock_timeout: float = LOCK_TIMEOUT,
+        name: str | None = None,
     ) -> Transaction:
         """Begin a transaction.
 
@@ -335,8 +332,14 @@ class Client(Connection, Closing):
             keepalive: send heartbeats while this handle lives.
             lock_timeout: seconds for which it waits, in all of its timeout, for the end of a
                 younger transaction that has locked a tablet.
+            name: at most one of a name is open: the one before, of any process, is ended first. Its
+                calls raise ProducerFencedError; a client from which another one has taken the name
+                begins no more under it. To Kafka's clients it is a transactional id.
         """
-        return Transaction.begin(self, timeout, isolation, locking, keepalive, lock_timeout)
+        if name is None:
+            return Transaction.begin(self, timeout, isolation, locking, keepalive, lock_timeout)
+        own = (timeout, isolation, locking, keepalive, lock_timeout, name)
+        return begin_transaction(self, dict(zip(DEFAULTS, own, strict=True)))
 
     def transaction(self, **options: Any) -> Transaction:
         """`with client.transaction() as txn:` commits at the end, rolls back on an exception.
@@ -485,10 +488,7 @@ class Client(Connection, Closing):
         """Let an application begin anew, from any version and with any source.
 
         What its versions committed stays. A driver that still runs commits its next version as
-        the first one.
-
-        Returns:
-            Whether anything was known of it.
+        the first one. Returns whether anything was known of it.
         """
         self.require_writable()
         with self.instance.store.status.write() as cur:

@@ -377,11 +377,18 @@ class Coordinator:
         with self.store.status.read() as cur:
             found = find_named(cur, name)
         if found is not None and not found.row.state.ended:
-            with suppress(InvalidTxnStateError):
-                self.orchestrator.start_abort(
-                    found.row.txn_id, f"{name} begins another one", only_open=True
-                )
-            self.orchestrator.finish(found.row.txn_id)
+            self.end(found.row.txn_id, f"{name} begins another one")
+
+    def end(self, txn_id: int, reason: str, error: type[TxnkvError] | None = None) -> None:
+        """End a stored transaction: an open one is aborted, one that is being committed is
+        committed.
+
+        Raises:
+            TxnNotFoundError: no such transaction, or it ended and was forgotten.
+        """
+        with suppress(InvalidTxnStateError):
+            self.orchestrator.start_abort(txn_id, reason, error, only_open=True)
+        self.orchestrator.finish(txn_id)
 
     def recover(self) -> None:
         """At open: resume what dead processes left, when nobody else leads."""

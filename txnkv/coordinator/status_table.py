@@ -25,7 +25,7 @@ import apsw
 
 from txnkv.coordinator.ids import Timestamp, next_timestamp
 from txnkv.coordinator.status_schema import one
-from txnkv.errors import InvalidTxnStateError, TxnNotFoundError
+from txnkv.errors import InvalidTxnStateError, ProducerFencedError, TxnNotFoundError
 from txnkv.storage import boot_id, clock
 
 PARTITION: Final = "partition"
@@ -224,7 +224,8 @@ def get_open(cur: apsw.Cursor, txn_id: int, what: str) -> TxnRow:
 
 
 def not_open(row: TxnRow, what: str) -> InvalidTxnStateError:
-    return InvalidTxnStateError(
+    fenced = row.error == ProducerFencedError.__name__
+    return (ProducerFencedError if fenced else InvalidTxnStateError)(
         f"cannot {what}: transaction {row.txn_id} is not open: {row.describe_state()}. "
         "Begin a new transaction"
     )

@@ -109,6 +109,7 @@ class RemoteClient(RemoteHandle, Client):
         self.keepalive_time = keepalive_time
         self.addresses = (address,)
         self.is_open = True
+        self.claims = {}
         self.tables()  # so that a wrong address or credential shows here
 
     def reference(self) -> list[Any]:
@@ -269,6 +270,7 @@ class RemoteClient(RemoteHandle, Client):
         locking: Locking = "optimistic",
         keepalive: bool = True,
         lock_timeout: float = DEFAULTS["lock_timeout"],
+        name: str | None = None,
     ) -> Transaction:
         return self._begin(
             {
@@ -277,8 +279,16 @@ class RemoteClient(RemoteHandle, Client):
                 "locking": locking,
                 "keepalive": keepalive,
                 "lock_timeout": lock_timeout,
+                **self.named(name),
             }
         )
+
+    def named(self, name: str | None) -> dict[str, Any]:
+        """Return the options of a transaction with a name: that, and how it was claimed here."""
+        if name is None:
+            return {}
+        claim = self.claims.get(name)
+        return {"name": name, "claims": {} if claim is None else {name: claim}}
 
     def _begin(self, options: dict[str, Any]) -> RemoteTransaction:
         self.require_writable()
@@ -288,6 +298,7 @@ class RemoteClient(RemoteHandle, Client):
             and options["locking"] in _LOCKINGS
             and (timeout is None or timeout > 0)
             and lock_timeout >= 0
+            and "name" not in options  # what others have open ends now
         )
         return RemoteTransaction(self, self, "begin", (options,), at_once=not sound)
 
@@ -395,7 +406,8 @@ class _RemoteAttempts(RemoteHandle):
 
     def _make(self) -> None:
         self._server = self.channel.server
-        call = Call("Client", self._connection, "attempts", (self._options,))
+        options = self._options | self._connection.named(self._options.get("name"))
+        call = Call("Client", self._connection, "attempts", (options,))
         call.makes = self.channel.new_handle()
         self.channel.later(call)
         self.numbered(call.makes)
@@ -404,7 +416,8 @@ class _RemoteAttempts(RemoteHandle):
         """The next transaction; it begins with the next request."""
         if self._server != self.channel.server:
             self._make()
-        return RemoteTransaction(self._connection, self, "begin", (), at_once=False)
+        named = self._options.get("name") is not None
+        return RemoteTransaction(self._connection, self, "begin", (), at_once=named)
 
     def close(self) -> None:
         """The run is over."""

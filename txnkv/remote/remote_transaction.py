@@ -95,12 +95,15 @@ class RemoteTransaction(RemoteHandle, Transaction):
             self.channel.later(call)
         self.numbered(number)
 
-    def _learn(self, told: list[int] | None) -> None:
+    def _learn(self, told: list[Any] | None) -> None:
         if told is None:
             return  # it could not be made, as who uses it is told
         self._told = told[:3]
         if len(told) > 3 and told[3]:
             self.channel.keep_id(told[3])
+        if len(told) > 4:
+            name, *claim = told[4:]
+            self._connection.claims[name] = claim
 
     @property
     def _known_id(self) -> int:

@@ -21,11 +21,13 @@ from txnkv.client import (
     Client,
     Consumer,
     DiffToken,
+    NamedTransaction,
     Planning,
     Snapshot,
     Subscription,
     Table,
     Topic,
+    begin_transaction,
 )
 from txnkv.coordinator import TxnState
 from txnkv.core import MESSAGES, decode_headers
@@ -136,15 +138,23 @@ def _found(guest: Guest, value: Any, method: Method) -> Any:
 
 def made(guest: Guest, call: Prepared) -> Any:
     """Make a call, and return what is sent of its value."""
-    if call.makes and call.makes in guest.handles:
-        return told(guest, guest.find(call.makes).value)  # it was made before
+    if call.makes and call.makes in guest.handles:  # it was made before
+        return _begun_told(guest, guest.find(call.makes).value, call, 0)
     if call.makes:
         _require_room(guest, call)
     value = value_of(guest, call)
     if call.makes:
         guest.add(call.makes, value, call.about)
+    return _begun_told(guest, value, call, guest.spare_id() if call.name == "begin" else 0)
+
+
+def _begun_told(guest: Guest, value: Any, call: Prepared, spare: int) -> Any:
+    """As `told`; of a begin also an id for another one, and how its name was claimed."""
     found = told(guest, value)
-    return [*found, guest.spare_id()] if call.name == "begin" else found
+    if call.name != "begin":
+        return found
+    claim = value.claim if isinstance(value, NamedTransaction) else None
+    return [*found, spare] if claim is None else [*found, spare, value.name, *claim]
 
 
 def value_of(guest: Guest, call: Prepared) -> Any:
@@ -203,10 +213,15 @@ _TOLD: Final[dict[str, Callable[[Guest, Any], Any]]] = {
 
 def _begin(guest: Guest, client: Client, options: dict[str, Any], id: int = 0) -> Transaction:
     """By an id that the client was given, if it has one."""
-    unknown = options.keys() - DEFAULTS.keys()
+    unknown = options.keys() - DEFAULTS.keys() - {"claims"}
     if unknown:
         raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
-    return _begun(guest, id, lambda spare: Transaction.begin(client, **options, spare=spare))
+    own = {"claims": {}, **options}
+    return _begun(guest, id, lambda spare: begin_transaction(client, own, spare=spare))
+
+
+def _attempts(guest: Guest, client: Client, options: dict[str, Any]) -> Attempts:
+    return client.attempts({"claims": {}, **options})
 
 
 def _attempt(guest: Guest, attempts: Attempts, id: int = 0) -> Transaction:
@@ -481,6 +496,7 @@ _OWN: Final[dict[tuple[str, str], Any]] = {
     ("Client", "topics"): _names("topic"),
     ("Client", "rename_table"): _rename_table,
     ("Attempts", "begin"): _attempt,
+    ("Client", "attempts"): _attempts,
     ("Client", "begin"): _begin,
     ("Client", "outcome"): _end_of,
     ("Client", "transaction_state"): _state,

@@ -84,6 +84,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "locking": "optimistic",
     "keepalive": True,
     "lock_timeout": LOCK_TIMEOUT,
+    "name": None,
 }
 """The options of `new_transaction`."""
 

@@ -153,6 +153,7 @@ class Connection:
         keepalive_time: seconds without heartbeat after which a transaction is aborted.
         sessions: those outside of transactions.
         is_open: it was not closed.
+        claims: by the names of its transactions: number and epoch, as they were claimed.
         addresses: of servers of the store, for the tokens that are made here.
         elsewhere: opens what a token names ("join", "open_scan", "open_diff") where the store is on
             another host; None: it is here.
@@ -166,6 +167,7 @@ class Connection:
         self.keepalive_time = keepalive_time
         self.sessions: weakref.WeakSet[Endable] = weakref.WeakSet()
         self.is_open = True
+        self.claims: dict[str, Any] = {}
 
     @property
     def path(self) -> str:

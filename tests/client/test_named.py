@@ -1,0 +1,208 @@
+"""Transactions under a name: a successor ends its predecessor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from txnkv.client.attempts import NAMES_TABLE
+from txnkv.errors import CommitOutcomeUnknownError, ProducerFencedError
+
+Connect = Callable[..., txnkv.Client]
+
+
+def keys(client: txnkv.Client) -> list[int]:
+    return [row["id"] for row in client.table("t").scan(ordered=True)]
+
+
+def test_a_successor_ends_its_predecessor(
+    client: txnkv.Client, table: txnkv.Table, connect: Connect, size: str
+) -> None:
+    """What it does from then on is refused; small writes, which wait in memory, with its commit."""
+    other = connect()
+    topic = client.create_topic("events")
+    with client.new_session() as session:
+        session.send(topic, b"before")
+    subscription = topic.subscribe("s")
+    message = subscription.receive()
+    first = client.new_transaction(name="n")
+    first.insert(table, (1, "never"))
+    first.send(topic, b"never")
+    first.ack(subscription, message)
+    first.flush()
+    second = other.new_transaction(name="n")
+    assert topic.last_stable_offsets() == topic.end_offsets()
+    assert first.state is txnkv.TxnState.ABORTED
+    steps: list[Callable[[], Any]] = [
+        lambda: first.ack(subscription, message),
+        first.commit,
+        first.commit,
+    ]
+    if size == "large":
+        steps.insert(0, lambda: (first.insert(table, (2, "never")), first.flush()))
+        steps.insert(0, lambda: (first.send(topic, b"never"), first.flush()))
+    for step in steps:
+        with pytest.raises(ProducerFencedError, match="another transaction 'n' has begun"):
+            step()
+    first.rollback()
+    second.insert(table, (3, "there"))
+    second.commit()
+    assert keys(client) == [3]
+    assert subscription.receive(timeout=10) == message
+
+
+def test_a_client_whose_name_was_taken_begins_no_more(
+    client: txnkv.Client, table: txnkv.Table, connect: Connect
+) -> None:
+    other = connect()
+    with client.transaction(name="n") as txn:
+        txn.insert(table, (1, "a"))
+    with other.transaction(name="n") as txn:
+        txn.insert(table, (2, "b"))
+        for begin in (
+            lambda: client.new_transaction(name="n"),
+            lambda: client.run(lambda txn: None, name="n"),
+        ):
+            with pytest.raises(ProducerFencedError, match="'n': another client has taken this"):
+                begin()
+    with client.transaction(name="m") as txn:
+        txn.insert(table, (3, "another name"))
+    with connect().transaction(name="n") as txn:
+        txn.insert(table, (4, "begun anew"))
+    with pytest.raises(ProducerFencedError):
+        other.new_transaction(name="n")
+    assert keys(client) == [1, 2, 3, 4]
+
+
+def test_one_after_the_other_of_one_client(client: txnkv.Client, table: txnkv.Table) -> None:
+    for number in range(3):
+        with client.transaction(name="n") as txn:
+            txn.insert(table, (number, "a"))
+    open_ = client.new_transaction(name="n")
+    open_.insert(table, (8, "never"))
+    assert client.run(lambda txn: txn.insert(table, (9, "a")), name="n") is None
+    with pytest.raises(ProducerFencedError):
+        open_.commit()
+    (row,) = client.table(NAMES_TABLE).scan()
+    assert (row["name"], row["epoch"]) == ("n", 0)
+    assert keys(client) == [0, 1, 2, 9]
+
+
+def test_attempts_under_a_name(client: txnkv.Client, table: txnkv.Table) -> None:
+    tries = []
+
+    def work(txn: txnkv.Transaction) -> None:
+        tries.append(txn.id)
+        txn.upsert(table, (1, str(len(tries))))
+        if len(tries) < 3:
+            raise txnkv.TransactionConflictError("made up")
+
+    client.run(work, name="n")
+    assert len(set(tries)) == 3
+    assert table.get(1) == {"id": 1, "v": "3"}
+
+
+@pytest.mark.parametrize("name", ["", 7, b"n"])
+def test_what_is_no_name(client: txnkv.Client, name: Any) -> None:
+    with pytest.raises(ValueError, match="non-empty string or None"):
+        client.new_transaction(name=name)
+    assert client.tables() == []
+
+
+def test_who_begin_at_once(
+    client: txnkv.Client, table: txnkv.Table, connect: Connect
+) -> None:
+    """All but one are ended, in whatever order they come."""
+    clients = [connect() for _ in range(6)]
+    with ThreadPoolExecutor(len(clients)) as others:
+        begun = list(others.map(lambda each: each.new_transaction(name="n"), clients))
+        for number, txn in enumerate(begun):
+            txn.insert(table, (number, "a"))
+        assert [txn.state for txn in begun].count(txnkv.TxnState.OPEN) == 1
+
+        def commits(txn: txnkv.Transaction) -> bool:
+            try:
+                txn.commit()
+            except ProducerFencedError:
+                return False
+            return True
+
+        assert list(others.map(commits, begun)).count(True) == 1
+    assert len(keys(client)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "there"),
+    [
+        ("commit.started=kill", True),
+        ("commit.decided=kill", True),
+        ("status.before_commit=kill@3", False),
+        ("status.after_commit=kill@3", False),
+        ("status.after_commit=kill@4", False),
+    ],
+)
+def test_after_a_death(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    process: Callable[..., Any],
+    fault: str,
+    there: bool,
+) -> None:
+    """A commit that had begun is finished, and its rows are in the successor's snapshot."""
+    client.new_transaction(name="n").rollback()
+    dead = process(
+        "txn = client.new_transaction(name='n')\n"
+        "token = txn.serialize()\n"
+        "with txnkv.Transaction.deserialize(client, token) as joined:\n"
+        "    joined.insert('t', (1, 'a'))\n"
+        "txn.commit()\n",
+        fault,
+    )
+    dead.finish(code=-9)
+    with txnkv.connect(client.path) as other, other.transaction(name="n") as txn:
+        assert (txn.get(table, 1) is not None) in ({there} if there else {True, False})
+        txn.upsert(table, (2, "b"))
+    assert keys(client)[-1] == 2
+
+
+def test_for_asyncio(client: txnkv.Client, table: txnkv.Table) -> None:
+    async def work() -> None:
+        async with txnkv.aio.connect(client.path) as one, txnkv.aio.connect(client.path) as two:
+            first = await one.new_transaction(name="n")
+            await first.insert("t", (1, "never"))
+            async with two.transaction(name="n") as second:
+                await second.insert("t", (2, "a"))
+            with pytest.raises(ProducerFencedError):
+                await first.commit()
+            with pytest.raises(ProducerFencedError):
+                await one.new_transaction(name="n")
+
+    asyncio.run(work())
+    assert keys(client) == [2]
+
+
+def test_a_restored_store_ends_no_other_transaction(
+    client: txnkv.Client, table: txnkv.Table, tmp_path: Path
+) -> None:
+    open_ = client.new_transaction(name="n")
+    open_.insert(table, (1, "a"))
+    client.backup(tmp_path / "backup")
+    txnkv.restore(tmp_path / "backup", tmp_path / "restored")
+    with txnkv.connect(tmp_path / "restored") as restored:
+        others = [restored.new_transaction() for _ in range(50)]
+        for number, txn in enumerate(others):
+            txn.insert("t", (number, "a"))
+            txn.serialize()
+        with restored.transaction(name="n") as txn:
+            txn.insert("t", (100, "a"))
+        for txn in others:
+            txn.commit()
+        assert restored.table("t").count() == 51
+    open_.commit()
+    assert keys(client) == [1]
