@@ -12,7 +12,7 @@ import pytest
 
 import txnkv
 from txnkv.client.attempts import NAMES_TABLE
-from txnkv.errors import CommitOutcomeUnknownError, ProducerFencedError
+from txnkv.errors import ProducerFencedError
 
 Connect = Callable[..., txnkv.Client]
 
@@ -115,9 +115,7 @@ def test_what_is_no_name(client: txnkv.Client, name: Any) -> None:
     assert client.tables() == []
 
 
-def test_who_begin_at_once(
-    client: txnkv.Client, table: txnkv.Table, connect: Connect
-) -> None:
+def test_who_begin_at_once(client: txnkv.Client, table: txnkv.Table, connect: Connect) -> None:
     """All but one are ended, in whatever order they come."""
     clients = [connect() for _ in range(6)]
     with ThreadPoolExecutor(len(clients)) as others:

@@ -134,6 +134,10 @@ _TABLE: Final = """
 26 EndTxn 0-3 3
   > transactional_id:str producer_id:i64 producer_epoch:i16 committed:bool
   < throttle_time_ms:i32 error_code:i16
+27 WriteTxnMarkers 1-1 1
+  > markers[producer_id:i64 producer_epoch:i16 transaction_result:bool topics[name:str
+    partition_indexes:[]i32] coordinator_epoch:i32]
+  < markers[producer_id:i64 topics[name:str partitions[partition_index:i32 error_code:i16]]]
 28 TxnOffsetCommit 0-3 3
   > transactional_id:str group_id:str producer_id:i64 producer_epoch:i16
     generation_id:i32@3+ member_id:str@3+ group_instance_id:str?@3+ topics[name:str
@@ -147,6 +151,11 @@ _TABLE: Final = """
     resource_name:str configs[name:str value:str? read_only:bool config_source:i8
     is_sensitive:bool synonyms[name:str value:str? source:i8] config_type:i8@3+
     documentation:str?@3+]]
+33 AlterConfigs 0-2 2
+  > resources[resource_type:i8 resource_name:str configs[name:str value:str?]]
+    validate_only:bool
+  < throttle_time_ms:i32 responses[error_code:i16 error_message:str? resource_type:i8
+    resource_name:str]
 36 SaslAuthenticate 0-2 2
   > auth_bytes:bytes
   < error_code:i16 error_message:str? auth_bytes:bytes session_lifetime_ms:i64@1+
@@ -157,11 +166,30 @@ _TABLE: Final = """
 42 DeleteGroups 0-2 2
   > groups_names:[]str
   < throttle_time_ms:i32 results[group_id:str error_code:i16]
+44 IncrementalAlterConfigs 0-1 1
+  > resources[resource_type:i8 resource_name:str configs[name:str config_operation:i8
+    value:str?]] validate_only:bool
+  < throttle_time_ms:i32 responses[error_code:i16 error_message:str? resource_type:i8
+    resource_name:str]
 60 DescribeCluster 0-1 0
   > include_cluster_authorized_operations:bool endpoint_type:i8@1+
   < throttle_time_ms:i32 error_code:i16 error_message:str? endpoint_type:i8@1+
     cluster_id:str controller_id:i32 brokers[broker_id:i32 host:str port:i32 rack:str?]
     cluster_authorized_operations:i32
+61 DescribeProducers 0-0 0
+  > topics[name:str partition_indexes:[]i32]
+  < throttle_time_ms:i32 topics[name:str partitions[partition_index:i32 error_code:i16
+    error_message:str? active_producers[producer_id:i64 producer_epoch:i32 last_sequence:i32
+    last_timestamp:i64 coordinator_epoch:i32 current_txn_start_offset:i64]]]
+65 DescribeTransactions 0-0 0
+  > transactional_ids:[]str
+  < throttle_time_ms:i32 transaction_states[error_code:i16 transactional_id:str
+    transaction_state:str transaction_timeout_ms:i32 transaction_start_time_ms:i64
+    producer_id:i64 producer_epoch:i16 topics[topic:str partitions:[]i32]]
+66 ListTransactions 0-1 0
+  > state_filters:[]str producer_id_filters:[]i64 duration_filter:i64@1+
+  < throttle_time_ms:i32 error_code:i16 unknown_state_filters:[]str
+    transaction_states[transactional_id:str producer_id:i64 transaction_state:str]
 """
 
 

@@ -112,7 +112,7 @@ def create_topics(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[
             raise KafkaError(Code.INVALID_REPLICATION_FACTOR, "there is one broker: say 1")
         count = len(told["assignments"]) or told["num_partitions"]
         count = 1 if count == -1 else count
-        options = _options(told["configs"])
+        options = _options({each["name"]: each["value"] for each in told["configs"]}, _PASSED)
         if broker.engine.find(name) is not None:
             raise TopicExistsError(f"there is a topic {name!r} already")
         if count < 1:
@@ -181,29 +181,43 @@ _PASSED: Final = {
 
 _NEVER: Final = "-1"
 
+_CHANGED: Final = {
+    "retention.ms": _NEVER,
+    "retention.bytes": _NEVER,
+    "compression.type": "producer",
+}
+"""Options that may be changed, and what they are where nobody says it."""
 
-def _options(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Options of a topic.
+_SET, _DELETE = 0, 1
+
+
+def _options(configs: Mapping[str, str | None], fixed: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a topic, as the client takes them.
+
+    Args:
+        configs: as Kafka names them.
+        fixed: those that may be said as they are anyway.
 
     Raises:
         KafkaError: one is not known, or says what cannot be had.
     """
     found: dict[str, Any] = {}
-    for each in configs:
-        name, value = each["name"], each["value"]
+    for name, value in configs.items():
         try:
             if name == "retention.ms":
-                found["retention_seconds"] = None if value == _NEVER else int(value) / 1000
+                found["retention_seconds"] = None if value == _NEVER else int(value or "") / 1000
             elif name == "retention.bytes":
-                found["retention_bytes"] = None if value == _NEVER else int(value)
+                found["retention_bytes"] = None if value == _NEVER else int(value or "")
             elif name == "compression.type":
                 codec = {"producer": None, "uncompressed": None, "lz4": "lz4", "zstd": "zstd"}
-                found["compression"] = codec[value]
-            elif name == "txnkv.buffer":
-                found["buffer"] = {"marker": "marker", "sidecar": "sidecar"}[value]
-            elif _PASSED.get(name) != value:
+                found["compression"] = codec[value or ""]
+            elif name == "txnkv.buffer" and name not in fixed:
+                found["buffer"] = {"marker": "marker", "sidecar": "sidecar"}[value or ""]
+            elif fixed.get(name) != value:
                 raise KeyError(name)
-        except (KeyError, ValueError, TypeError):
+            if (found.get("retention_seconds") or 0) < 0 or (found.get("retention_bytes") or 0) < 0:
+                raise ValueError(name)
+        except (KeyError, ValueError):
             raise KafkaError(
                 Code.INVALID_CONFIG, f"{name}={value} cannot be had: leave it away"
             ) from None
@@ -225,11 +239,70 @@ def _configs(topic: TopicInfo) -> dict[str, str]:
     }
 
 
+_OF_TOPIC, _BY_DEFAULT = 1, 5
+
+
 def _told(values: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
-        {"name": key, "value": value, "read_only": True, "config_source": 5}
+        {
+            "name": key,
+            "value": value,
+            "read_only": key not in _CHANGED,
+            "config_source": _BY_DEFAULT if _CHANGED.get(key, value) == value else _OF_TOPIC,
+        }
         for key, value in values.items()
     ]
+
+
+def alter_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Change options of topics: those that are named, the others are as by default."""
+
+    def wanted(asked: list[dict[str, Any]]) -> dict[str, str | None]:
+        return {**_CHANGED, **{each["name"]: each["value"] for each in asked}}
+
+    return _altered(broker, peer, request, wanted)
+
+
+def change_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
+    """Change options of topics: those that are named, the others stay."""
+
+    def wanted(asked: list[dict[str, Any]]) -> dict[str, str | None]:
+        found = {}
+        for each in asked:
+            name, kind = each["name"], each["config_operation"]
+            if kind not in (_SET, _DELETE) or (kind == _DELETE and name not in _CHANGED):
+                raise KafkaError(Code.INVALID_CONFIG, f"{name} can be set, if at all")
+            found[name] = each["value"] if kind == _SET else _CHANGED[name]
+        return found
+
+    return _altered(broker, peer, request, wanted)
+
+
+def _altered(
+    broker: Broker,
+    peer: Peer,
+    request: KafkaRequest,
+    wanted: Callable[[list[dict[str, Any]]], Mapping[str, str | None]],
+) -> Mapping[str, Any]:
+    def alter(asked: dict[str, Any]) -> None:
+        if asked["resource_type"] != _TOPIC:
+            raise KafkaError(Code.INVALID_REQUEST, "options of topics can be changed, no others")
+        topic = broker.topic(peer, "admin", asked["resource_name"])
+        fixed = {key: value for key, value in _configs(topic).items() if key not in _CHANGED}
+        changes: Any = _options(wanted(asked["configs"]), fixed)
+        if not request.body["validate_only"]:
+            broker.client.topic(topic.name).alter(**changes)
+
+    answers = []
+    for asked in request.body["resources"]:
+        answer = {key: asked[key] for key in ("resource_type", "resource_name")}
+        try:
+            alter(asked)
+        except Exception as error:
+            code, text = code_of(error)
+            answer |= {"error_code": code, "error_message": text}
+        answers.append(answer)
+    return {"responses": answers}
 
 
 def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
@@ -291,8 +364,10 @@ HANDLERS: Final[dict[int, Handler]] = {
     19: create_topics,
     20: delete_topics,
     32: describe_configs,
+    33: alter_configs,
     36: sasl_authenticate,
     37: create_partitions,
+    44: change_configs,
     60: describe_cluster,
 }
 """By number of the request."""

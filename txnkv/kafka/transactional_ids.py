@@ -173,6 +173,16 @@ class TransactionalIds:
         """Return a number of a producer that no other has."""
         return self.table.next_id()
 
+    def named(self) -> list[tuple[str, int, int, int | None]]:
+        """Name, number, epoch and last transaction of each producer that is known."""
+        if PRODUCERS_TABLE not in self._client.tables():
+            return []
+        local = self._client.instance.local_id
+        return [
+            (name, id, epoch, None if txn is None else local(int(txn)))
+            for name, id, epoch, txn in (row.values() for row in self.table.scan())
+        ]
+
     # -- ids -----------------------------------------------------------------------------
 
     def begin(self, transactional_id: str, timeout_millis: int, known: Named) -> tuple[int, int]:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import apsw
 
@@ -429,6 +429,17 @@ def find(cur: apsw.Cursor, producer_id: int, partition_id: int) -> ProducerState
         (producer_id, partition_id),
     ).fetchone()
     return None if found is None else unpack_state(found[0])
+
+
+def of_partition(store: Store, partition_id: int) -> list[tuple[str | None, int, ProducerState]]:
+    """Name, id and state of the producers that have sent to a partition, and are remembered."""
+    with store.status.read() as cur:
+        found: list[Any] = cur.execute(
+            "SELECT name, id, state FROM producer_states JOIN producers ON id = producer_id "
+            "WHERE partition_id = ? ORDER BY id",
+            (partition_id,),
+        ).fetchall()
+    return [(name, id, unpack_state(state)) for name, id, state in found]
 
 
 def save(cur: apsw.Cursor, producer_id: int, partition_id: int, state: ProducerState) -> None:

@@ -1,0 +1,172 @@
+"""What admins ask: options of topics, transactions and producers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.kafka.conftest import Wire, batch_of
+from tests.kafka.test_requests import NOBODY, _add, _begin, _end, _send
+from txnkv.kafka.answer_codes import Code
+
+TOPIC = 2
+
+
+# -- options ---------------------------------------------------------------------------
+
+
+def described(wire: Wire, name: str = "t") -> dict[str, tuple[str, bool, int]]:
+    asked = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}
+    (found,) = wire.ask("DescribeConfigs", resources=[asked])["results"]
+    return {
+        each["name"]: (each["value"], each["read_only"], each["config_source"])
+        for each in found["configs"]
+    }
+
+
+def altered(wire: Wire, how: str, configs: list[dict[str, Any]], **body: Any) -> int:
+    asked = {"resource_type": TOPIC, "resource_name": "t", "configs": configs, **body}
+    (found,) = wire.ask(how, resources=[asked], validate_only=body.get("only", False))["responses"]
+    return int(found["error_code"])
+
+
+def test_options_are_changed_one_by_one(store: txnkv.Client, wire: Wire) -> None:
+    topic = store.create_topic("t", retention_bytes=1000)
+
+    def change(name: str, value: str | None, kind: int = 0, **body: Any) -> int:
+        told = {"name": name, "value": value, "config_operation": kind}
+        return altered(wire, "IncrementalAlterConfigs", [told], **body)
+
+    assert described(wire)["retention.ms"] == ("-1", False, 5)
+    assert described(wire)["segment.ms"] == ("604800000", True, 5)
+    assert change("retention.ms", "60000") == change("compression.type", "zstd") == 0
+    assert change("retention.ms", "1", only=True) == 0
+    assert described(wire)["retention.ms"] == ("60000", False, 1)
+    assert topic.options == {
+        "compression": "zstd",
+        "retention_seconds": 60.0,
+        "retention_bytes": 1000,
+        "retain_unacknowledged": False,
+    }
+    assert change("retention.bytes", None, kind=1) == change("retention.ms", "-1") == 0
+    assert change("compression.type", "producer") == change("cleanup.policy", "delete") == 0
+    assert topic.options == store.create_topic("u").options
+    for name, value, kind in (
+        ("retention.ms", "-7", 0),
+        ("retention.ms", "long", 0),
+        ("retention.ms", None, 0),
+        ("compression.type", "gzip", 0),
+        ("cleanup.policy", "compact", 0),
+        ("segment.ms", "7", 0),
+        ("segment.ms", None, 1),
+        ("txnkv.buffer", "sidecar", 0),
+        ("retention.ms", "7", 2),
+        ("no.such.option", "7", 0),
+    ):
+        assert change(name, value, kind) == Code.INVALID_CONFIG, (name, value)
+    assert change("retention.ms", "7", resource_name="none") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert change("retention.ms", "7", resource_type=4) == Code.INVALID_REQUEST
+    assert topic.options["retention_seconds"] is None
+
+
+def test_options_are_changed_together(store: txnkv.Client, wire: Wire) -> None:
+    """Those that are not named are as by default."""
+    topic = store.create_topic("t", retention_bytes=1000, compression="lz4")
+    told = [{"name": "retention.ms", "value": "5000"}, {"name": "segment.ms", "value": "604800000"}]
+    assert altered(wire, "AlterConfigs", told) == 0
+    assert topic.options["retention_seconds"] == 5.0
+    assert topic.options["retention_bytes"] is topic.options["compression"] is None
+
+
+# -- transactions ----------------------------------------------------------------------
+
+
+def listed(wire: Wire, **filters: Any) -> dict[str, str]:
+    found = wire.ask("ListTransactions", **{"duration_filter": -1, **filters})
+    return {
+        each["transactional_id"]: each["transaction_state"] for each in found["transaction_states"]
+    }
+
+
+def test_transactions_are_listed_and_described(store: txnkv.Client, wire: Wire) -> None:
+    store.create_topic("t", 3)
+    open_, done = _begin(wire, "open"), _begin(wire, "done")
+    _begin(wire, "idle")
+    for who in (open_, done):
+        assert _add(wire, who) == 0
+        _send(wire, who, 0, b"a")
+    assert _end(wire, done, commit=True) == 0
+    with store.transaction() as txn:
+        txn.send("t", b"of the store", partition=2)
+        txn.serialize()
+        txn.flush()
+        own = f"txnkv-{txn.id.local}"
+        every = {"open": "Ongoing", "done": "CompleteCommit", "idle": "Empty", own: "Ongoing"}
+        assert listed(wire) == every
+        assert listed(wire, state_filters=["Ongoing"]).keys() == {"open", own}
+        assert listed(wire, producer_id_filters=[done["producer_id"]]).keys() == {"done"}
+        assert listed(wire, duration_filter=600_000) == {}
+        found = wire.ask("ListTransactions", state_filters=["Dead", "Odd"], duration_filter=-1)
+        assert (found["unknown_state_filters"], found["transaction_states"]) == (["Odd"], [])
+        states = wire.ask("DescribeTransactions", transactional_ids=["open", "idle", own, "none"])
+        first, idle, mine, none = states["transaction_states"]
+        assert first["producer_id"] == open_["producer_id"]
+        assert first["transaction_timeout_ms"] == 60_000
+        assert first["transaction_start_time_ms"] > 1_600_000_000_000
+        assert first["topics"] == [{"topic": "t", "partitions": [0]}]
+        assert (idle["transaction_state"], idle["transaction_start_time_ms"]) == ("Empty", -1)
+        assert mine["topics"] in ([{"topic": "t", "partitions": [2]}], [])
+        assert none["error_code"] == Code.TRANSACTIONAL_ID_NOT_FOUND
+
+
+def test_producers_of_a_partition_and_the_end_of_one(store: txnkv.Client, wire: Wire) -> None:
+    topic = store.create_topic("t", 2)
+    plain = wire.ask("InitProducerId", **NOBODY)["producer_id"]
+    assert wire.produce("t", batch_of(b"a", b"b", producer=(plain, 0), first=0))["error_code"] == 0
+    who = _begin(wire)
+    assert _add(wire, who) == 0
+    assert _send(wire, who, 0, b"never")["base_offset"] == 2
+
+    def active(number: int) -> list[dict[str, Any]]:
+        asked = [{"name": "t", "partition_indexes": [number]}]
+        (found,) = wire.ask("DescribeProducers", topics=asked)["topics"][0]["partitions"]
+        return found["active_producers"] if not found["error_code"] else [found]
+
+    found = {each["producer_id"]: each for each in active(0)}
+    assert found[plain]["last_sequence"] == 1
+    assert found[plain]["current_txn_start_offset"] == -1
+    assert found[who["producer_id"]]["current_txn_start_offset"] == 2
+    assert active(1) == []
+    assert active(7)[0]["error_code"] == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+    def mark(epoch: int, commit: bool) -> int:
+        topics = [{"name": "t", "partition_indexes": [0]}]
+        marker = {"producer_id": who["producer_id"], "producer_epoch": epoch, "topics": topics}
+        told = [marker | {"transaction_result": commit, "coordinator_epoch": -1}]
+        (answer,) = wire.ask("WriteTxnMarkers", markers=told)["markers"]
+        return int(answer["topics"][0]["partitions"][0]["error_code"])
+
+    assert mark(0, commit=True) == Code.INVALID_REQUEST
+    assert mark(1, commit=False) == Code.INVALID_PRODUCER_EPOCH
+    assert topic.last_stable_offsets()[0] == 2
+    assert mark(0, commit=False) == 0
+    assert topic.last_stable_offsets()[0] == 4
+    assert mark(0, commit=False) == Code.INVALID_PRODUCER_EPOCH
+    assert listed(wire) == {"x": "CompleteAbort"}
+    assert _end(wire, who, commit=True) != 0
+    with topic.consumer() as consumer:
+        assert [each.value for each in consumer.poll(timeout=0)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("buffer", ["sidecar"])
+def test_producers_beside_the_log(store: txnkv.Client, wire: Wire, buffer: Any) -> None:
+    store.create_topic("t", 1, buffer)
+    asked = [{"name": "t", "partition_indexes": [0]}]
+    with store.transaction() as txn:
+        txn.serialize()
+        txn.send("t", b"a")
+        txn.flush()
+        (found,) = wire.ask("DescribeProducers", topics=asked)["topics"][0]["partitions"]
+        assert found["active_producers"] == []
