@@ -241,13 +241,16 @@ def test_topics_of_an_admin(store: txnkv.Client, programs: Programs) -> None:
         admin.delete_topics(["t"])["t"].result(PATIENCE)
 
 
-def test_who_it_is(store: txnkv.Client, serve: Callable[..., KafkaServer], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_who_it_is(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], tmp_path: Path, mechanism: str
+) -> None:
     topic = store.create_topic("t")
     token = add_user(tmp_path / "users.toml", "ann", "write", ["*"], ["*"])
     programs = Programs(serve(Users(tmp_path / "users.toml")))
     producer = programs.producer(
         security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="PLAIN",
+        sasl_mechanism=mechanism,
         sasl_username="ann",
         sasl_password=token,
     )

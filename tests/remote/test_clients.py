@@ -285,3 +285,28 @@ def test_partitions_are_added_to_a_topic_that_is_held(store: txnkv.Client, remot
         assert consumer.position(count - 1) == 1
     with pytest.raises(ValueError, match="it can have more"):
         client.topic("events").alter(partitions=1)
+
+
+def test_a_successor_under_a_name(store: txnkv.Client, remote: Remote) -> None:
+    client, other = remote(), remote()
+    first = client.new_transaction(name="n")
+    first.insert("t", (1, "never"))
+    with other.transaction(name="n") as second:
+        second.insert("t", (2, "a"))
+        with pytest.raises(txnkv.ProducerFencedError, match="another transaction 'n' has begun"):
+            first.commit()
+        for begin in (
+            lambda: client.new_transaction(name="n"),
+            lambda: client.run(lambda txn: txn.insert("t", (3, "never")), name="n"),
+        ):
+            with pytest.raises(txnkv.ProducerFencedError, match="another client has taken"):
+                begin()
+    other.run(lambda txn: txn.insert("t", (4, "again")), name="n")
+    other.run(lambda txn: txn.insert("t", (5, "and again")), name="n")
+    with store.transaction(name="n") as txn:
+        txn.insert("t", (6, "from here"))
+    with pytest.raises(txnkv.ProducerFencedError):
+        other.run(lambda txn: None, name="n")
+    with remote().transaction(name="n") as txn:
+        txn.insert("t", (7, "begun anew"))
+    assert [row["id"] for row in store.table("t").scan(ordered=True)] == [2, 4, 5, 6, 7]

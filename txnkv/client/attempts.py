@@ -17,8 +17,7 @@ is taken. The row is moved from what was seen to what is to be, in a transaction
 who begin at once, one is the later one and ends the other. A transaction that begins and is killed
 before the row names it has done nothing, and ends with its keepalive time.
 
-This is the transactional id of Kafka, whose clients have the same names: number and epoch of a row
-are those of the producer.
+Kafka calls such a name a transactional id, and number and epoch those of a producer.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from txnkv.kafka.consumer_groups import Groups
 from txnkv.kafka.transactional_ids import OFFSETS_TABLE, TransactionalIds
 from txnkv.kafka.wire_codec import KafkaRequest
 from txnkv.remote import Right
-from txnkv.server import EVERYBODY, About, User, Users
+from txnkv.server import EVERYBODY, About, ScramExchange, User, Users
 from txnkv.storage import new_condition, new_event, new_lock
 from txnkv.tables import Schema
 from txnkv.topics import Partition, Sender, TopicEngine, TopicInfo
@@ -113,6 +113,7 @@ class Peer:
         work: memory for what its request becomes.
         user: None before it has said who it is.
         mechanism: of the handshake that has begun.
+        scram: the log in that has begun.
         closing: the server stops, or the connection is gone.
         plain: producers without numbers, by the id of their topic.
     """
@@ -124,6 +125,7 @@ class Peer:
     user: User | None
     client_id: str = ""
     mechanism: str = ""
+    scram: ScramExchange | None = None
     closing: threading.Event = field(default_factory=new_event)
     plain: dict[int, Sender] = field(default_factory=dict)
 

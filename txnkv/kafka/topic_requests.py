@@ -20,6 +20,7 @@ from txnkv.errors import (
 from txnkv.kafka.answer_codes import Code, KafkaError, code_of
 from txnkv.kafka.broker import NODE, Broker, Handler, Peer
 from txnkv.kafka.wire_codec import KafkaRequest
+from txnkv.server import SCRAM, ScramExchange, Users
 from txnkv.topics import TopicInfo
 
 _UNSAID: Final = -(1 << 31)
@@ -27,7 +28,7 @@ _UNSAID: Final = -(1 << 31)
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC, _BROKER = 2, 4
-_MECHANISM: Final = "PLAIN"
+_PLAIN: Final = "PLAIN"
 
 # -- the cluster -----------------------------------------------------------------------
 
@@ -334,28 +335,41 @@ def describe_configs(broker: Broker, peer: Peer, request: KafkaRequest) -> Mappi
 def sasl_handshake(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
     """Agree on how a client says who it is."""
     mechanism = request.body["mechanism"]
-    if mechanism != _MECHANISM:
-        return {"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": [_MECHANISM]}
-    peer.mechanism = mechanism
-    return {"mechanisms": [_MECHANISM]}
+    spoken = [_PLAIN] if broker.users is None else [_PLAIN, SCRAM]
+    if mechanism not in spoken:
+        return {"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": spoken}
+    peer.mechanism, peer.scram = mechanism, None
+    return {"mechanisms": spoken}
 
 
 def sasl_authenticate(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, Any]:
-    """Take a user's name and token."""
+    """Take a user's name and token, or a proof that the client knows it."""
     if not peer.mechanism:
         return {"error_code": Code.ILLEGAL_SASL_STATE, "error_message": "a handshake comes first"}
-    peer.mechanism = ""
-    parts = bytes(request.body["auth_bytes"]).split(b"\0")
+    told = bytes(request.body["auth_bytes"])
     try:
-        _, name, token = (part.decode() for part in parts)
+        if peer.mechanism == SCRAM and broker.users is not None:
+            return {"auth_bytes": _by_scram(broker.users, peer, told)}
+        peer.mechanism = ""
+        _, name, token = (part.decode() for part in told.split(b"\0"))
         peer.user = broker.log_in(name, token)
     except (ValueError, AuthenticationError):
-        peer.user = None
+        peer.user, peer.mechanism = None, ""
         return {
             "error_code": Code.SASL_AUTHENTICATION_FAILED,
             "error_message": "the user name and its token are nobody's",
         }
     return {"auth_bytes": b""}
+
+
+def _by_scram(users: Users, peer: Peer, told: bytes) -> bytes:
+    """Answer one of the two messages of a log in."""
+    if peer.scram is None:
+        peer.scram = ScramExchange(users)
+        return peer.scram.answer(told)
+    answer = peer.scram.answer(told)
+    peer.user, peer.mechanism, peer.scram = peer.scram.user, "", None
+    return answer
 
 
 HANDLERS: Final[dict[int, Handler]] = {

@@ -149,7 +149,7 @@ def made(guest: Guest, call: Prepared) -> Any:
 
 
 def _begun_told(guest: Guest, value: Any, call: Prepared, spare: int) -> Any:
-    """As `told`; of a begin also an id for another one, and how its name was claimed."""
+    """The same as `told`; of a begin, an id for another one and the claim of its name too."""
     found = told(guest, value)
     if call.name != "begin":
         return found

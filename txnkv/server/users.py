@@ -4,6 +4,7 @@ The file of users is TOML, one table for each:
 
     [users.ann]
     token = "scrypt$16384$8$1$<salt>$<hash>"       # never the token itself
+    scram = "SCRAM-SHA-256$4096:<salt>$<stored key>:<server key>"    # as PostgreSQL has it
     rights = "write"                               # read, write or admin
     tables = ["orders", "cust_*"]                  # patterns as of a shell; all by default
     topics = []                                    # none
@@ -11,6 +12,17 @@ The file of users is TOML, one table for each:
 A token is "name.secret": 32 random bytes, of which the file has a salted hash. So who reads the
 file has no token, and who guesses has 2^256 of them. A hash takes a while on purpose, so a token
 that was right is remembered, in memory, by a fast hash under a key of this process.
+
+**SCRAM-SHA-256** (RFC 5802, RFC 7677) proves to each side that the other knows the token, which is
+never sent: the client's proof fits the stored key, and the server's signature the server key.
+
+    client   n,,n=ann,r=<its nonce>
+    server   r=<both nonces>,s=<salt>,i=4096        of nobody too, under a salt that stays the same
+    client   c=biws,r=<both nonces>,p=<proof>
+    server   v=<signature>
+
+Who reads the file cannot log in with what it has of this, but could pose as the server. Users from
+before that have no `scram`, and log in by their token alone.
 """
 
 from __future__ import annotations
@@ -25,7 +37,9 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -41,6 +55,10 @@ _N, _R, _P = 1 << 14, 8, 1
 _SLOW_SECONDS: Final = 0.5
 _SLOWEST: Final = 8
 """So many failures wait at once; the others are refused at once, unread."""
+
+SCRAM: Final = "SCRAM-SHA-256"
+SCRAM_ITERATIONS: Final = 4096
+"""The fewest that clients take: more make no token of 32 random bytes harder to find."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -107,7 +125,7 @@ class Users:
         self._path = path
         self._lock = new_lock()
         self._stamp: tuple[int, int] = (0, 0)
-        self._users: dict[str, tuple[User, str]] = {}
+        self._users: dict[str, StoredUser] = {}
         self._key = os.urandom(32)
         self._right: dict[bytes, tuple[str, str]] = {}
         self._failing = 0
@@ -121,28 +139,65 @@ class Users:
         """
         self._read()
         name, _, secret = token.partition(".")
-        user, stored = self._users.get(name, (None, _NOBODY))
+        found = self._users.get(name)
+        user, stored = (None, _NOBODY) if found is None else (found.user, found.token)
         digest = hmac.digest(self._key, token.encode(), hashlib.sha256)
         if user is not None and self._right.get(digest) == (name, stored):
             return user
+        with self._slowly():
+            if _is_right(secret, stored) and user is not None:
+                if len(self._right) > 10_000:
+                    self._right.clear()
+                self._right[digest] = (name, stored)
+                return user
+            raise self._wrong(name)
+
+    @contextmanager
+    def _slowly(self) -> Iterator[None]:
+        """Do what takes a while if it fails: few at once."""
         with self._lock:
             slow = self._failing < _SLOWEST
             self._failing += slow
         if not slow:
             raise AuthenticationError("too many wrong tokens at once; try again later")
         try:
-            if _is_right(secret, stored) and user is not None:
-                if len(self._right) > 10_000:
-                    self._right.clear()
-                self._right[digest] = (name, stored)
-                return user
-            known = name if user is not None else "nobody that is known"
-            _log.warning("a wrong token, for %s", known)
+            yield
+        except AuthenticationError:
             time.sleep(_SLOW_SECONDS)
+            raise
         finally:
             with self._lock:
                 self._failing -= 1
-        raise AuthenticationError("the token is nobody's: ask who runs the server for one")
+
+    def _wrong(self, name: str) -> AuthenticationError:
+        known = name if name in self._users else "nobody that is known"
+        _log.warning("a wrong token, for %s", known)
+        return AuthenticationError("the token is nobody's: ask who runs the server for one")
+
+    def scram_of(self, name: str) -> ScramVerifier:
+        """Return what proves that a client knows the token of a user; of nobody, what nothing fits.
+
+        The salt of a name stays the same, so that it does not tell whether there is such a user.
+        """
+        self._read()
+        found = self._users.get(name)
+        if found is not None and found.scram is not None:
+            return found.scram
+        salt = hmac.digest(self._key, name.encode(), hashlib.sha256)[:16]
+        return ScramVerifier(SCRAM_ITERATIONS, salt, os.urandom(32), os.urandom(32))
+
+    def by_proof(self, name: str, verifier: ScramVerifier, message: bytes, proof: bytes) -> User:
+        """Return the user whose token a client has proved to know.
+
+        Raises:
+            AuthenticationError: it has not; after a while.
+        """
+        with self._slowly():
+            found = self._users.get(name)
+            right = verifier.is_proved(message, proof)
+            if not right or found is None or found.scram != verifier:
+                raise self._wrong(name)
+            return found.user
 
     def named(self, name: str) -> User:
         """Return the user of a name that a certificate has proved.
@@ -154,18 +209,145 @@ class Users:
         found = self._users.get(name)
         if found is None:
             raise AuthenticationError("the certificate is of nobody that the file of users has")
-        return found[0]
+        return found.user
 
     def _read(self) -> None:
         found = self._path.stat()
         stamp = (found.st_mtime_ns, found.st_size)
         if stamp != self._stamp:
-            self._users = {user.name: (user, stored) for user, stored in read_users(self._path)}
+            self._users = {each.user.name: each for each in read_users(self._path)}
             self._stamp = stamp
 
 
-def read_users(path: Path) -> list[tuple[User, str]]:
-    """Return the users of a file, each with the hash of its token.
+class ScramVerifier(NamedTuple):
+    """The keys that a server has of a token, for SCRAM-SHA-256."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+    @classmethod
+    def of(cls, token: str, salt: bytes, iterations: int) -> ScramVerifier:
+        """Make that of a token."""
+        salted = hashlib.pbkdf2_hmac("sha256", token.encode(), salt, iterations)
+        client_key = _mac(salted, b"Client Key")
+        stored_key = hashlib.sha256(client_key).digest()
+        return cls(iterations, salt, stored_key, _mac(salted, b"Server Key"))
+
+    @classmethod
+    def parse(cls, text: str) -> ScramVerifier:
+        """Read what `str` gives.
+
+        Raises:
+            ValueError: it is nothing of the kind.
+        """
+        kind, _, rest = text.partition("$")
+        iterations, salt, keys = rest.replace("$", ":", 1).split(":", 2)
+        stored_key, server_key = (base64.b64decode(each, validate=True) for each in keys.split(":"))
+        if kind != SCRAM or len(stored_key) != 32 or len(server_key) != 32:
+            raise ValueError(f"{kind} is not {SCRAM}, or its keys are too short")
+        return cls(int(iterations), base64.b64decode(salt, validate=True), stored_key, server_key)
+
+    def __str__(self) -> str:
+        salt, *keys = map(_text, self[1:])
+        return f"{SCRAM}${self.iterations}:{salt}${':'.join(keys)}"
+
+    def is_proved(self, message: bytes, proof: bytes) -> bool:
+        """Tell whether a proof shows that its client knows the token; in constant time."""
+        signature = _mac(self.stored_key, message)
+        if len(proof) != len(signature):
+            return False
+        key = bytes(one ^ other for one, other in zip(proof, signature, strict=True))
+        return hmac.compare_digest(hashlib.sha256(key).digest(), self.stored_key)
+
+    def signature(self, message: bytes) -> bytes:
+        """Return what shows a client that this server knows its token."""
+        return _mac(self.server_key, message)
+
+
+class ScramExchange:
+    """One log in by SCRAM-SHA-256, at the server. One thread at a time.
+
+    Args:
+        users: of the server.
+        nonce: of the server; anew for each by default.
+
+    Attributes:
+        user: None before the client's proof was right.
+    """
+
+    def __init__(self, users: Users, nonce: str = "") -> None:
+        self._users = users
+        self._nonce = nonce or secrets.token_urlsafe(24)
+        self._verifier: ScramVerifier | None = None
+        self._before = self._header = self._name = ""
+        self.user: User | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer the client's first message, or its last.
+
+        Raises:
+            AuthenticationError: the proof is wrong; after a while.
+            ValueError: it makes no sense.
+        """
+        text = message.decode()
+        return self._first(text) if self._verifier is None else self._last(text, self._verifier)
+
+    def _first(self, text: str) -> bytes:
+        binding, _, bare = text.split(",", 2)
+        if binding not in ("n", "y"):
+            raise ValueError("channel binding is not known here")
+        parts = _parts(bare)
+        if not parts["n"] or not parts["r"]:
+            raise ValueError("it names nobody, or has no nonce")
+        self._name, self._header = parts["n"], text[: len(text) - len(bare)]
+        self._nonce = parts["r"] + self._nonce
+        self._verifier = self._users.scram_of(self._name)
+        salt = _text(self._verifier.salt)
+        answer = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        self._before = f"{bare},{answer}"
+        return answer.encode()
+
+    def _last(self, text: str, verifier: ScramVerifier) -> bytes:
+        parts = _parts(text)
+        if parts["r"] != self._nonce or parts["c"] != _text(self._header.encode()):
+            raise ValueError("it is of another exchange")
+        unproved = text[: text.rindex(",p=")]
+        message = f"{self._before},{unproved}".encode()
+        proof = base64.b64decode(parts["p"], validate=True)
+        self.user = self._users.by_proof(self._name, verifier, message, proof)
+        return b"v=" + _text(verifier.signature(message)).encode()
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The attributes of a message of SCRAM."""
+    try:
+        parts = dict(each.split("=", 1) for each in text.split(","))
+    except ValueError:
+        raise ValueError("it is no message of SCRAM") from None
+    return defaultdict(str, parts)
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, hashlib.sha256)
+
+
+class StoredUser(NamedTuple):
+    """A user of a file.
+
+    Attributes:
+        token: the hash of its token.
+        scram: for SCRAM; None in entries of before.
+    """
+
+    user: User
+    token: str
+    scram: ScramVerifier | None
+
+
+def read_users(path: Path) -> list[StoredUser]:
+    """Return the users of a file.
 
     Raises:
         ValueError: it is no such file.
@@ -186,7 +368,11 @@ def read_users(path: Path) -> list[tuple[User, str]]:
                 raise ValueError(f"{path}: {kind} of user {name!r} is a list of patterns")
             patterns[kind] = tuple(given)
         user = User(name, cast("Right", right), patterns["tables"], patterns["topics"])
-        found.append((user, str(told.get("token", _NOBODY))))
+        try:
+            scram = None if "scram" not in told else ScramVerifier.parse(str(told["scram"]))
+        except ValueError as error:
+            raise ValueError(f"{path}: scram of user {name!r} is none: {error}") from None
+        found.append(StoredUser(user, str(told.get("token", _NOBODY)), scram))
     return found
 
 
@@ -201,12 +387,13 @@ def add_user(
     if not _NAME.fullmatch(name):
         raise ValueError(f"a user's name is letters, digits, _ and -, up to 64, not {name!r}")
     before = path.read_text() if path.exists() else ""
-    if before and any(user.name == name for user, _ in read_users(path)):
+    if before and any(each.user.name == name for each in read_users(path)):
         raise ValueError(f"{path} has a user {name!r}: take it out there, to give it a new token")
     secret = secrets.token_urlsafe(32)
     lines = [
         f"[users.{name}]",
         f'token = "{_hashed(secret)}"',
+        f'scram = "{ScramVerifier.of(f"{name}.{secret}", os.urandom(16), SCRAM_ITERATIONS)}"',
         f'rights = "{right}"',
         f"tables = {json.dumps(list(tables))}",
         f"topics = {json.dumps(list(topics))}",

@@ -100,7 +100,7 @@ def test_damage_in_the_midst_of_a_round_loses_no_place(
     sub.nack(half)
     damage = CorruptionError("damaged")
     failing = Failing(OffsetReader.load, damage, at, at + 1)
-    monkeypatch.setattr(OffsetReader, "load", lambda self: failing(self))
+    monkeypatch.setattr(OffsetReader, "load", lambda self, **more: failing(self, **more))
     every = ["0a", "0b", "1a", "1b", "2a", "2b"]
     assert sorted(tolerant(sub)) == every
     assert failing.calls > at
