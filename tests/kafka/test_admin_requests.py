@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests.kafka.conftest import Wire, batch_of
 from tests.kafka.test_requests import NOBODY, _add, _begin, _end, _send
+from tools.kafka_wire import Wire, batch_of
 from txnkv.kafka.answer_codes import Code
 
 TOPIC = 2

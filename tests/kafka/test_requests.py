@@ -559,3 +559,41 @@ def test_a_flood_of_connections(server: KafkaServer, wire: Wire) -> None:
     for each in opened:
         each.close()
     assert wire.ask("Metadata", topics=[])["controller_id"] == 0
+
+
+def test_names_are_those_of_the_store_s_own_transactions(store: txnkv.Client, wire: Wire) -> None:
+    """A program of the store fences a producer, and the other way round."""
+    topic = store.create_topic("t")
+    who = _begin(wire)
+    assert _add(wire, who) == 0
+    _send(wire, who, 0, b"never")
+    with store.transaction(name="x") as txn:
+        txn.send(topic, b"of the store")
+        assert _send(wire, who, 1, b"never")["error_code"] == Code.INVALID_PRODUCER_EPOCH
+        assert _end(wire, who, commit=True) == Code.PRODUCER_FENCED
+    left = store.new_transaction(name="x")
+    left.send(topic, b"never")
+    again = _begin(wire)
+    assert again["producer_id"] == who["producer_id"]
+    assert again["producer_epoch"] == who["producer_epoch"] + 2
+    with pytest.raises(txnkv.ProducerFencedError):
+        left.commit()
+    assert _add(wire, again) == 0
+    _send(wire, again, 0, b"of the producer")
+    assert _end(wire, again, commit=True) == 0
+    with pytest.raises(txnkv.ProducerFencedError, match="another client has taken"):
+        store.new_transaction(name="x")
+    with topic.consumer() as consumer:
+        values = [each.value for each in consumer.poll(timeout=0)]
+    assert values == [b"of the store", b"of the producer"]
+
+
+def test_a_server_leaves_alone_what_programs_of_the_store_have_left(
+    store: txnkv.Client, serve: Callable[..., KafkaServer], elsewhere: Callable[..., Any]
+) -> None:
+    """It goes on with transactions of its own clients alone: others end with their heartbeats."""
+    local = elsewhere("txn = client.new_transaction(name='x', timeout=None); say(int(txn.id))")
+    known = serve()._broker.ids._find("x")
+    assert known is not None
+    assert (known.last, known.txn) == (local, None)
+    store.abort_transaction(local)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import txnkv
-from tests.kafka.conftest import Wire
+from tools.kafka_wire import Wire
 from txnkv.errors import AuthenticationError
 from txnkv.kafka import KafkaServer
 from txnkv.server import ScramExchange, Users, add_user

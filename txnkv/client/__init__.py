@@ -15,6 +15,7 @@ runs.
 
 from txnkv.client.admin import CheckReport, CompactReport, TxnInfo
 from txnkv.client.attempts import (
+    NAMES_TABLE,
     Attempts,
     Claim,
     NamedTransaction,
@@ -61,6 +62,7 @@ __all__ = [
     "Index",
     "Isolation",
     "Locking",
+    "NAMES_TABLE",
     "NamedTransaction",
     "Operation",
     "Order",

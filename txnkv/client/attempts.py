@@ -17,7 +17,8 @@ is taken. The row is moved from what was seen to what is to be, in a transaction
 who begin at once, one is the later one and ends the other. A transaction that begins and is killed
 before the row names it has done nothing, and ends with its keepalive time.
 
-Kafka calls such a name a transactional id, and number and epoch those of a producer.
+This is the transactional id of Kafka, whose clients have the same names: number and epoch of a row
+are those of the producer, and `via` says for whose clients it was claimed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ T = TypeVar("T")
 
 NAMES_TABLE: Final = "transaction_names"
 _NAMES: Final = Schema(
-    {"name": "string", "id": "int64", "epoch": "int32", "txn": "string?"}, primary_key=["name"]
+    {"name": "string", "id": "int64", "epoch": "int32", "txn": "string?", "via": "string"},
+    primary_key=["name"],
 )
 _MOST_EPOCH: Final = 32_766
 """Kafka's clients have 16 bits for it."""
@@ -95,13 +97,16 @@ def names_table(connection: Connection) -> Table:
     return Table(connection, found)
 
 
-def claim_name(connection: Connection, name: str, known: Claim | None = None) -> Claim:
+def claim_name(
+    connection: Connection, name: str, known: Claim | None = None, via: str = ""
+) -> Claim:
     """Take over a name, or go on under it in the next epoch: what is open under it is ended.
 
     Args:
         connection: to the store.
         name: the name.
         known: the claim that is gone on from; None: it is taken over, whoever has it.
+        via: for whose clients; "" for those of this package.
 
     Raises:
         ProducerFencedError: `known` is not the last one.
@@ -109,7 +114,7 @@ def claim_name(connection: Connection, name: str, known: Claim | None = None) ->
     while True:
         table, row = _look(connection, name, known)
         claim = _following(table, row)
-        if _move(connection, name, row, claim, None):
+        if _move(connection, row, (name, *claim, None, via)):
             return claim
 
 
@@ -121,7 +126,8 @@ def begin_transaction(
     Args:
         connection: to the store.
         options: of `new_transaction`; beside a name perhaps `claims`, those of whoever begins, by
-            name: this one's is put there. By default they are the connection's.
+            name: this one's is put there. By default they are the connection's. And `via`, as
+            `claim_name` has it.
         **more: of `Transaction.begin`.
 
     Raises:
@@ -130,6 +136,7 @@ def begin_transaction(
     """
     rest = dict(options) | more
     name, claims = rest.pop("name", None), rest.pop("claims", connection.claims)
+    via = rest.pop("via", "")
     if name is None:
         return Transaction.begin(connection, **rest)
     if not isinstance(name, str) or not name:
@@ -137,13 +144,14 @@ def begin_transaction(
     if rest.get("spare") is not None:  # it may take several, of which the last one counts
         raise ValueError("a transaction with a name begins with no id that was given before")
     connection.require_writable()
-    return _begin_named(connection, name, claims, rest)
+    return _begin_named(connection, name, claims, via, rest)
 
 
 def _begin_named(
     connection: Connection,
     name: str,
     claims: MutableMapping[str, Claim],
+    via: str,
     options: Mapping[str, Any],
 ) -> NamedTransaction:
     known = Claim(*claims[name]) if name in claims else None
@@ -154,7 +162,7 @@ def _begin_named(
         assert isinstance(txn, NamedTransaction)
         try:
             txn.context.ensure_stored("begin")
-            if _move(connection, name, row, claim, txn.id):
+            if _move(connection, row, (name, *claim, str(int(txn.id)), via)):
                 claims[name] = txn.claim = claim
                 txn.name = name
                 return txn
@@ -197,13 +205,13 @@ def _following(table: Table, row: _Row) -> Claim:
     return Claim(row["id"], row["epoch"] + 1)
 
 
-def _move(connection: Connection, name: str, seen: _Row, claim: Claim, txn: int | None) -> bool:
+def _move(connection: Connection, seen: _Row, row: tuple[Any, ...]) -> bool:
     """Write the row of a name, if it is as it was seen."""
     try:
         with Transaction.begin(connection) as change:
-            if change.get(NAMES_TABLE, name) != seen:
+            if change.get(NAMES_TABLE, row[0]) != seen:
                 return False
-            change.upsert(NAMES_TABLE, (name, *claim, None if txn is None else str(int(txn))))
+            change.upsert(NAMES_TABLE, row)
     except TransactionConflictError:
         return False
     return True

@@ -7,9 +7,9 @@
 It opens the store as any process does, and holds nothing that has to outlive it: what was
 acknowledged is in the store, in topics and in two tables that any client reads:
 
-    kafka_offsets     group, topic, partition -> committed offset
-    kafka_producers   transactional id -> producer id, epoch, its last transaction, which the next
-                      server goes on with
+    kafka_offsets      group, topic, partition -> committed offset
+    transaction_names  transactional id -> producer id, epoch, its last transaction, which the next
+                       server goes on with
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ has an earlier one is refused from then on.
     TxnOffsetCommit     rows of `kafka_offsets`, in the transaction
     EndTxn              commit or rollback
 
-The row of `kafka_producers` names the last transaction, open or ended, so a server that is started
-again goes on where the one before was stopped, and clients see a pause and nothing else:
+The row of the name in `transaction_names`, of which `client.attempts` has the rules, tells the last
+transaction, open or ended, so a server that is started again goes on where the one before was
+stopped, and clients see a pause and nothing else:
 
     open                its handle is made anew; its partitions and batches are in status.db, its
                         offsets are rows that it has staged
@@ -35,10 +36,19 @@ from typing import Any, Final, NamedTuple
 import apsw
 import pyarrow as pa
 
-from txnkv.client import Client, Table
+from txnkv.client import (
+    NAMES_TABLE,
+    Claim,
+    Client,
+    Table,
+    begin_transaction,
+    claim_name,
+    names_table,
+)
 from txnkv.coordinator import PARTITION, TxnId, TxnState, past_timeout, status_table
 from txnkv.errors import (
     InvalidTxnStateError,
+    ProducerFencedError,
     TransactionConflictError,
     TransactionTimedOutError,
     TxnkvError,
@@ -46,17 +56,11 @@ from txnkv.errors import (
 )
 from txnkv.kafka.answer_codes import Code, KafkaError
 from txnkv.storage import boot_id, clock, new_lock, new_rlock
-from txnkv.tables import Schema
 from txnkv.topics import Partition, TopicInfo, append, open_in, outbox, producers
 from txnkv.transaction import ROLLED_BACK, Transaction, TxnContext
 
-PRODUCERS_TABLE: Final = "kafka_producers"
+_VIA: Final = "kafka"
 OFFSETS_TABLE: Final = "kafka_offsets"
-_COLUMNS: Final = Schema(
-    {"transactional_id": "string", "producer_id": "int64", "epoch": "int32", "txn": "string?"},
-    primary_key=["transactional_id"],
-)
-_MOST_EPOCH: Final = 32_766
 MOST_TIMEOUT_MILLIS: Final = 900_000
 
 _ENDED: Final = (InvalidTxnStateError, TransactionTimedOutError, TxnNotFoundError)
@@ -127,6 +131,15 @@ def fenced(epoch: int, later: int) -> KafkaError:
     )
 
 
+@contextmanager
+def _as_fenced() -> Iterator[None]:
+    """Tell that a name was taken over, as Kafka's clients are told of it."""
+    try:
+        yield
+    except ProducerFencedError as error:
+        raise KafkaError(Code.PRODUCER_FENCED, str(error)) from None
+
+
 class TransactionalIds:
     """All transactional ids of a store, as far as this process knows.
 
@@ -137,8 +150,6 @@ class TransactionalIds:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = new_lock()
-        self._making = new_lock()
-        self._table: Table | None = None
         self._producers: dict[str, _Producer] = {}
         self._pending: Counter[OffsetKey] = Counter()
 
@@ -155,19 +166,16 @@ class TransactionalIds:
         """Go on with what servers before have left open."""
         with self._client.instance.store.status.read() as cur:
             live = {row.txn_id for row in status_table.live(cur)}
-        if not live or PRODUCERS_TABLE not in self._client.tables():
+        if not live or NAMES_TABLE not in self._client.tables():
             return
-        for row in self.table.scan(columns=["transactional_id", "txn"]):
+        for row in self.table.scan(where=[("via", "=", _VIA)]):
             if row["txn"] is not None and TxnId(int(row["txn"])).local in live:
-                self._find(row["transactional_id"])
+                self._find(row["name"])
 
     @property
     def table(self) -> Table:
         """The table of them; made at the first use."""
-        with self._making:
-            if self._table is None:
-                self._table = self._client.create_table(PRODUCERS_TABLE, _COLUMNS, exists_ok=True)
-            return self._table
+        return names_table(self._client)
 
     def new_id(self) -> int:
         """Return a number of a producer that no other has."""
@@ -175,13 +183,13 @@ class TransactionalIds:
 
     def named(self) -> list[tuple[str, int, int, int | None]]:
         """Name, number, epoch and last transaction of each producer that is known."""
-        if PRODUCERS_TABLE not in self._client.tables():
+        if NAMES_TABLE not in self._client.tables():
             return []
-        local = self._client.instance.local_id
-        return [
-            (name, id, epoch, None if txn is None else local(int(txn)))
-            for name, id, epoch, txn in (row.values() for row in self.table.scan())
-        ]
+        found = []
+        for row in self.table.scan():
+            last = None if row["txn"] is None else TxnId(int(row["txn"])).local
+            found.append((row["name"], row["id"], row["epoch"], last))
+        return found
 
     # -- ids -----------------------------------------------------------------------------
 
@@ -214,13 +222,9 @@ class TransactionalIds:
             if known.id >= 0 and known[1:] != (producer.id, producer.epoch):
                 raise fenced(known.epoch, producer.epoch)
             self._roll_back(producer)
-            if producer.last is not None:
-                with suppress(TxnNotFoundError, InvalidTxnStateError):
-                    self._client.abort_transaction(producer.last)
-            id, epoch = producer.id, producer.epoch + 1
-            if id < 0 or epoch > _MOST_EPOCH:
-                id, epoch = self.new_id(), 0
-            self._note(transactional_id, producer, id, epoch, None)
+            gone_on = Claim(known.id, known.epoch) if known.id >= 0 else None
+            with _as_fenced():
+                id, epoch = claim_name(self._client, transactional_id, gone_on, _VIA)
             producer.before = (producer.id, producer.epoch) if known.id >= 0 else None
             producer.id, producer.epoch, producer.last = id, epoch, None
             producer.committed = None
@@ -237,11 +241,12 @@ class TransactionalIds:
         if row is None:
             return None
         last = None if row["txn"] is None else int(row["txn"])
-        made = _Producer(row["producer_id"], row["epoch"], last)
+        made = _Producer(row["id"], row["epoch"], last)
         with self._lock:
             found = self._producers.setdefault(transactional_id, made)
-        with found.lock:
-            self._take_over(found)
+        if row["via"] == _VIA:
+            with found.lock:
+                self._take_over(found)
         return found
 
     def _get(self, named: Named) -> _Producer:
@@ -258,35 +263,15 @@ class TransactionalIds:
     def _refresh(self, transactional_id: str, producer: _Producer) -> None:
         """See what another server of the store has made of it."""
         row = self.table.get(transactional_id)
-        if row is None or (row["producer_id"], row["epoch"]) == (producer.id, producer.epoch):
+        if row is None or (row["id"], row["epoch"]) == (producer.id, producer.epoch):
             return
         self._roll_back(producer)
-        producer.id, producer.epoch = row["producer_id"], row["epoch"]
+        producer.id, producer.epoch = row["id"], row["epoch"]
         producer.last = None if row["txn"] is None else int(row["txn"])
         producer.committed = producer.before = None
         producer.states.clear()
-        self._take_over(producer)
-
-    def _note(
-        self, transactional_id: str, producer: _Producer, id: int, epoch: int, txn: int | None
-    ) -> None:
-        """Write the row, if it is as it was seen.
-
-        Raises:
-            KafkaError: another server has given out a later epoch.
-        """
-
-        def write(txn_of: Transaction) -> None:
-            row = txn_of.get(self.table, transactional_id)
-            if row is not None and (row["producer_id"], row["epoch"]) != (
-                producer.id,
-                producer.epoch,
-            ):
-                raise fenced(producer.epoch, row["epoch"])
-            noted = None if txn is None else str(txn)
-            txn_of.upsert(self.table, (transactional_id, id, epoch, noted))
-
-        self._client.run(write)
+        if row["via"] == _VIA:
+            self._take_over(producer)
 
     # -- transactions ----------------------------------------------------------------------
 
@@ -303,13 +288,10 @@ class TransactionalIds:
             fresh = [each for each in partitions if each.id not in producer.partitions]
             begins = producer.txn is None
             if begins:
-                txn = self._client.new_transaction(timeout=producer.timeout)
-                try:
-                    txn.context.ensure_stored("begin")
-                    self._note(named.transactional_id, producer, *named[1:], int(txn.id))
-                except BaseException:
-                    txn.rollback()
-                    raise
+                name = named.transactional_id
+                options = {"name": name, "claims": {name: Claim(*named[1:])}, "via": _VIA}
+                with _as_fenced():
+                    txn = begin_transaction(self._client, options, timeout=producer.timeout)
                 producer.txn, producer.last, producer.committed = txn, None, None
             if fresh or not begins:
                 with self._open(producer) as txn:
