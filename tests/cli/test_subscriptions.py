@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 
 import pytest
 
 import txnkv
+from txnkv.kafka.broker import Broker
 from txnkv.topics.messages.message import MessageId
 
 
@@ -50,6 +52,23 @@ def test_list(messages, run):
         lines = run("group", "list", messages, "events").out.splitlines()
         assert lines[-1].split() == ["s", "shared", "5", "1", "1", "1"]
         txn.rollback()
+
+
+def test_groups_of_kafka_s_clients_are_listed_too(messages, run):
+    with txnkv.connect(messages) as client:
+        broker = Broker(messages, None)
+        for group, partition, offset in (("g", 0, 1), ("g", 1, 9), ("f", 1, 0)):
+            now = datetime.now(UTC)
+            broker.offsets.upsert((group, "events", partition, offset, None, now))
+        broker.offsets.upsert(("h", "another", 0, 0, None, now))
+        broker.close()
+        client.topic("events").subscribe("alone").close()
+    found = run("group", "list", messages, "events", "--json").json
+    kafka = [each for each in found if each["type"] == "kafka"]
+    assert [(each["name"], each["lag"]) for each in kafka] == [("f", 3), ("g", 2)]
+    assert {frozenset(each) for each in found} == {frozenset(found[0])}
+    lines = run("group", "list", messages, "events").out.splitlines()
+    assert lines[-1].split() == ["g", "kafka", "2", "0", "0", "0"]
 
 
 def test_show_tells_who_has_which_message(messages, run):

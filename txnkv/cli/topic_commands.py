@@ -6,6 +6,7 @@ acknowledgements the messages of a subscription.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
@@ -44,6 +45,9 @@ from txnkv.topics import (
     overview_of,
     subscription_stats,
 )
+
+_KAFKA_OFFSETS: Final = "kafka_offsets"
+"""The table of a Kafka server."""
 
 _UNIX: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -392,12 +396,14 @@ def list_(store: str, topic: str, as_json: bool) -> None:
     """List the subscriptions of TOPIC, and what each has to do.
 
     Leased messages are delivered and not acknowledged, free ones were given back, and the
-    acknowledgement of a pending one waits for the commit of its transaction.
+    acknowledgement of a pending one waits for the commit of its transaction. Groups of Kafka's
+    clients come after them, with the lag of partitions in which they have committed offsets.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
         engine = client.instance.topics
         found = engine.subscriptions.of_topic(client.topic(topic).info)
         documents = [{"name": info.name, **subscription_stats(engine, info)} for info in found]
+        documents += _kafka_groups(client, client.topic(topic))
     if as_json:
         print_json(documents)
     elif not documents:
@@ -525,6 +531,18 @@ def drop(store: str, topic: str, name: str, as_json: bool) -> None:
         print_json({"dropped": name})
     else:
         click.echo(f"dropped {name}")
+
+
+def _kafka_groups(client: txnkv.Client, topic: txnkv.Topic) -> list[dict[str, Any]]:
+    """The consumer groups of Kafka's clients, as documents of subscriptions."""
+    if _KAFKA_OFFSETS not in client.tables():
+        return []
+    ends = topic.last_stable_offsets()
+    lags: Counter[str] = Counter()
+    for row in client.table(_KAFKA_OFFSETS).scan(where=[("topic", "=", topic.name)]):
+        lags[row["group"]] += max(ends.get(row["partition"], 0) - row["offset"], 0)
+    rest = dict.fromkeys(("lost", "leased", "free", "pending", "kept"), 0) | {"consumer_pid": None}
+    return [{"name": name, "type": "kafka", "lag": lags[name], **rest} for name in sorted(lags)]
 
 
 def _find(client: txnkv.Client, topic: str, name: str) -> SubscriptionInfo:
