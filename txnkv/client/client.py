@@ -334,7 +334,7 @@ class Client(Connection, Closing):
                 younger transaction that has locked a tablet.
             name: at most one of a name is open: the one before, of any process, is ended first. Its
                 calls raise ProducerFencedError; a client from which another one has taken the name
-                begins no more under it. Kafka calls it a transactional id.
+                begins no more under it. To Kafka's clients it is a transactional id.
         """
         if name is None:
             return Transaction.begin(self, timeout, isolation, locking, keepalive, lock_timeout)

@@ -144,9 +144,8 @@ class TransactionAcks:
             TopicNotFoundError: the topic was dropped.
             NotSupportedError: a cumulative ack of a shared subscription.
         """
-        info = present(self._topics, info)
         try:
-            named = refuse(self._topics, info, ids, cumulative=cumulative)
+            info, named = refuse(self._topics, info, ids, cumulative=cumulative)
         except OffsetOutOfRangeError:
             if self._stored:  # that it has ended, and its messages are gone, says more
                 with self._store.status.read() as cur:
@@ -481,16 +480,6 @@ def _refuse_taken(cur: apsw.Cursor, store: Store, acks: HeldAcks, txn_id: int) -
                 )
 
 
-def present(topics: Topics, info: SubscriptionInfo) -> SubscriptionInfo:
-    """Return a subscription with its topic as that is now: it may have got partitions.
-
-    Raises:
-        TopicNotFoundError: the topic was dropped.
-    """
-    topic = topics.current(info.topic)
-    return info if topic is info.topic else replace(info, topic=topic)
-
-
 def _cover(state: Exclusive | None, info: SubscriptionInfo) -> None:
     """Have memory know the partitions that its topic has got."""
     if state is not None and len(state.info.topic.partitions) < len(info.topic.partitions):
@@ -499,11 +488,12 @@ def _cover(state: Exclusive | None, info: SubscriptionInfo) -> None:
 
 def refuse(
     topics: Topics, info: SubscriptionInfo, ids: Sequence[MessageId], *, cumulative: bool
-) -> dict[int, list[int]]:
+) -> tuple[SubscriptionInfo, dict[int, list[int]]]:
     """Refuse acks that make no sense whatever others do.
 
     Returns:
-        Offsets in order, by partition number; of a cumulative ack the highest.
+        The subscription, with its topic as that is now, which may have got partitions; and offsets
+        in order, by partition number; of a cumulative ack the highest.
 
     Raises:
         NotSupportedError: a cumulative ack of a shared subscription.
@@ -516,7 +506,9 @@ def refuse(
             f"{info} is {info.type}: others have messages before this one. Acknowledge "
             "them one by one, or subscribe exclusively"
         )
-    info = present(topics, info)
+    topic = topics.current(info.topic)
+    if topic is not info.topic:
+        info = replace(info, topic=topic)
     named = _by_partition(info, ids, cumulative=cumulative)
     for number, offsets in named.items():
         end = _known_end(topics, info.topic.partitions[number], offsets[-1])
@@ -526,7 +518,7 @@ def refuse(
                 f"exclusive; {offsets[-1] if offsets[0] >= 0 else offsets[0]} is none. "
                 "Acknowledge what was delivered"
             )
-    return named
+    return info, named
 
 
 def _by_partition(
