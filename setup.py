@@ -1,8 +1,12 @@
 """The builds of the C core and of the native hot path; all else stands in pyproject.toml."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError, ExecError, LinkError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
 NATIVE = Extension(
@@ -18,5 +22,43 @@ NATIVE = Extension(
     py_limited_api=True,
     extra_compile_args=["-O3", "-std=c11", "-fvisibility=hidden"],
 )
+NO_COMPILER = """
 
-setup(cffi_modules=["csrc/build_core.py:ffibuilder"], ext_modules=[NATIVE])
+txnkv has parts in C, and they could not be built here. Without a wheel for this machine, pip
+needs a C compiler and Python's headers:
+
+    Debian, Ubuntu     apt-get install build-essential python3-dev
+    Fedora, RHEL       dnf install gcc python3-devel
+    Alpine             apk add build-base python3-dev linux-headers
+    macOS              xcode-select --install
+
+What failed: """
+
+
+class BuildPackages(build_py):
+    """A build without modules that an earlier one left and the sources do not have any more."""
+
+    def run(self) -> None:
+        folder = Path(self.build_lib).resolve()
+        if not self.editable_mode and folder != ROOT:
+            for name in ("txnkv", "pyspark_txnkv"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        super().run()
+
+
+class BuildCore(build_ext):
+    """A build that says what it needs."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except (CompileError, ExecError, LinkError, PlatformError) as error:
+            raise CompileError(f"{NO_COMPILER}{error}") from error
+
+
+setup(
+    cffi_modules=["csrc/build_core.py:ffibuilder"],
+    ext_modules=[NATIVE],
+    cmdclass={"build_ext": BuildCore, "build_py": BuildPackages},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for all Pythons from there
+)

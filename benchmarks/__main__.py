@@ -1,11 +1,17 @@
-"""`python -m benchmarks [names] [--tiny] [--json FILE]`: one table of ratios."""
+"""`python -m benchmarks [names] [--quick] [--json FILE]`: one table of ratios.
+
+Ctrl-C ends the race that runs; what the others before it found is shown and written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import (
     beside,
@@ -21,7 +27,7 @@ from . import (
     topics,
     ycsb,
 )
-from .harness import Line, report
+from .harness import Line, report, watched, write_json
 from .kafka import Broker
 from .tpcc.race import tpcc
 from .tpcc.schema import Scale
@@ -36,6 +42,8 @@ _ABORTED = [1, 1000, 100_000, 1_000_000]
 _MANY = [10, 100, 1000, 10_000]
 _CLIENTS = [1, 16, 64]
 _OPEN = [100_000, 1_000_000, 10_000_000]
+QUICK = 20
+"""`--quick` has this part of the data, and one round: enough to see what has changed much."""
 
 Race = Callable[[], list[Line]]
 
@@ -49,22 +57,26 @@ def races(
     warehouses: int,
     broker: Broker | None = None,
     postgres: Path | None = None,
+    quick: bool = False,
 ) -> dict[str, Race]:
     """All races by name."""
-    rows = TINY_ROWS if tiny else ROWS
 
     def size(small: int, normal: int) -> int:
-        return small if tiny else normal
+        return small if tiny else max(small, normal // QUICK) if quick else normal
 
-    sizes = TINY_SIZES if tiny else FULL_SIZES if full else SIZES
-    crowds = [1, 2] if tiny else _CLIENTS
+    def several(small: list[int], normal: list[int]) -> list[int]:
+        return small if tiny else normal[: max(len(normal) // 2, 1)] if quick else normal
+
+    rows = size(TINY_ROWS, ROWS)
+    sizes = several(TINY_SIZES, FULL_SIZES if full else SIZES)
+    crowds = several([1, 2], _CLIENTS)
     scale = Scale(2, 200, 30, 30) if tiny else Scale(warehouses)
     return {
         "insert-sorted": lambda: tables.insert_sorted(rows, rounds, base),
         "insert-random": lambda: tables.insert_random(rows, rounds, base),
         "scan": lambda: tables.scan(rows, rounds, base),
         "spark": lambda: _spark(rows, rounds, base),
-        "streaming": lambda: _streaming(tiny, rounds, base, plots),
+        "streaming": lambda: _streaming(tiny or quick, rounds, base, plots),
         "memory": lambda: memory.memory(size(TINY_ROWS, MEMORY_ROWS), base),
         "commit": lambda: small.commit(size(20, 1000), size(200, 100_000), rounds, base),
         "commit-threads": lambda: small.commit_threads(size(5, 200), rounds, base),
@@ -83,12 +95,10 @@ def races(
         "fetch": lambda: topics.fetch(size(1 << 20, 1 << 28), rounds, base, broker),
         "consume": lambda: topics.consume(size(2000, 1_000_000), rounds, base, broker),
         "pass-on": lambda: topics.pass_on(size(10, 1000), rounds, base, broker),
-        "aborted": lambda: logs.aborted([1, 10] if tiny else _ABORTED, rounds, base),
+        "aborted": lambda: logs.aborted(several([1, 10], _ABORTED), rounds, base),
         "open-log": lambda: logs.opening(size(20, 100_000), rounds, base),
-        "open-transaction": lambda: logs.open_transaction(
-            [100, 1000] if tiny else _OPEN, base, plots
-        ),
-        "many": lambda: many.many([2, 4] if tiny else _MANY, base, plots),
+        "open-transaction": lambda: logs.open_transaction(several([100, 1000], _OPEN), base, plots),
+        "many": lambda: many.many(several([2, 4], _MANY), base, plots),
         "life": lambda: many.life(
             size(40, 1_000_000), size(20, 1000), size(20, 10_000), base, plots
         ),
@@ -120,6 +130,7 @@ def _streaming(tiny: bool, rounds: int, base: Path | None, plots: Path | None) -
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--tiny", is_flag=True, help="Small data: checks that the benchmarks work.")
+@click.option("--quick", is_flag=True, help=f"One round of 1/{QUICK} of the data: minutes for all.")
 @click.option("--rounds", default=5, show_default=True, help="Counted rounds of each race.")
 @click.option("--full", is_flag=True, help="Growth up to 100 M rows: takes minutes, 20 GB.")
 @click.option("--warehouses", default=4, show_default=True, help="Of TPC-C, a thread each.")
@@ -135,6 +146,7 @@ def _streaming(tiny: bool, rounds: int, base: Path | None, plots: Path | None) -
 def main(
     names: tuple[str, ...],
     tiny: bool,
+    quick: bool,
     rounds: int,
     full: bool,
     warehouses: int,
@@ -146,14 +158,48 @@ def main(
 ) -> None:
     """Run the races of these names, or all."""
     broker = Broker(kafka) if kafka else None
-    known = races(tiny, 1 if tiny else rounds, base, full, plots, warehouses, broker, postgres)
+    rounds = 1 if tiny or quick else rounds
+    known = races(tiny, rounds, base, full, plots, warehouses, broker, postgres, quick)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.UsageError(f"no race {', '.join(unknown)}; there are {', '.join(known)}")
+    asked = names or list(known)
     lines: list[Line] = []
-    for name in names or known:
-        lines += known[name]()
+    try:
+        run(asked, known, lines, json_file)
+    except KeyboardInterrupt:
+        report(lines, json_file)
+        raise Stopped(f"stopped; of {len(asked)} races these are done: {_done(lines)}") from None
     report(lines, json_file)
+
+
+def run(
+    names: Sequence[str], known: dict[str, Race], lines: list[Line], json_file: Path | None
+) -> None:
+    """Run races one after another; what they find is in `lines` and the file at once."""
+    console = Console(stderr=True)
+    columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn())
+    texts = TextColumn("{task.description}")
+    with Progress(*columns, texts, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(names))
+        with watched(lambda what: progress.update(task, description=what)):
+            for name in names:
+                progress.update(task, description=name)
+                begin = time.monotonic()
+                lines += known[name]()
+                write_json(lines, json_file)
+                progress.advance(task)
+                console.print(f"{name}: {time.monotonic() - begin:.1f} s", highlight=False)
+
+
+def _done(lines: list[Line]) -> str:
+    return ", ".join(dict.fromkeys(line.race for line in lines)) or "none"
+
+
+class Stopped(click.ClickException):
+    """Ctrl-C."""
+
+    exit_code = 130
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,19 @@ EACH: Final = "/s"
 MICROSECONDS: Final = "us"
 MILLISECONDS: Final = "ms"
 _TIMES: Final = (MICROSECONDS, MILLISECONDS)
+
+
+_watching: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def watched(tell: Callable[[str], object]) -> Iterator[None]:
+    """Have told who of a race runs, in which round."""
+    _watching.append(tell)
+    try:
+        yield
+    finally:
+        _watching.remove(tell)
 
 
 @dataclass
@@ -97,6 +111,9 @@ def race(
     rates: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds + 1):
         for contestant in contestants:
+            for watch in _watching:
+                which = f"round {number} of {rounds}" if number else "warming up"
+                watch(f"{title}, {which}: {contestant.name}")
             contestant.prepare()
             gc.collect()
             start = time.perf_counter()
@@ -165,6 +182,11 @@ def show(lines: list[Line], console: Console) -> None:
 def report(lines: list[Line], json_file: Path | None) -> None:
     """Print the table, and write the lines as JSON."""
     show(lines, Console(width=None if Console().is_terminal else 130))
+    write_json(lines, json_file)
+
+
+def write_json(lines: list[Line], json_file: Path | None) -> None:
+    """Write the lines as JSON, if there is a place for it."""
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps([asdict(line) for line in lines], indent=1))

@@ -23,7 +23,7 @@ LAYERS = [
     },
     {"server"},
     {"kafka"},
-    {"spark", "cli", "__main__", "testing"},
+    {"spark", "cli", "__main__", "testing", "otel"},
 ]  # fmt: skip
 
 C_LAYERS = ["common", "codec", "rowset", "memory", "log", "tablet"]

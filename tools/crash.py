@@ -161,6 +161,9 @@ PLANS: Final[dict[str, Plan]] = {
     "restore.filled": Plan(()),
     "restore.opened": Plan(()),
     "restore.renamed": Plan(()),
+    # Nor in a dump: tests/client/test_dumps.py.
+    "dump.copied": Plan(()),
+    "dump.renamed": Plan(()),
     "log.completed": Plan(("topics_commit", "topics_small"), every=1),
     "marker.written": Plan(("topics_commit",), THERE),
     "marker.decided": Plan(("topics_alone",), every=1),

@@ -15,7 +15,7 @@ Names are loaded when the first of them is used, and modules (`txnkv.aio`, `txnk
 they are: `txnkv --version`, and a program that imports txnkv and may not use it, wait for none.
 """
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # a module less than typing's; type checkers know it by its name
 
 __version__ = "0.1.0"  # which setuptools reads from here as well
 

@@ -1,5 +1,19 @@
-"""`python -m txnkv` is the command line."""
+"""The beginning of `txnkv` and of `python -m txnkv`: the version at once, all else by `cli`."""
 
-from txnkv.cli import main
+import sys
 
-main(prog_name="txnkv")
+from txnkv import __version__
+
+
+def main() -> None:
+    """Run the command that the arguments of the process name."""
+    if sys.argv[1:] == ["--version"]:  # asked in scripts: it waits for no module
+        print(f"txnkv, version {__version__}")
+        return
+    from txnkv.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

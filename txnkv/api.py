@@ -13,6 +13,7 @@ from txnkv.client import (
     Table,
     Topic,
     TxnInfo,
+    dump,
     replicate,
     restore,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "UnavailableError",
     "WriteResult",
     "connect",
+    "dump",
     "hash_partition",
     "range_partition",
     "replicate",

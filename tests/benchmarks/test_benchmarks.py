@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from pathlib import Path
 
@@ -104,3 +105,39 @@ def test_unknown_race_is_refused() -> None:
     result = CliRunner().invoke(main, ["nonsense", "--tiny"])
     assert result.exit_code == 2
     assert "no race nonsense" in result.output
+
+
+def test_what_was_found_before_ctrl_c_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    program = sys.modules[main.callback.__module__]
+    known = {
+        "one": lambda: race("one", Contestant("a", lambda: 1), [], rounds=1),
+        "two": stopped,
+        "three": pytest.fail,
+    }
+    monkeypatch.setattr(program, "races", lambda *_: known)
+    ran = CliRunner().invoke(main, ["--json", str(tmp_path / "found.json")])
+    assert ran.exit_code == 130, ran.output
+    assert "Error: stopped; of 3 races these are done: one" in ran.stderr
+    assert "one" in ran.stdout
+    assert [line["race"] for line in json.loads((tmp_path / "found.json").read_text())] == ["one"]
+
+
+def test_quick_ones_have_less_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sys.modules[main.callback.__module__]
+    asked = []
+
+    def insert(rows: int, rounds: int, base: Path) -> list[object]:
+        asked.append((rows, rounds))
+        return race("r", Contestant("a", lambda: rows), [], rounds=rounds)
+
+    monkeypatch.setattr(program.tables, "insert_sorted", insert)
+    for option in ("--quick", "--tiny", "--rounds=2"):
+        ran = CliRunner().invoke(main, ["insert-sorted", option])
+        assert ran.exit_code == 0, ran.output
+        assert "insert-sorted: " in ran.stderr
+    assert asked == [(program.ROWS // program.QUICK, 1), (program.TINY_ROWS, 1), (program.ROWS, 2)]

@@ -103,3 +103,21 @@ def test_indexes(table, run, fail):
     ]
     assert run("index", "drop", table, "t", "a").out == "dropped the index of t by a\n"
     assert "no index by a; there are: a, id" in fail("index", "drop", table, "t", "a")
+
+
+def test_rows_that_live_for_a_while(store, run, fail, misuse):
+    columns = "id:int64,seen:timestamp[us]?"
+    run("create", store, "t", "--schema", columns, "--key", "id", "--ttl", "seen:3600")
+    with txnkv.connect(store) as client:
+        assert client.table("t").schema.ttl == ("seen", 3600)
+    run("alter", store, "t", "--rename", "seen=at", "--ttl", "at:60.5")
+    with txnkv.connect(store) as client:
+        assert client.table("t").schema.ttl == ("at", 60.5)
+    run("alter", store, "t", "--ttl", "none")
+    with txnkv.connect(store) as client:
+        assert client.table("t").schema.ttl is None
+    assert "'id' is int64" in fail("alter", store, "t", "--ttl", "id:1")
+    assert "is not column:seconds" in misuse("alter", store, "t", "--ttl", "at")
+    assert "'id' is int64" in misuse(
+        "create", store, "u", "--schema", columns, "--key", "id", "--ttl", "id:1"
+    )

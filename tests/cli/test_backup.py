@@ -27,3 +27,15 @@ def test_backup_and_restore(orders, tmp_path, run, fail, misuse):
     misuse("restore", first, tmp_path / "c", "--at", "soon")
     misuse("backup", orders, tmp_path / "c", "--limit", "0")
     assert not (tmp_path / "c").exists()
+
+
+def test_dump_and_restore(orders, tmp_path, run, fail):
+    dest, made = tmp_path / "d", tmp_path / "made"
+    text = run("dump", orders, dest).out
+    assert text.startswith(f"dumped {orders} as of 20")
+    assert "4 rows of 1 table, 0 messages of 0 topics" in text
+    assert run("dump", orders, tmp_path / "e", "--json").json["rows"] == 4
+    assert run("restore", dest, made).out.startswith(f"made the store {made} as of 20")
+    with txnkv.connect(made, create=False) as client:
+        assert client.table("orders").count() == 4
+    assert "is not empty: it holds" in fail("dump", orders, dest)

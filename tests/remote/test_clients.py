@@ -206,6 +206,8 @@ def test_what_is_done_on_the_stores_host(store: txnkv.Client, remote: Remote) ->
     client = remote()
     with pytest.raises(txnkv.NotSupportedError, match="store's host"):
         client.backup("anywhere")
+    with pytest.raises(txnkv.NotSupportedError, match="made on the store's host"):
+        txnkv.dump(client, "anywhere")
     assert client.check().problems == []
     assert client.stats()["tables"]["t"]["rows"] == 0
     assert client.metrics()["commits"] >= 0

@@ -7,7 +7,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
     top                                    all of that, live
     table_commands                         a table and single rows of it
     conditions, parsing                    what users type: conditions, schemas, times
-    load, row_sources, text_sources        files in
+    load, text_sources                     files in
     scan_rows                              rows out
     produce, consume, message_lines        messages in and out
     serve                                  a store for other hosts
@@ -47,6 +47,7 @@ _HOMES = {
     "compact": "txnkv.cli.store_commands",
     "backup": "txnkv.cli.store_commands",
     "restore": "txnkv.cli.store_commands",
+    "dump": "txnkv.cli.store_commands",
     "repair": "txnkv.cli.store_commands",
     "serve": "txnkv.cli.serve",
     "demo": "txnkv.cli.demo",

@@ -159,6 +159,22 @@ def partition(text: str) -> HashPartition:
 
 
 @given()
+def ttl(text: str) -> tuple[str, float] | None:
+    """`seen:3600` as a column and seconds; `none` as None.
+
+    Raises:
+        click.UsageError: it is not written like that.
+    """
+    if text == "none":
+        return None
+    column, _, seconds = text.rpartition(":")
+    try:
+        return column, float(seconds)
+    except ValueError:
+        raise ValueError(f"--ttl: {text!r} is not column:seconds, as seen:3600") from None
+
+
+@given()
 def snapshot(text: str) -> Timestamp | datetime:
     """A timestamp's number, or an ISO date and time with its zone.
 

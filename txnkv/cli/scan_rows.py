@@ -28,7 +28,7 @@ from txnkv.cli.console import (
     store_argument,
     table_argument,
 )
-from txnkv.cli.row_sources import format_of
+from txnkv.cli.load import format_of
 from txnkv.core import JSON, UUID, uuid_texts
 
 SHOWN: Final = 100

@@ -1,4 +1,4 @@
-"""`txnkv init, tables, stats, check, compact, backup, restore, repair`: a whole store."""
+"""`txnkv init, tables, stats, check, compact, backup, restore, dump, repair`: a whole store."""
 
 from __future__ import annotations
 
@@ -307,11 +307,11 @@ def backup(store: str, dest: str, base: str | None, limit: float | None, as_json
 @click.option("--at", metavar="TIME", help="Of several backups in SRC, the last one until then.")
 @json_option
 def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
-    """Make a store of a backup.
+    """Make a store of a backup or a dump.
 
-    SRC is a backup, or a folder with several of one store, of which the latest is taken. DEST is a
-    folder that is not there yet. The new store is another one than that which was copied: tokens
-    and checkpoints of streams do not take it for that.
+    SRC is a backup or a dump, or a folder with several of one store, of which the latest is taken.
+    DEST is a folder that is not there yet. The new store is another one than that which was
+    copied: tokens and checkpoints of streams do not take it for that.
     """
     with given():
         until = None if at is None else snapshot(at)
@@ -328,3 +328,37 @@ def restore(src: str, dest: str, at: str | None, as_json: bool) -> None:
         f"made the store {done.path} as of {when:%Y-%m-%d %H:%M:%S} UTC, of {done.backup}, "
         f"{size(done.size)}"
     )
+
+
+@click.command()
+@store_argument
+@click.argument("dest", metavar="DEST")
+@json_option
+def dump(store: str, dest: str, as_json: bool) -> None:
+    """Write a store to plain files: rows and messages in Parquet, all else in JSON.
+
+    All that is committed at one instant, while others go on. DEST is a folder that is not there
+    yet; for a while a copy of the store is in it, too. For other programs, and for a txnkv that
+    does not read this one's stores: `txnkv restore` makes a store of a dump.
+    """
+    with (
+        txnkv.connect(store, create=False) as client,
+        _parts("dumping") as step,
+        stopping(lambda: f"nothing is left at {dest}"),
+    ):
+        done = txnkv.dump(client, dest, progress=step)
+    if as_json:
+        print_json({**dataclasses.asdict(done), "timestamp": int(done.timestamp)})
+        return
+    click.echo(
+        f"dumped {store} as of {done.timestamp.datetime:%Y-%m-%d %H:%M:%S} UTC to {done.path}: "
+        f"{plural(done.rows, 'row')} of {plural(done.tables, 'table')}, "
+        f"{plural(done.messages, 'message')} of {plural(done.topics, 'topic')}, {size(done.size)}"
+    )
+
+
+@contextmanager
+def _parts(what: str) -> Iterator[Callable[[int, int], None]]:
+    with bar() as progress:
+        task = progress.add_task(what, total=None, note="")
+        yield lambda done, total: progress.update(task, completed=done, total=total)

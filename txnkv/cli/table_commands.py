@@ -33,7 +33,7 @@ from txnkv.cli.console import (
     yes_option,
 )
 from txnkv.cli.message_lines import short, taker
-from txnkv.tables import Operation, Schema
+from txnkv.tables import Operation, Schema, TtlChange
 
 
 @click.command()
@@ -54,6 +54,11 @@ from txnkv.tables import Operation, Schema
     metavar="COL:N",
     help="N tablets by a hash of COL. May be repeated.",
 )
+@click.option(
+    "--ttl",
+    metavar="COL:SECONDS",
+    help="Delete rows so long after the time in COL.",
+)
 @click.option("--exists-ok", is_flag=True, help="One that is there already, alike, is fine.")
 @json_option
 def create(
@@ -62,11 +67,15 @@ def create(
     columns: str,
     key: str,
     partitions: tuple[str, ...],
+    ttl: str | None,
     exists_ok: bool,
     as_json: bool,
 ) -> None:
     """Make TABLE, and the store when it is missing. `txnkv load` makes a table of files."""
     schema = parsing.schema(columns, parsing.names(key))
+    if ttl is not None:
+        with given():
+            schema = txnkv.Schema(schema.columns, schema.primary_key, parsing.ttl(ttl))
     hashed = [parsing.partition(text) for text in partitions]
     with txnkv.connect(store) as client:
         there = table in client.tables()
@@ -140,6 +149,11 @@ def drop(store: str, table: str, missing_ok: bool, yes: bool, as_json: bool) -> 
     metavar="NAME",
     help="A column that has a value in every row, and is to have one. May be repeated.",
 )
+@click.option(
+    "--ttl",
+    metavar="COL:SECONDS",
+    help="Delete rows so long after the time in COL; none keeps them.",
+)
 @json_option
 def alter(
     store: str,
@@ -152,6 +166,7 @@ def alter(
     bare: tuple[str, ...],
     loose: tuple[str, ...],
     tight: tuple[str, ...],
+    ttl: str | None,
     as_json: bool,
 ) -> None:
     """Change columns of TABLE, at once whatever its size; the key stays.
@@ -159,21 +174,23 @@ def alter(
     Rows that are there have the default of a new column, or null. Columns are named as they were
     before the command.
     """
-    if not (added or renamed or dropped or widened or defaults or bare or loose or tight):
+    columns = added or renamed or dropped or widened or defaults or bare or loose or tight
+    if not columns and ttl is None:
         raise click.UsageError("nothing to change: give --add, --rename, --drop or another option")
     add = dict(parsing.new_column(text) for text in added)
     rename = dict(parsing.assignment(text, "--rename", "total=amount") for text in renamed)
     widen = dict(parsing.assignment(text, "--widen", "total=int64") for text in widened)
     nullable = dict.fromkeys(loose, True) | dict.fromkeys(tight, False)
+    lives: TtlChange = "keep" if ttl is None else parsing.ttl(ttl)
     with txnkv.connect(store, create=False) as client:
         found = client.table(table)
         default = parsing.defaults(defaults, found.schema, widen) | dict.fromkeys(bare)
-        schema = found.alter(add, rename, dropped, widen, default, nullable)
-    columns = schema.type_names()
+        schema = found.alter(add, rename, dropped, widen, default, nullable, lives)
+    types = schema.type_names()
     if as_json:
-        print_json({"name": table, "columns": columns})
+        print_json({"name": table, "columns": types})
     else:
-        shown = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        shown = ", ".join(f"{name} {kind}" for name, kind in types.items())
         click.echo(f"{table} has the columns {shown}")
 
 

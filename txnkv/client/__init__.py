@@ -7,7 +7,8 @@ attempts                              transactions of one `run`, and those that 
 replica, admin                        copies of topics; a whole store seen, checked and compacted
 indexes                               made, filled, compared with their tables
 planning                              what Spark asks of a store, in its planners and tasks
-backup                                a store copied at one timestamp, and made of such a copy
+backup, dump_files                    a store copied at one timestamp, as it is or in plain files,
+                                      and made of such a copy
 
 With them come the words that options take, as types: a checker finds a wrong one before the program
 runs.
@@ -26,6 +27,7 @@ from txnkv.client.attempts import (
 from txnkv.client.backup import BackupReport, RestoreReport, restore
 from txnkv.client.client import Client
 from txnkv.client.consumer import Consumer
+from txnkv.client.dump_files import DumpReport, dump
 from txnkv.client.indexes import Index
 from txnkv.client.opening import connect
 from txnkv.client.planning import Planning
@@ -57,6 +59,7 @@ __all__ = [
     "Compression",
     "Consumer",
     "DiffToken",
+    "DumpReport",
     "FetchIsolation",
     "FlushMode",
     "Index",
@@ -81,6 +84,7 @@ __all__ = [
     "claim_name",
     "close_producers",
     "connect",
+    "dump",
     "names_table",
     "replicate",
     "restore",

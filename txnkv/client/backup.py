@@ -20,23 +20,43 @@ of one whose processes all died at the timestamp, and whoever opens it brings it
                         finalized come to their end
     rename              the store is there, whole
 
+A backup may be a dump (`dump_files`): then tables and topics are made anew, and filled from its
+plain files.
+
 Until the rename nobody has heard of it: a death before leaves a folder that nobody takes for a
 store of that name, and the next restore to the place removes it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
-from txnkv.coordinator import Timestamp, held, one, renew
-from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
+import pyarrow as pa
+
+from txnkv.client.indexes import create_index
+from txnkv.coordinator import (
+    KEEPALIVE_TIME,
+    Timestamp,
+    held,
+    one,
+    raise_clock,
+    renew,
+)
+from txnkv.errors import (
+    CorruptionError,
+    IncompatibleStoreError,
+    StoreNotFoundError,
+    TxnkvError,
+)
 from txnkv.storage import (
     LIST,
     STATUS,
@@ -57,14 +77,24 @@ from txnkv.storage import (
 from txnkv.tables import (
     BLOCKS_DB,
     FENCE_DB,
+    Partitioning,
     RowSetInfo,
+    Schema,
     back_up_tablet,
     committed_row_sets,
     history,
     manifest,
+    table_catalog,
 )
-from txnkv.topics import back_up_partition, next_offsets, restore_partition
-from txnkv.transaction import Instance
+from txnkv.topics import (
+    back_up_partition,
+    next_offsets,
+    restore_messages,
+    restore_partition,
+    restore_subscriptions,
+    restore_topic,
+)
+from txnkv.transaction import Connection, Instance, Transaction
 from txnkv.transaction import instance as instances
 
 declare_fault_point("backup.status", "status.db of a backup is copied, nothing else is")
@@ -268,14 +298,14 @@ def restore(
     at: Timestamp | datetime | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RestoreReport:
-    """Make a store of a backup; see `Client.backup`.
+    """Make a store of a backup or a dump; see `Client.backup` and `txnkv.dump`.
 
     It has exactly what was committed at the backup's timestamp. It is another store: tokens,
     checkpoints of streams and copies of the original are refused by it, and it has other ids for
     transactions.
 
     Args:
-        src: a backup; or a folder with some of one store, of which the latest is taken.
+        src: a backup or a dump; or a folder with some of one store, of which the latest is taken.
         dest: where the store is to be: nothing is there, or an empty folder.
         at: of the backups, the latest one that was taken at or before this.
         progress: called with (bytes done, bytes in all).
@@ -300,25 +330,34 @@ def restore(
     place = Path(os.path.abspath(dest))
     with whole_folder(place, "a restored store") as folder:
         backup.verify(told)
-        made = StoreDirectory.open(folder)
-        for feature in backup.content.get("features", ()):
-            made.add_feature(feature)
-        shutil.copyfile(backup.path(STATUS), made.status_path)
-        made.status_path.chmod(0o600)
-        told(backup.files[STATUS].size)
-        found = _fill(made, backup, told)
-        with changed_copy(made.status_path) as cur:
-            renew(cur)
-            manifest.forget_replaced(cur)
-            cur.execute("DELETE FROM extents")
-            for name, extent in found.items():
-                extents.replace(cur, name, extent)
-        fault_point("restore.filled")
-        _open_once(folder)
+        if backup.content.get("kind") == DUMP:
+            store_id = _Undump(folder, backup, told).run()
+        else:
+            store_id = _fill_all(folder, backup, told)
         fault_point("restore.opened")
     fault_point("restore.renamed")
     timestamp = Timestamp(backup.content["timestamp"])
-    return RestoreReport(str(place), made.store_id, timestamp, str(backup.folder), backup.size)
+    return RestoreReport(str(place), store_id, timestamp, str(backup.folder), backup.size)
+
+
+def _fill_all(folder: Path, backup: Backup, told: Callable[[int], None]) -> str:
+    made = StoreDirectory.open(folder)
+    for feature in backup.content.get("features", ()):
+        made.add_feature(feature)
+    shutil.copyfile(backup.path(STATUS), made.status_path)
+    made.status_path.chmod(0o600)
+    told(backup.files[STATUS].size)
+    found = _fill(made, backup, told)
+    with changed_copy(made.status_path) as cur:
+        renew(cur)
+        manifest.forget_replaced(cur)
+        cur.execute("DELETE FROM extents")
+        for name, extent in found.items():
+            extents.replace(cur, name, extent)
+    fault_point("restore.filled")
+    with _opened_aside(folder, create=False):
+        pass
+    return made.store_id
 
 
 def _chosen(src: Path, at: Timestamp | datetime | None) -> Backup:
@@ -395,8 +434,100 @@ def _fill_tablet(
         put_entries(environment, backup.entries(name))
 
 
-def _open_once(folder: Path) -> None:
-    instances.release(instances.acquire(folder, False, False))
+@contextmanager
+def _opened_aside(folder: Path, *, create: bool) -> Iterator[Instance]:
+    """Open a store that gets its place and name when this has ended."""
+    instance = instances.acquire(folder, create, False)
+    try:
+        yield instance
+    finally:
+        instances.release(instance)
     # Of this place, and of this process.
     shutil.rmtree(folder / "runtime")
     make_private_directory(folder / "runtime")
+
+
+# -- of a dump -------------------------------------------------------------------------
+
+DUMP: Final = "dump"
+"""The kind of a backup that is a dump."""
+CONTENT: Final = "dump.json"
+DUMP_VERSION: Final = 1
+
+
+class _Undump:
+    """A store on its way out of a dump."""
+
+    def __init__(self, folder: Path, backup: Backup, told: Callable[[int], None]) -> None:
+        self._folder = folder
+        self._backup = backup
+        self._told = told
+        self._timestamp = Timestamp(backup.content["timestamp"])
+
+    def run(self) -> str:
+        """Make all of it; returns the store's id."""
+        content = json.loads(self._backup.path(CONTENT).read_bytes())
+        if content["version"] > DUMP_VERSION:
+            raise IncompatibleStoreError(
+                f"{self._backup.folder} is a dump of version {content['version']}, this reads up "
+                f"to {DUMP_VERSION}: restore it with the txnkv that wrote it"
+            )
+        with _opened_aside(self._folder, create=True) as instance:
+            last = self._timestamp
+            self._reach(instance, last)
+            connection = Connection(instance, KEEPALIVE_TIME)
+            for document in content["tables"]:
+                self._table(connection, document)
+            topics = instance.topics
+            made = [restore_topic(topics, document) for document in content["topics"]]
+            for topic, document in zip(made, content["topics"], strict=True):
+                for partition, each in zip(
+                    topics.partitions(topic), document["partitions"], strict=True
+                ):
+                    batches = self._batches(each)
+                    bounds = each["start"], each["end"]
+                    end = restore_messages(topics, partition, *bounds, batches, self._timestamp)
+                    last = max(last, Timestamp(end))
+                    fault_point("restore.part")
+                restore_subscriptions(topics, topic, document["subscriptions"])
+            self._reach(instance, last)
+            for app_id, (version, source) in content["applications"].items():
+                with Transaction.begin(connection) as txn:
+                    txn.mark_applied(app_id, version, source)
+            connection.is_open = False
+            return instance.store.store_id
+
+    def _table(self, connection: Connection, document: dict[str, Any]) -> None:
+        schema = Schema.from_json(json.dumps(document["schema"]))
+        partitioning = Partitioning.from_json(schema, json.dumps(document["partitioning"]))
+        engine = connection.instance.engine
+        info = engine.create(document["name"], schema, partitioning)
+        with Transaction.begin(connection, timeout=None) as txn:
+            reader = pa.RecordBatchReader.from_batches(schema.arrow, self._batches(document))
+            txn.write(info.name, reader, "insert")
+        for columns, unique in document["indexes"]:
+            create_index(connection, engine.get(info.name), columns, unique=unique)
+        with engine.store.status.write() as cur:
+            table_catalog.reserve_row_ids(cur, info, document["next_id"] - 1)  # from 1 on
+        fault_point("restore.part")
+
+    def _batches(self, document: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """The rows of a file."""
+        from pyarrow import parquet  # it takes a while
+
+        rows, path = 0, self._backup.path(document["file"])
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield batch
+                rows += batch.num_rows
+        if rows != document["rows"]:
+            raise CorruptionError(
+                f"{path} has {rows:,} rows, {CONTENT} says {document['rows']:,}: dump again"
+            )
+        self._told(self._backup.files[document["file"]].size)
+
+    def _reach(self, instance: Instance, timestamp: Timestamp) -> None:
+        """Have snapshots and all that comes later be at or behind a timestamp."""
+        with instance.store.status.write() as cur:
+            raise_clock(cur, timestamp)
+            cur.execute("UPDATE clock SET last_commit = max(last_commit, ?)", (timestamp,))

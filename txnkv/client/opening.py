@@ -7,6 +7,7 @@ import os
 from txnkv.client.client import Client
 from txnkv.coordinator import KEEPALIVE_TIME, MIN_KEEPALIVE
 from txnkv.storage import shielded
+from txnkv.transaction import expiring
 from txnkv.transaction import instance as instances
 
 
@@ -47,4 +48,5 @@ def connect(
             "be late behind threads that compute"
         )
     make = create and not read_only
-    return Client(instances.acquire(path, make, read_only, history, cache_bytes), keepalive_time)
+    instance = instances.acquire(path, make, read_only, history, cache_bytes)
+    return Client(expiring(instance), keepalive_time)

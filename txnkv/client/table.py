@@ -28,6 +28,7 @@ from txnkv.tables import (
     SchemaChange,
     TableEngine,
     TableInfo,
+    TtlChange,
     altered,
     diff,
     history,
@@ -161,6 +162,7 @@ class Table(Closing):
         widen: Mapping[str, str | pa.DataType] | None = None,
         default: Mapping[str, Any] | None = None,
         nullable: Mapping[str, bool] | None = None,
+        ttl: TtlChange = "keep",
     ) -> Schema:
         """Change columns, at once for any number of rows; the key stays.
 
@@ -179,6 +181,7 @@ class Table(Closing):
             nullable: True lets a column hold nulls. With False all rows are looked through, while
                 others may read and, but for the last look, write; a transaction that began before
                 and wrote into the table gets SchemaChangedError, also a large one.
+            ttl: how long rows live, as of a `Schema`; None: for ever.
 
         Returns:
             The new schema.
@@ -191,7 +194,7 @@ class Table(Closing):
             TableNotFoundError: the table was dropped.
         """
         self._connection.require_writable()
-        change = SchemaChange.of(add, rename, drop, widen, default, nullable)
+        change = SchemaChange.of(add, rename, drop, widen, default, nullable, ttl)
         self.info = self._connection.instance.engine.alter(
             self.info, lambda schema: altered(schema, change)
         )
@@ -377,14 +380,16 @@ class Table(Closing):
         they need.
 
         Args:
-            start, end, columns: as for `diff`.
+            start: as for `diff`.
+            end: the same.
+            columns: the same.
             rows: about how many changes a part covers.
 
         Returns:
             Picklable tokens, none where nothing changed; `token.open(connection)` reads one.
 
         Raises:
-            As `diff`.
+            HistoryExpiredError, SchemaError, ValueError: as `diff`.
         """
         parts = diff.split(self._engine(), self._diff_request(start, end, columns), max(1, rows))
         return [DiffToken(one) for one in parts]

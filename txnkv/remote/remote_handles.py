@@ -23,7 +23,7 @@ from txnkv.remote.channel import Call, Channel
 from txnkv.remote.methods import remote_calls
 from txnkv.remote.wire import LostHandleError, ids_of
 from txnkv.storage import new_lock
-from txnkv.tables import RowChecker, Schema, SchemaChange
+from txnkv.tables import RowChecker, Schema, SchemaChange, TtlChange
 from txnkv.topics import (
     HELD_BYTES,
     Delivered,
@@ -152,8 +152,9 @@ class RemoteTable(RemoteHandle, Table):
         widen: Mapping[str, str | pa.DataType] | None = None,
         default: Mapping[str, Any] | None = None,
         nullable: Mapping[str, bool] | None = None,
+        ttl: TtlChange = "keep",
     ) -> Schema:
-        change = SchemaChange.of(add, rename, drop, widen, default, nullable)
+        change = SchemaChange.of(add, rename, drop, widen, default, nullable, ttl)
         self.learn(self._call("alter", **vars(change)))
         return self.known
 

@@ -30,6 +30,7 @@ from txnkv.storage.directory import (
     INDEXES,
     StoreDirectory,
     make_private_directory,
+    make_private_file,
     opened,
     sync_directory,
 )

@@ -74,7 +74,7 @@ from txnkv.tables.row_writer import (
     to_batch,
 )
 from txnkv.tables.schema import Column, IndexInfo, Schema, normal
-from txnkv.tables.schema_change import AnyColumn, SchemaChange, altered
+from txnkv.tables.schema_change import AnyColumn, SchemaChange, TtlChange, altered
 from txnkv.tables.table_catalog import TableInfo
 from txnkv.tables.table_engine import TableEngine
 from txnkv.tables.table_index import TableIndex, find_index

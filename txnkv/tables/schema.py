@@ -76,6 +76,22 @@ class IndexInfo(NamedTuple):
     ready: bool
 
 
+_LONGEST: Final = 100 * 366 * 86400
+"""Seconds that a row may be given to live."""
+
+
+class TimeToLive(NamedTuple):
+    """The time for which rows of a table live.
+
+    Attributes:
+        column: a timestamp; a row without one lives for ever.
+        seconds: from then on.
+    """
+
+    column: str
+    seconds: float
+
+
 class Schema:
     """Typed columns with a primary key of one or more of them.
 
@@ -83,6 +99,9 @@ class Schema:
         columns: name to type; a type is an Arrow type, its name ("int64", "float64?" for a
             nullable one), or a `Column`.
         primary_key: names of the key columns, in key order. They are never null.
+        ttl: a column of timestamps, and seconds: rows are deleted so long after the time that they
+            have there, within about a minute, by whoever has the store open; None keeps them.
+            Readers see a row until then; its deletion is a commit as any other.
 
     Attributes:
         ids: by name, the number of a column in its table: it stays when the column is renamed.
@@ -91,13 +110,15 @@ class Schema:
         indexes: those of the table; no part of what makes two schemas equal.
 
     Raises:
-        SchemaError: a type is unknown, or the key names no column or a list.
+        SchemaError: a type is unknown, or the key names no column or a list; `ttl` names no column
+            of timestamps.
     """
 
     def __init__(
         self,
         columns: Mapping[str, str | pa.DataType | Column],
         primary_key: Sequence[str],
+        ttl: tuple[str, float] | None = None,
     ) -> None:
         if isinstance(primary_key, str):
             primary_key = [primary_key]
@@ -127,6 +148,24 @@ class Schema:
         for name, column in self.columns.items():
             if column.default is not None:
                 self.columns[name] = replace(column, default=_default(name, column))
+        self.ttl = None if ttl is None else self._checked_ttl(ttl)
+
+    def _checked_ttl(self, ttl: tuple[str, float]) -> TimeToLive:
+        try:
+            made = TimeToLive(*ttl)
+            valid = 0 <= made.seconds <= _LONGEST and isinstance(made.column, str)
+        except TypeError:
+            valid = False
+        if not valid:
+            raise SchemaError(
+                f"ttl is a column and seconds, as ('seen', 3600), at most {_LONGEST:,}; not {ttl!r}"
+            )
+        kind = self.arrow.field(self.position(made.column)).type
+        if not pa.types.is_timestamp(kind):
+            raise SchemaError(
+                f"ttl goes by a column of timestamps, and {made.column!r} is {type_name(kind)}"
+            )
+        return made
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema, primary_key: Sequence[str]) -> Schema:
@@ -149,9 +188,10 @@ class Schema:
         next_id: int,
         before: Mapping[str, Before] | None = None,
         indexes: Iterable[IndexInfo] = (),
+        ttl: tuple[str, float] | None = None,
     ) -> Schema:
         """The schema of a table whose columns have these numbers, and had others before."""
-        made = cls(columns, primary_key)
+        made = cls(columns, primary_key, ttl)
         made.ids, made.next_id, made.before = dict(ids), next_id, dict(before or {})
         made.indexes = tuple(indexes)
         return made
@@ -159,7 +199,7 @@ class Schema:
     def with_indexes(self, indexes: Iterable[IndexInfo]) -> Schema:
         """The same with these indexes."""
         numbers = self.ids, self.next_id, self.before
-        return Schema.numbered(self.columns, self.primary_key, *numbers, indexes)
+        return Schema.numbered(self.columns, self.primary_key, *numbers, indexes, self.ttl)
 
     def names_of(self, index: IndexInfo) -> tuple[str, ...]:
         """The columns of an index by their names."""
@@ -220,6 +260,8 @@ class Schema:
         if self.primary_key != given.primary_key:
             keys = (", ".join(self.primary_key), ", ".join(given.primary_key))
             found.append("its primary key is ({}), not ({})".format(*keys))
+        if self.ttl != given.ttl:
+            found.append(f"its rows live {_lives(self.ttl)}, not {_lives(given.ttl)}")
         return found
 
     def _check_key(self) -> None:
@@ -261,7 +303,8 @@ class Schema:
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name!r}: '{kind}'" for name, kind in self.type_names().items())
-        return f"Schema({{{columns}}}, primary_key={list(self.primary_key)})"
+        ttl = "" if self.ttl is None else f", ttl={tuple(self.ttl)}"
+        return f"Schema({{{columns}}}, primary_key={list(self.primary_key)}{ttl})"
 
     # -- stored form -------------------------------------------------------------------
 
@@ -284,6 +327,7 @@ class Schema:
                 "primary_key": list(self.primary_key),
                 "next_id": self.next_id,
                 **({"indexes": self.indexes} if self.indexes else {}),
+                **({} if self.ttl is None else {"ttl": self.ttl}),
             }
         )
 
@@ -320,6 +364,7 @@ class Schema:
                 IndexInfo(table, tuple(numbers), unique, ready)
                 for table, numbers, unique, ready in stored.get("indexes", ())
             ),
+            stored.get("ttl"),
         )
 
 
@@ -329,6 +374,10 @@ def _default(name: str, column: Column) -> Any:
         return normal(name, column.type, column.default)
     except SchemaError as error:
         raise SchemaError(f"the default of {error}") from None
+
+
+def _lives(ttl: TimeToLive | None) -> str:
+    return "for ever" if ttl is None else f"{ttl.seconds:g} s from {ttl.column!r} on"
 
 
 def _described(column: Column) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -32,6 +32,8 @@ from txnkv.tables.schema import Before, Column, Schema
 
 AnyColumn: TypeAlias = str | pa.DataType | Column
 """A column as `Schema` takes it."""
+TtlChange: TypeAlias = tuple[str, float] | Literal["keep"] | None
+"""The `ttl` of a `Schema`, or that it stays."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class SchemaChange:
         widen: types that have all values of the present ones.
         default: values, None for no default.
         nullable: whether columns may hold nulls.
+        ttl: as of a `Schema`, of the columns as they are named then; "keep" as it is.
     """
 
     add: Mapping[str, AnyColumn] = field(default_factory=dict)
@@ -53,6 +56,7 @@ class SchemaChange:
     widen: Mapping[str, str | pa.DataType] = field(default_factory=dict)
     default: Mapping[str, Any] = field(default_factory=dict)
     nullable: Mapping[str, bool] = field(default_factory=dict)
+    ttl: TtlChange = "keep"
 
     @classmethod
     def of(
@@ -63,6 +67,7 @@ class SchemaChange:
         widen: Mapping[str, str | pa.DataType] | None,
         default: Mapping[str, Any] | None,
         nullable: Mapping[str, bool] | None,
+        ttl: TtlChange,
     ) -> SchemaChange:
         """Return the change of these arguments of `Table.alter`.
 
@@ -81,6 +86,7 @@ class SchemaChange:
             dict(widen or {}),
             dict(default or {}),
             dict(nullable or {}),
+            ttl,
         )
 
 
@@ -115,7 +121,9 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
     columns: dict[str, AnyColumn] = {name: each.column for name, each in kept.items()}
     before = {name: each.before for name, each in kept.items() if each.before is not None}
     columns |= change.add
-    made = Schema.numbered(columns, schema.primary_key, ids, next_id, before, schema.indexes)
+    ttl: Any = _kept_ttl(schema, names) if change.ttl == "keep" else change.ttl
+    numbers = ids, next_id, before
+    made = Schema.numbered(columns, schema.primary_key, *numbers, schema.indexes, ttl)
     for name in change.add:
         column = made.columns[name]
         if not column.nullable and column.default is None:
@@ -124,6 +132,19 @@ def altered(schema: Schema, change: SchemaChange) -> Schema:
                 f"('{column.type}?'), or give it a default (Column('{column.type}', default=...))"
             )
     return made
+
+
+def _kept_ttl(schema: Schema, names: Mapping[str, str]) -> tuple[str, float] | None:
+    """Return the ttl by the names that columns have after a change."""
+    if schema.ttl is None:
+        return None
+    column, seconds = schema.ttl
+    if column not in names:
+        raise SchemaError(
+            f"rows live by column {column!r}, which is to be dropped: give ttl=None with it, or "
+            "another column"
+        )
+    return names[column], seconds
 
 
 def _kept(schema: Schema, name: str, change: SchemaChange) -> _Kept:

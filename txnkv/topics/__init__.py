@@ -11,7 +11,7 @@ read                   batches out: in order of offsets, commits or transactions
 messages               what a batch is made of and becomes
 acks, delivery         subscriptions: what is kept of them, and how they work
 retention, follower    a log's beginning given up; a copy of it in another store
-partition_backup       a log into a backup, and back
+partition_backup       a log into a backup or a dump, and back
 overview, waiting      topics as people see them, with checks; waiting for what comes
 ranges                 sets of offsets
 """
@@ -63,7 +63,16 @@ from txnkv.topics.overview import (
     subscription_stats,
     topic_stats,
 )
-from txnkv.topics.partition_backup import back_up_partition, next_offsets, restore_partition
+from txnkv.topics.partition_backup import (
+    back_up_partition,
+    dumped_messages,
+    next_offsets,
+    restore_messages,
+    restore_partition,
+    restore_subscriptions,
+    restore_topic,
+    topic_document,
+)
 from txnkv.topics.read import (
     EARLIEST,
     HELD_BYTES,

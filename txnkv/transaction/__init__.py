@@ -11,7 +11,7 @@ autocommit, job, token                writes outside of a transaction; attempts;
 """
 
 from txnkv.transaction import instance, one_phase_commit, two_phase_commit
-from txnkv.transaction.autocommit import write_alone
+from txnkv.transaction.autocommit import expiring, write_alone
 from txnkv.transaction.begin import (
     DEADLINE,
     DEFAULTS,

@@ -2,6 +2,18 @@
 
 No snapshot was promised to such a write, so when others commit first what it writes it looks
 again and meets what they left: an insert finds its key there, an upsert replaces the new row.
+
+Rows whose time is over (`ttl` of their table) are deleted here, too, by the leader, in transactions
+as any other:
+
+    begin       at the latest snapshot
+    look        for rows of which column + seconds is past, some at a time
+    delete      them; committed if nobody changed one of them since the snapshot
+
+So no snapshot changes by the clock, counts and differences are of what was committed, and a row
+that somebody gives another time meanwhile stays: one of the two is refused. Rejected: leaving rows
+out as they are read. Each `get`, count and conflict would have to look at a clock, and a key that
+nobody sees could not be inserted, or be inserted twice.
 """
 
 from __future__ import annotations
@@ -9,19 +21,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Final
 
-from txnkv.coordinator import KEEPALIVE_TIME, TxnState, ending_error
+import pyarrow as pa
+
+from txnkv.coordinator import KEEPALIVE_TIME, Lease, Timestamp, TxnState, ending_error
 from txnkv.errors import (
     CommitOutcomeUnknownError,
     InvalidTxnStateError,
     StorageFullError,
     TransactionConflictError,
+    TransactionLockedError,
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import back_off
-from txnkv.tables import Outcome
+from txnkv.storage import back_off, clock
+from txnkv.tables import Outcome, TableInfo, arrow_input, scan
 from txnkv.transaction.begin import begin
 from txnkv.transaction.context import TxnContext
 from txnkv.transaction.instance import Instance
@@ -31,6 +47,10 @@ from txnkv.transaction.uncommitted import Heart
 _ATTEMPTS: Final = 20
 _FIRST_PAUSE: Final = 0.0005
 _LONGEST_PAUSE: Final = 0.064
+EXPIRY_EVERY: Final = 10 * 1_000_000
+"""Microseconds from one look for rows whose time is over to the next."""
+EXPIRY_ROWS: Final = 100_000
+"""Rows that one transaction deletes, at most; where there are more, the next round goes on."""
 
 
 def write_alone(
@@ -61,7 +81,9 @@ def write_alone(
     raise AssertionError("unreachable")
 
 
-def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outcome:
+def _attempt(
+    instance: Instance, write: Callable[[TxnContext], Outcome], *, transactional: bool = False
+) -> Outcome:
     coordinator = instance.coordinator
     context = begin(
         instance,
@@ -69,7 +91,7 @@ def _attempt(instance: Instance, write: Callable[[TxnContext], Outcome]) -> Outc
         isolation="snapshot",
         locking="optimistic",
         keepalive=KEEPALIVE_TIME,
-        transactional=False,
+        transactional=transactional,
     )
     hearts = _Hearts(context)
     context.handle = lambda: hearts
@@ -157,3 +179,66 @@ def _abort(context: TxnContext) -> None:
         with suppress(InvalidTxnStateError):
             context.instance.coordinator.abort(context.row.txn_id, "the write failed")
         context.end(TxnState.ABORTED)
+
+
+class Expiry:
+    """The rows of a store whose time is over, and their deletion; a sweep of the leader."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._again = 0
+
+    def sweep(self, lease: Lease) -> None:
+        """Delete some of them, of every table with a `ttl`; nothing where it was done just now."""
+        now = clock.monotonic_micros()
+        if now < self._again:
+            return
+        self._again = now + EXPIRY_EVERY
+        engine = self._instance.engine
+        for name in engine.names():
+            table = engine.find(name)
+            if table is None or table.schema.ttl is None:
+                continue
+            with engine.coordinator.damage.guard("tables", f"expiry of rows of {name!r}"):
+                if self._expire(table) >= EXPIRY_ROWS:
+                    self._again = 0
+
+    def _expire(self, table: TableInfo) -> int:
+        def delete(context: TxnContext) -> Outcome:
+            there = context.table_at_begin(table)
+            found = _expired(self._instance, there, context)
+            if found is None:
+                return Outcome()
+            keys = arrow_input.chunks(there.schema, found, "delete_ignore")
+            return context.write_batches(there, "delete_ignore", keys)
+
+        try:
+            return _attempt(self._instance, delete, transactional=True).deleted
+        except (TransactionConflictError, TransactionLockedError):
+            return 0  # somebody is at these rows: a later round looks again
+
+
+def _expired(instance: Instance, table: TableInfo, context: TxnContext) -> pa.Table | None:
+    """Keys of some rows whose time is over in the snapshot of a transaction; None for none."""
+    if table.schema.ttl is None:
+        return None
+    column, seconds = table.schema.ttl
+    until = Timestamp.from_micros(clock.now_micros()).datetime - timedelta(seconds=seconds)
+    if table.schema.arrow.field(column).type.tz is None:
+        until = until.replace(tzinfo=None)
+    names = list(table.schema.primary_key)
+    asked = scan.request(table, names, [(column, "<=", until)], False, EXPIRY_ROWS)
+    plan = scan.plan(instance.engine, asked, context.view())
+    try:
+        found = pa.Table.from_batches(plan.batches(), asked.schema)
+    finally:
+        plan.pins.release()
+    return found if found.num_rows else None
+
+
+def expiring(instance: Instance) -> Instance:
+    """Have rows deleted whose time is over, while this process leads."""
+    if not instance.expires:
+        instance.expires = True
+        instance.coordinator.maintenance.add_sweep(Expiry(instance).sweep)
+    return instance

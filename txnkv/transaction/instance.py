@@ -36,7 +36,11 @@ class _Known(weakref.ref[Any]):
 
 
 class Instance:
-    """The engine of one store in this process, counted by its clients."""
+    """The engine of one store in this process, counted by its clients.
+
+    Attributes:
+        expires: rows whose time is over are deleted.
+    """
 
     def __init__(self, store: Store, read_only: bool, history: float) -> None:
         self.store = store
@@ -46,6 +50,7 @@ class Instance:
         self.engine = TableEngine(self.coordinator)
         self.topics = TopicEngine(self.coordinator)
         self.clients = 0
+        self.expires = False
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         self.contexts: dict[int, _Known] = {}

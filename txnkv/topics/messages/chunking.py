@@ -50,10 +50,10 @@ def cut(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, C
     large = pc.indices_nonzero(pc.fill_null(pc.greater(pc.binary_length(values), most), False))
     at = 0
     for row in large.to_pylist():
-        yield from _runs(messages.slice(at, row - at), most)
+        yield from runs(messages.slice(at, row - at), most)
         yield from _pieces(messages.slice(row, 1), most)
         at = row + 1
-    yield from _runs(messages.slice(at), most)
+    yield from runs(messages.slice(at), most)
 
 
 def fit(size: int, rows: int, most: int) -> bool:
@@ -61,7 +61,8 @@ def fit(size: int, rows: int, most: int) -> bool:
     return size + ROW_BYTES * rows <= most and rows <= MAX_ROWS
 
 
-def _runs(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, None]]:
+def runs(messages: pa.RecordBatch, most: int) -> Iterator[tuple[pa.RecordBatch, None]]:
+    """Messages in parts that a batch holds, none of them in pieces; see `cut`."""
     n = messages.num_rows
     at = 0
     while at < n:

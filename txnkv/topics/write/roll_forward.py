@@ -83,7 +83,7 @@ from txnkv.topics.write import producers
 
 declare_fault_point("log.completed", "what waited for a log is in it, durable")
 
-_EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
+EPOCH_MICROS = int(EPOCH.timestamp()) * 1_000_000
 _MOST = (1 << 31) - 1
 """Offsets that one filler may take: what a batch can count."""
 _MOST_FILLERS = 1024
@@ -184,17 +184,27 @@ def _in_order(end: int, waiting: LogGap) -> Iterator[bytes | EndMarker]:
     pieces.sort(key=_start)
     at = end
     for piece in pieces:
-        yield from _fillers(at, _start(piece))
+        yield from fillers(at, _start(piece))
         at = piece.next_offset
         yield piece.data if isinstance(piece, TailEntry) else piece
-    yield from _fillers(at, waiting.upto)
+    yield from fillers(at, waiting.upto)
 
 
 def _start(piece: TailEntry | EndMarker) -> int:
     return piece.base_offset if isinstance(piece, TailEntry) else piece.first_offset
 
 
-def _fillers(at: int, upto: int) -> Iterator[bytes]:
+def fillers(at: int, upto: int, timestamp: int | None = None) -> Iterator[bytes]:
+    """Batches that take [at, upto) and hold nothing.
+
+    Args:
+        timestamp: of each, microseconds since 1970; None: now.
+
+    Raises:
+        CorruptionError: nobody ever reserves so many offsets.
+    """
+    if timestamp is None:
+        timestamp = clock.now_micros() + EPOCH_MICROS
     if upto - at > _MOST * _MOST_FILLERS:
         raise CorruptionError(
             f"offsets [{at}, {upto}) of a log were given to nobody, more than anybody reserves: "
@@ -202,18 +212,13 @@ def _fillers(at: int, upto: int) -> Iterator[bytes]:
         )
     while at < upto:
         count = min(upto - at, _MOST)
-        yield place(
-            encode_control(
-                ControlType.FILLER, count=count, timestamp=clock.now_micros() + _EPOCH_MICROS
-            ),
-            at,
-        )
+        yield place(encode_control(ControlType.FILLER, count=count, timestamp=timestamp), at)
         at += count
 
 
 def _end_marker(marker: EndMarker, timestamp: int | None = None, body: bytes = b"") -> bytes:
     if timestamp is None:
-        timestamp = Timestamp(marker.commit_ts).micros + _EPOCH_MICROS
+        timestamp = Timestamp(marker.commit_ts).micros + EPOCH_MICROS
     return place(
         encode_control(
             ControlType(marker.type),
@@ -236,7 +241,7 @@ def _write_side_list(txn: lmdb.Transaction, partition: Partition, marker: EndMar
     timestamp = side.max_timestamp(txn, marker.txn_id)
     body = side.marker_body(txn, marker.txn_id)
     if not body:  # the note of a marker came back that was cut off the log
-        partition.log.put(txn, _fillers(marker.first_offset, marker.next_offset))
+        partition.log.put(txn, fillers(marker.first_offset, marker.next_offset))
         return
     partition.log.put(txn, [_end_marker(marker, timestamp, body)])
     side.committed(txn, marker.txn_id, marker.first_offset, Timestamp(marker.commit_ts))

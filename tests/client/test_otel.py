@@ -1,0 +1,139 @@
+"""Spans, and their context in headers; nothing of it where nobody asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+
+pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from txnkv import otel
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    otel.instrument(provider)
+    exporter.provider = provider  # type: ignore[attr-defined]
+    yield exporter
+    otel.uninstrument()
+
+
+def told(spans: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Names and attributes of the spans since the last call, without what differs by run."""
+    found = []
+    for span in spans.get_finished_spans():
+        about = {k: v for k, v in span.attributes.items() if k.startswith("txnkv.")}
+        assert about.pop("txnkv.store")
+        assert span.attributes["db.system.name"] == "txnkv"
+        found.append((span.name, about))
+    spans.clear()
+    return found
+
+
+def test_writes_commits_and_scans(client: txnkv.Client, table: txnkv.Table, spans: Any) -> None:
+    with client.transaction() as txn:
+        txn.write(table, pa.table({"id": [1, 2], "v": ["a", "b"]}))
+        txn.upsert(table, (3, "c"))
+    (wrote, about), (commit, done) = told(spans)
+    counts = {"txnkv.inserted": 2, "txnkv.updated": 0, "txnkv.deleted": 0, "txnkv.ignored": 0}
+    assert (wrote, about) == ("txnkv.write", {"txnkv.table": table.name, **counts})
+    assert (commit, done["txnkv.transaction"]) == ("txnkv.commit", str(int(txn.id)))
+    table.delete(3)
+    assert told(spans) == [("txnkv.write", {"txnkv.table": table.name})]
+    assert table.scan().to_arrow().num_rows == 2
+    assert sum(batch.num_rows for batch in table.scan(where=[("id", "=", 1)]).to_batches()) == 1
+    rows = [about["txnkv.rows"] for name, about in told(spans) if name == "txnkv.scan"]
+    assert sorted(rows)[0] == 1
+    assert sorted(rows)[-1] == 2
+
+
+def test_a_commit_that_fails_says_so(client: txnkv.Client, table: txnkv.Table, spans: Any) -> None:
+    txn = client.new_transaction()
+    txn.upsert(table, (1, "a"))
+    table.upsert((1, "b"))
+    with pytest.raises(txnkv.TransactionConflictError):
+        txn.commit()
+    *_, span = spans.get_finished_spans()
+    assert (span.name, span.status.is_ok) == ("txnkv.commit", False)
+    assert span.events[0].attributes["exception.type"].endswith("TransactionConflictError")
+
+
+@pytest.mark.parametrize("sender", ["transaction", "session", "producer"])
+def test_the_context_goes_with_a_message(client: txnkv.Client, spans: Any, sender: str) -> None:
+    topic = client.create_topic("e")
+    tracer = spans.provider.get_tracer("test")
+    with tracer.start_as_current_span("request") as request:
+        if sender == "transaction":
+            with client.transaction() as txn:
+                txn.send(topic, b"1", headers={"own": b"x"})
+                txn.send(topic, b"2", None, None, [("own", b"y")])
+        elif sender == "session":
+            with client.new_session() as session:
+                session.send(topic, b"1", headers=[("own", b"x")])
+                session.send(topic, b"2", headers=[("own", b"y")])
+                session.flush()
+        else:
+            with topic.producer() as producer:
+                producer.send(b"1", headers={"own": b"x"})
+                producer.send(b"2", None, None, [("own", b"y")])
+    spans.clear()
+    with topic.subscribe("s") as subscription:
+        found = subscription.receive_many(timeout=5)
+    assert [message.headers[0] for message in found] == [("own", b"x"), ("own", b"y")]
+    for message in found:
+        with tracer.start_as_current_span("work", context=otel.context_of(message)) as work:
+            assert work.parent.span_id == request.get_span_context().span_id
+    fetch = next(span for span in spans.get_finished_spans() if span.name == "txnkv.fetch")
+    assert [link.context.span_id for link in fetch.links] == [
+        request.get_span_context().span_id
+    ] * 2
+    spans.clear()
+    consumer = topic.consumer()
+    assert consumer.poll_batch(timeout=5).num_rows == 2
+    assert len(consumer.poll(timeout=0)) == 0
+    assert len(topic.fetch(0, 0).records) > 0
+    fetched = told(spans)
+    assert [name for name, _ in fetched] == ["txnkv.fetch"] * 2
+    assert fetched[0][1] == {"txnkv.topic": "e"}
+    assert fetched[1][1]["txnkv.bytes"] > 0
+
+
+def test_a_message_of_no_span_has_no_context(client: txnkv.Client, spans: Any) -> None:
+    topic = client.create_topic("e")
+    with client.transaction() as txn:
+        txn.send(topic, b"1")
+    (message,) = topic.consumer().poll()
+    assert message.headers == []
+    assert not otel.context_of(message)
+
+
+def test_plain_methods_come_back(client: txnkv.Client, table: txnkv.Table, spans: Any) -> None:
+    traced = txnkv.Transaction.commit
+    otel.instrument(spans.provider)
+    otel.uninstrument()
+    otel.uninstrument()
+    assert txnkv.Transaction.commit is traced.__wrapped__  # type: ignore[attr-defined]
+    with client.transaction() as txn:
+        txn.insert(table, (1, "a"))
+    assert spans.get_finished_spans() == ()
+
+
+def test_without_the_package_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['opentelemetry'] = None; import txnkv.otel"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "pip install 'txnkv[otel]'" in ran.stderr.splitlines()[-1]

@@ -1,0 +1,40 @@
+"""The build: of what is there, and with a word for who has no compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def set_up(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "setup.py", "-q", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_an_earlier_build_left_is_not_installed(tmp_path: Path) -> None:
+    gone = tmp_path / "lib" / "txnkv" / "cli" / "of_an_earlier_version.py"
+    gone.parent.mkdir(parents=True)
+    gone.touch()
+    ran = set_up("build_py", "--build-lib", tmp_path / "lib")
+    assert ran.returncode == 0, ran.stderr
+    assert (gone.parent / "load.py").exists()
+    assert not gone.exists()
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
+    places = ("--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp")
+    ran = set_up("build_ext", *places, CC=str(tmp_path / "no-compiler"))
+    assert ran.returncode == 1
+    assert "apt-get install build-essential python3-dev" in ran.stderr
+    assert "no-compiler" in ran.stderr
+    assert "Traceback" not in ran.stderr

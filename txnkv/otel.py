@@ -1,0 +1,259 @@
+"""Spans of OpenTelemetry for the work of a program on its stores (extra `otel`).
+
+    import txnkv.otel
+
+    txnkv.otel.instrument()                    once, where the program sets up its tracing
+
+    POST /orders                               a span of the program's own
+      txnkv.write    orders, 100,000 rows      Arrow data, or a row outside of a transaction
+      txnkv.commit   transaction 4711          also at the end of a `with` block
+    mail                                       another process: context_of(message)
+      txnkv.fetch    receipts, 12 messages     linked to the spans in which they were sent
+
+A message that is sent inside of a span carries its context in its headers, as W3C writes it
+(`traceparent`), and whoever reads it goes on with the trace:
+
+    with tracer.start_as_current_span("mail", context=txnkv.otel.context_of(message)):
+        ...
+
+`instrument` puts a method that makes a span in the place of the plain one. So a program that does
+not call it loads nothing and pays nothing. Batches of messages (`send_batch`) carry no context, for
+they are columns; polls that find nothing make no span.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from txnkv import __version__
+from txnkv.client import Consumer, Producer, Subscription, Table, Topic
+from txnkv.topics import Message
+from txnkv.transaction import Scan, Session, Transaction
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+except ImportError as error:
+    raise ImportError(
+        f"txnkv.otel needs OpenTelemetry ({error}): pip install 'txnkv[otel]'"
+    ) from None
+
+_Do = Callable[..., Any]
+
+_FETCHES: Final = ((Consumer, ("poll", "poll_batch")), (Subscription, ("receive", "receive_many")))
+_ROWS: Final = ("insert", "upsert", "update", "delete")
+_LINKS: Final = 128
+"""Messages of one fetch whose spans are linked, at most."""
+
+
+class _Plain(NamedTuple):
+    """A method as it was."""
+
+    kind: type
+    name: str
+    do: _Do
+
+
+_plain: list[_Plain] = []
+
+
+def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
+    """Make spans of commits, writes, scans and fetches from now on, in this process.
+
+    Also of stores on other hosts, once the program has connected to one. Called again, the later
+    provider counts.
+
+    Args:
+        tracer_provider: gets them; None for the global one.
+    """
+    uninstrument()
+    tracer = trace.get_tracer("txnkv", __version__, tracer_provider)
+    _replace(Transaction, "commit", lambda do: _commit(tracer, do))
+    _replace(Session, "write", lambda do: _write(tracer, do))
+    for name in _ROWS:
+        _replace(Table, name, lambda do: _row(tracer, do))
+    _replace(Scan, "to_arrow", lambda do: _scan(tracer, do))
+    _replace(Scan, "to_batches", lambda do: _scan_batches(tracer, do))
+    _replace(Topic, "fetch", lambda do: _fetch(tracer, do))
+    for kind, names in _FETCHES:
+        for name in names:
+            _replace(kind, name, lambda do: _receive(tracer, do))
+    _replace(Session, "send", lambda do: _carrying(do, 4))
+    _replace(Producer, "send", lambda do: _carrying(do, 3))
+
+
+def uninstrument() -> None:
+    """Put the plain methods back. Without `instrument` before, nothing happens."""
+    while _plain:
+        kind, name, do = _plain.pop()
+        setattr(kind, name, do)
+
+
+def context_of(message: Message) -> Context:
+    """The context that a message was sent in; an empty one where it was sent in no span."""
+    return propagate.extract(_texts(message))
+
+
+def _texts(message: Message) -> Mapping[str, str]:
+    return {name: value.decode(errors="replace") for name, value in message.headers}
+
+
+def _replace(kind: type, name: str, made: Callable[[_Do], _Do]) -> None:
+    """Put another method in the place of one, there and where it is overridden."""
+    if name in vars(kind):
+        plain = vars(kind)[name]
+        _plain.append(_Plain(kind, name, plain))
+        setattr(kind, name, wraps(plain)(made(plain)))
+    overriding: list[type] = kind.__subclasses__()
+    for other in overriding:
+        _replace(other, name, made)
+
+
+def _of(handle: Any, **more: Any) -> dict[str, Any]:
+    """Attributes of a span; the store first."""
+    connection = getattr(handle, "connection", None) or handle._connection
+    return {"db.system.name": "txnkv", "txnkv.store": connection.path, **more}
+
+
+def _name(of: Any) -> str:
+    """The name of a table or topic, or of a handle of one."""
+    return of if isinstance(of, str) else getattr(of, "name", "")
+
+
+# -- methods that make a span ----------------------------------------------------------
+
+
+def _commit(tracer: trace.Tracer, do: _Do) -> _Do:
+    def commit(txn: Any) -> Any:
+        with tracer.start_as_current_span("txnkv.commit", attributes=_of(txn)) as span:
+            found = do(txn)
+            span.set_attribute("txnkv.transaction", str(int(txn.id)))
+            span.set_attribute("txnkv.timestamp", str(int(found)))
+            return found
+
+    return commit
+
+
+def _write(tracer: trace.Tracer, do: _Do) -> _Do:
+    def write(session: Any, table: Any, data: Any, op: str = "insert") -> Any:
+        about = _of(session, **{"txnkv.table": _name(table), "db.operation.name": op})
+        with tracer.start_as_current_span("txnkv.write", attributes=about) as span:
+            found = do(session, table, data, op)
+            for name in ("inserted", "updated", "deleted", "ignored"):
+                span.set_attribute(f"txnkv.{name}", getattr(found, name))
+            return found
+
+    return write
+
+
+def _row(tracer: trace.Tracer, do: _Do) -> _Do:
+    def write(table: Any, row: Any) -> Any:
+        about = _of(table, **{"txnkv.table": table.name, "db.operation.name": do.__name__})
+        with tracer.start_as_current_span("txnkv.write", attributes=about):
+            return do(table, row)
+
+    return write
+
+
+def _about_scan(scan: Any) -> dict[str, Any]:
+    asked = getattr(scan, "_asked", None)
+    return _of(scan, **({} if asked is None else {"txnkv.table": asked.table.name}))
+
+
+def _scan(tracer: trace.Tracer, do: _Do) -> _Do:
+    def to_arrow(scan: Any) -> Any:
+        with tracer.start_as_current_span("txnkv.scan", attributes=_about_scan(scan)) as span:
+            found = do(scan)
+            span.set_attribute("txnkv.rows", found.num_rows)
+            return found
+
+    return to_arrow
+
+
+def _scan_batches(tracer: trace.Tracer, do: _Do) -> _Do:
+    def to_batches(scan: Any) -> Iterator[pa.RecordBatch]:
+        """Not the current span: what the program does between two batches is not the scan's."""
+        span, rows = tracer.start_span("txnkv.scan", attributes=_about_scan(scan)), 0
+        try:
+            for batch in do(scan):
+                rows += batch.num_rows
+                yield batch
+        except Exception as error:
+            span.record_exception(error)
+            span.set_status(trace.StatusCode.ERROR, str(error))
+            raise
+        finally:
+            span.set_attribute("txnkv.rows", rows)
+            span.end()
+
+    return to_batches
+
+
+def _fetch(tracer: trace.Tracer, do: _Do) -> _Do:
+    def fetch(topic: Any, partition: int, offset: int, *args: Any, **options: Any) -> Any:
+        about = {"txnkv.topic": topic.name, "txnkv.partition": partition, "txnkv.offset": offset}
+        with tracer.start_as_current_span("txnkv.fetch", attributes=_of(topic, **about)) as span:
+            found = do(topic, partition, offset, *args, **options)
+            span.set_attribute("txnkv.bytes", len(found.records))
+            return found
+
+    return fetch
+
+
+def _receive(tracer: trace.Tracer, do: _Do) -> _Do:
+    """A span of what was found, begun when it was looked for."""
+
+    def receive(reader: Any, *args: Any, **options: Any) -> Any:
+        begin = time.time_ns()
+        found = do(reader, *args, **options)
+        messages = [found] if isinstance(found, Message) else found
+        count = messages.num_rows if isinstance(messages, pa.RecordBatch) else len(messages or ())
+        if count:
+            sent = messages[:_LINKS] if isinstance(messages, list) else []
+            spans = [trace.get_current_span(context_of(each)).get_span_context() for each in sent]
+            links = [trace.Link(span) for span in spans if span.is_valid]
+            about = _of(reader, **{"messaging.batch.message_count": count})
+            about["txnkv.topic"] = _topic_of(reader)
+            tracer.start_span(
+                "txnkv.fetch", None, attributes=about, links=links, start_time=begin
+            ).end()
+        return found
+
+    return receive
+
+
+def _topic_of(reader: Any) -> str:
+    for name in ("_topic", "_topic_handle"):
+        if hasattr(reader, name):
+            return _name(getattr(reader, name))
+    return str(reader.info.topic.name)
+
+
+def _carrying(do: _Do, place: int) -> _Do:
+    """A `send` whose messages carry the context that they are sent in.
+
+    Args:
+        place: of `headers` among the arguments.
+    """
+
+    def send(sender: Any, *args: Any, **options: Any) -> Any:
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        if carrier:
+            given = options.pop("headers", None)
+            if len(args) > place:
+                given, args = args[place], (*args[:place], None, *args[place + 1 :])
+            pairs = list(given.items() if isinstance(given, Mapping) else given or ())
+            pairs += [(name, text.encode()) for name, text in carrier.items()]
+            if len(args) > place:
+                args = (*args[:place], pairs, *args[place + 1 :])
+            else:
+                options["headers"] = pairs
+        return do(sender, *args, **options)
+
+    return send
