@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint ctest bench clean
+.PHONY: help demo test test-slow lint ctest bench docs clean
 
 help: ## show this
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -44,11 +44,14 @@ lint: $(VENV)/.dev ## ruff and mypy
 ctest: ## the C core's own tests, under AddressSanitizer and UBSan
 	$(MAKE) -C csrc/tests test
 
-bench: $(VENV)/.bench ## the benchmarks, beside their peers
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.bench ## the benchmarks, beside their peers; BENCH="--quick get" chooses
+	$(BIN)/python -m benchmarks $(BENCH)
+
+docs: $(VENV)/.docs ## the site of the documentation, in site/; a warning is an error
+	$(BIN)/mkdocs build --quiet --strict
 
 clean: ## remove all that was built or set up here
-	rm -rf $(VENV) build dist *.egg-info $(DEMO_STORE) txnkv/_core*.so txnkv/_native*.so
+	rm -rf $(VENV) build dist site *.egg-info $(DEMO_STORE) txnkv/_core*.so txnkv/_native*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis csrc/tests/bin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -68,4 +71,8 @@ $(VENV)/.dev: $(VENV)/.made $(BUILD)
 
 $(VENV)/.bench: $(VENV)/.made $(BUILD)
 	$(INSTALL) '.[bench,spark]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.made $(BUILD)
+	$(INSTALL) '.[docs]'
 	@touch $@

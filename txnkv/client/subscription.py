@@ -200,7 +200,7 @@ class Subscription(Closing):
         subscription's `max_bytes` but for the last; waits for the first one.
 
         Raises:
-            As `receive`.
+            TxnkvError: as `receive`.
         """
         if max_messages < 1:
             raise ValueError(f"max_messages is at least 1, not {max_messages!r}")
@@ -343,7 +343,7 @@ class Subscription(Closing):
         """The same, for this message and all before it in its partition; exclusive only.
 
         Raises:
-            As `ack`.
+            AckConflictError, InvalidTxnStateError, OffsetOutOfRangeError: as `ack`.
             NotSupportedError: the subscription is shared.
         """
         self._acknowledge("ack_cumulative", message, txn)
