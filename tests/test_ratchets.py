@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_830, "tables": 9_170, "storage": 3_945, "cli": 4_300, "coordinator": 3_045,
-    "transaction": 3_200, "core": 3_250, "spark": 2_285, "client": 3_620, "aio": 560,
+    "topics": 10_814, "tables": 9_143, "storage": 3_930, "cli": 4_275, "coordinator": 3_032,
+    "transaction": 3_214, "core": 3_247, "spark": 2_275, "client": 3_591, "aio": 555,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
