@@ -136,8 +136,8 @@ def until(what: Callable[[], Any], seconds: float = 300.0) -> Any:
 _SPARK = (
     "benchmarks/test_streaming", "cli/test_demo", "cli/test_docs", "spark/test_altered",
     "spark/test_changes_stream", "spark/test_driver", "spark/test_exactly_once",
-    "spark/test_foreach_batch_streams", "spark/test_late_attempts", "spark/test_manual",
-    "spark/test_operations", "spark/test_other_hosts", "spark/test_planning",
+    "spark/test_foreach_batch_streams", "spark/test_indexed", "spark/test_late_attempts",
+    "spark/test_manual", "spark/test_operations", "spark/test_other_hosts", "spark/test_planning",
     "spark/test_reading", "spark/test_round_trip", "spark/test_set_up",
     "spark/test_stream_queries", "spark/test_stream_writing", "spark/test_submit",
     "spark/test_topic_spark", "spark/test_topic_writing", "spark/test_typed_topics",
