@@ -12,7 +12,7 @@ def main() -> None:
         return
     from txnkv.cli import main as run
 
-    run()
+    run(prog_name="txnkv")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "stats": (), "metrics": (), "check": (), "compact": (), "applied": ("a",),
         "applications": (), "forget_applied": ("a",), "require_open": (), "require_writable": (),
         "repair_clock": (), "backup": ("nowhere",), "rename_table": ("t", "u"),
-        "accept_loss": ("t/0",),
+        "accept_loss": ("t/0",), "create_index": ("t", "v"), "drop_index": ("t", "v"),
     },
     "table": {
         "get": (1,), "get_many": ([1],), "count": (), "scan": (), "diff": (0,),
         "diff_tokens": (0,), "dataset": (), "next_id": (), "alter": ({"n": "int8?"},),
-        "restore": (0,),
+        "restore": (0,), "get_by": ("v", "x"),
         **dict.fromkeys(("insert", "upsert", "update"), (ROW,)), "delete": (1,),
     },
     "scan": {
@@ -80,8 +80,9 @@ BY_ITSELF = {
     "client": {
         "path", "instance", "close", "outcome", "timestamp_of", "keepalive_time", "sessions",
         "end_sessions", "is_open", "attempts", "retries", "elsewhere", "addresses",
+        "claims",
     },
-    "table": {"name", "schema", "info", "close"},
+    "table": {"name", "schema", "info", "indexes", "close"},
     "scan": {"schema", "over", "close"},
     "snapshot": {"timestamp", "require_open", "close"},
     "txn": {

@@ -66,6 +66,11 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             pass_fds=[listener.fileno()],
             env={**os.environ, **NO_THREADS, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"},
         )
+    # Spark looks for data sources but once, and in a limited time.
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(str(path))
+        asked.shutdown(socket.SHUT_WR)
+        asked.recv(1)
     yield program
     popen.kill()
     popen.wait()

@@ -57,6 +57,9 @@ def serve(listener: socket.socket) -> NoReturn:
     while True:
         asked, _ = listener.accept()
         header, streams, _, _ = socket.recv_fds(asked, NUMBER, 3)
+        if not header:  # somebody waits until the imports are done
+            asked.close()
+            continue
         jvm, *rest = pickle.loads(receive(asked, int.from_bytes(header, "big")))
         pid = os.fork()
         if pid == 0:

@@ -17,6 +17,7 @@ from txnkv.client.client import Client
 from txnkv.client.table import Snapshot
 from txnkv.coordinator import Mark, Timestamp, applications, name_transaction, one
 from txnkv.errors import (
+    InvalidTxnStateError,
     OffsetOutOfRangeError,
     TopicNotFoundError,
     TransactionTimedOutError,
@@ -227,9 +228,12 @@ class Planning(Handle):
 
     def abandon(self, txn: Transaction, reason: str, timed_out: bool = False) -> None:
         """Abort a stored transaction, unless its commit has begun, which then ends by itself."""
+        orchestrator = self._client.instance.coordinator.orchestrator
         error = TransactionTimedOutError if timed_out else None
-        with suppress(TxnNotFoundError):
-            self._client.instance.coordinator.end(txn.context.row.txn_id, reason, error)
+        txn_id = txn.context.row.txn_id
+        with suppress(InvalidTxnStateError, TxnNotFoundError):
+            orchestrator.start_abort(txn_id, reason, error, only_open=True)
+            orchestrator.finish(txn_id)
 
     def was_rolled_back(self, txn: Transaction) -> bool:
         """Tell whether it was, by this handle."""
