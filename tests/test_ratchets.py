@@ -85,7 +85,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 CODE_LINES = {
     "topics": 10_814, "tables": 9_143, "storage": 3_930, "cli": 4_275, "coordinator": 3_032,
-    "transaction": 3_214, "core": 3_247, "spark": 2_275, "client": 3_591, "aio": 555,
+    "transaction": 3_214, "core": 3_247, "spark": 2_275, "client": 3_595, "aio": 555,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
