@@ -15,7 +15,8 @@ from tools.isolation.histories import parse
 
 def main(args: Sequence[str]) -> int:
     """Check a file; the exit status tells whether it satisfies the isolation asked for."""
-    if not 1 <= len(args) <= 2 or (len(args) == 2 and args[1] not in ALLOWED):
+    wrong = not 1 <= len(args) <= 2 or (len(args) == 2 and args[1] not in ALLOWED)
+    if wrong or args[0].startswith("-"):
         print("usage: python -m tools.isolation FILE [snapshot | serializable]", file=sys.stderr)
         return 2
     isolation = args[1] if len(args) == 2 else "serializable"

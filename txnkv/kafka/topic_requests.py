@@ -7,7 +7,7 @@ that clients are told is the one at which they have come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 from txnkv.errors import (
@@ -37,12 +37,14 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     """Topics with their partitions, and the broker."""
     asked = request.body["topics"]
     every = asked is None or (request.version == 0 and not asked)
-    names = broker.engine.names() if every else [each["name"] for each in asked]
+    there = broker.engine.names()  # once: a name that is not there would be looked up for itself
+    names = there if every else [each["name"] for each in asked]
+    known = frozenset(there)
     topics = []
     for name in names:
         if every and not peer.may("read", name) and not peer.may("write", name):
             continue
-        topics.append(_described(broker, peer, name))
+        topics.append(_described(broker, peer, name, known))
     return {
         "brokers": [{"node_id": NODE, "host": peer.host, "port": peer.port}],
         "cluster_id": broker.cluster_id,
@@ -52,12 +54,12 @@ def metadata(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, 
     }
 
 
-def _described(broker: Broker, peer: Peer, name: str) -> dict[str, Any]:
+def _described(broker: Broker, peer: Peer, name: str, known: Set[str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"name": name, "topic_authorized_operations": _UNSAID}
     try:
         if not peer.may("read", name):
             peer.require("write", name)
-        found = broker.engine.find(name)
+        found = broker.engine.find(name) if name in known else None
         if found is None:
             raise TopicNotFoundError(f"there is no topic {name!r}")
     except (KafkaError, TxnkvError) as error:
