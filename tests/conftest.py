@@ -145,24 +145,16 @@ _SPARK = (
 )  # fmt: skip
 
 
-class _OneSpark:
-    """In the process that hands out tests to others; known by pytest where xdist is there."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run what starts a Spark in one process: two at once are slow, and take much memory."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    @pytest.hookimpl
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Run what starts a Spark in one process: two at once are slow, and take much memory."""
-        from xdist.scheduler import LoadScopeScheduling
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.removeprefix("tests/").startswith(_SPARK) else nodeid
 
-        class Scheduling(LoadScopeScheduling):
-            def _split_scope(self, nodeid: str) -> str:
-                return "spark" if nodeid.removeprefix("tests/").startswith(_SPARK) else nodeid
-
-        return Scheduling(config, log)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.pluginmanager.has_plugin("dsession"):
-        config.pluginmanager.register(_OneSpark())
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

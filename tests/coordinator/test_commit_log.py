@@ -24,6 +24,7 @@ from txnkv.errors import (
     CorruptionError,
     StorageFullError,
     TransactionConflictError,
+    UnavailableError,
 )
 from txnkv.metrics import Metrics
 from txnkv.storage import arm, clock, disarm
@@ -200,6 +201,50 @@ def test_many_threads_each_get_their_own_answer(world: World, shelf: Shelf) -> N
     assert {stamp: b"%d" % number for number, stamp in answers} == other_shelf.held[1]
     assert shelf.held == other_shelf.held
     assert world.coordinator.metrics.small_commits.read() == 400
+
+
+def test_nobody_is_answered_before_the_disk_has_it(
+    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.coordinator.log
+    waits = threading.Event()
+
+    class Wake:
+        def __init__(self, lock: threading.Lock) -> None:
+            self.lock, self.release = lock, lock.release
+
+        def acquire(self) -> bool:
+            waits.set()
+            return self.lock.acquire()
+
+    def sync() -> None:
+        if threading.current_thread() is threading.main_thread():
+            return  # what holds up the leader at first
+        assert waits.wait(60)
+        raise UnavailableError("the disk failed")
+
+    with ThreadPoolExecutor(1) as pool:
+        with world.store.status.write():
+            leader = pool.submit(log.commit, small(1, b"leader"))
+            while not log._queue._queue:
+                threading.Event().wait(0.001)
+            request = log.offer(small(2, b"follower"))
+            assert request.wake is not None
+            monkeypatch.setattr(request, "wake", Wake(request.wake))
+            monkeypatch.setattr(world.store.status, "sync", sync)
+        while request.given is None:
+            threading.Event().wait(0.001)
+        try:
+            assert not request.ended
+            assert request.stamp is None
+            with pytest.raises(CommitOutcomeUnknownError):
+                log.outcome(request)
+        finally:
+            waits.set()
+        with pytest.raises(CommitOutcomeUnknownError):
+            leader.result(60)
+    assert request.ended
+    assert request.stamp is None
 
 
 @pytest.mark.parametrize("point", ["status.before_commit", "log.written"])

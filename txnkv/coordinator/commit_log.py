@@ -471,7 +471,7 @@ class CommitLog:
             sections = commit.sections
             if commit.write is not None:
                 sections = [*sections, *commit.write(cur, stamp)]
-            waiting.stamp = latest = stamp
+            waiting.given = latest = stamp
             made += 1
             if not sections and commit.txn_id == 0:
                 continue  # nobody asks for it, and there is nothing to be told

@@ -65,24 +65,25 @@ class CommitRequest:
     """A commit in the queue, and how its thread hears of the end.
 
     Attributes:
+        given: the stamp it was written with; its group is on its way to the disk, and may fail.
+        ended: its group is on the disk or has failed. Until then there is no answer.
+        stamp: of what is committed, from its end on.
         wake: released when it has ended or is to lead; None where nobody waits.
         began: monotonic seconds.
     """
 
-    __slots__ = ("began", "commit", "error", "future", "leads", "stamp", "wake")
+    __slots__ = ("began", "commit", "ended", "error", "future", "given", "leads", "stamp", "wake")
 
     def __init__(self, commit: SmallCommit, future: Future[Timestamp] | None) -> None:
         self.began = time.monotonic()
         self.commit = commit
         self.future = future
+        self.given: Timestamp | None = None
+        self.ended = False
         self.stamp: Timestamp | None = None
         self.error: BaseException | None = None
         self.leads = False
         self.wake: threading.Lock | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.stamp is not None or self.error is not None
 
     @property
     def size(self) -> int:
@@ -105,8 +106,8 @@ class CommitQueue:
 
     Args:
         commit_group: takes a group with `take` once it has the write lock, and commits it:
-            each member has a stamp or an error then. What it raises is everybody's error, but
-            for BusyError, when it is told not to wait for the lock.
+            each member was given a stamp or has an error then. What it raises is everybody's
+            error, but for BusyError, when it is told not to wait for the lock.
     """
 
     def __init__(self, commit_group: Callable[[list[CommitRequest], bool], None]) -> None:
@@ -217,7 +218,6 @@ class CommitQueue:
             for waiting in group:
                 if waiting.error is None:
                     waiting.error = _own(error, waiting)
-                    waiting.stamp = None
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -238,6 +238,8 @@ class CommitQueue:
                 elif next_one is not None:
                     self._hand_over()
                 for waiting in group:
+                    waiting.stamp = waiting.given if waiting.error is None else None
+                    waiting.ended = True
                     if waiting.wake is not None or waiting.future is not None:
                         waiting.tell()
         return not busy
