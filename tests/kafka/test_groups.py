@@ -123,16 +123,21 @@ def test_members_have_a_protocol_in_common() -> None:
 
 def test_offsets_are_taken_of_members_alone() -> None:
     group = ConsumerGroup("g")
-    group.require_committer("", None, -1, in_transaction=False)
+
+    def commit(member: str, generation: int, in_transaction: bool = False) -> None:
+        with group.committing(member, None, generation, in_transaction=in_transaction):
+            pass
+
+    commit("", -1)
     id, _ = group.join(asking("a"), running)
     with pytest.raises(KafkaError):
-        group.require_committer(id, None, 1, in_transaction=False)
+        commit(id, 1)
     group.sync(id, None, 1, {}, running)
-    group.require_committer(id, None, 1, in_transaction=False)
+    commit(id, 1)
     for member, generation in ((id, 0), ("b", 1), ("", -1)):
         with pytest.raises(KafkaError):
-            group.require_committer(member, None, generation, in_transaction=False)
-    group.require_committer("", None, -1, in_transaction=True)
+            commit(member, generation)
+    commit("", -1, in_transaction=True)
 
 
 def test_waits_end_with_the_server(others: ThreadPoolExecutor) -> None:

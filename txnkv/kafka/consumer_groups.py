@@ -21,7 +21,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -95,6 +96,9 @@ class ConsumerGroup:
 
     Args:
         id: its name.
+
+    Attributes:
+        writing: members that write offsets.
     """
 
     def __init__(self, id: str) -> None:
@@ -106,6 +110,7 @@ class ConsumerGroup:
         self.leader = ""
         self.members: dict[str, Member] = {}
         self.changed = new_condition()
+        self.writing = 0
         self._expected: set[str] = set()
         self._until = 0.0
 
@@ -207,6 +212,8 @@ class ConsumerGroup:
                 del self.members[member.id]
         if not self.members or not all(m.joined for m in self.members.values()):
             return
+        if self.writing:
+            return
         self.generation += 1
         common = set.intersection(*(set(m.protocols) for m in self.members.values()))
         votes = Counter(
@@ -288,21 +295,34 @@ class ConsumerGroup:
             self._expected.discard(member_id)
             raise KafkaError(Code.UNKNOWN_MEMBER_ID)
 
-    def require_committer(
+    @contextmanager
+    def committing(
         self, member_id: str, instance: str | None, generation: int, *, in_transaction: bool
-    ) -> None:
-        """Refuse offsets of who is not a member in the generation of now.
+    ) -> Iterator[None]:
+        """Let a member write offsets: no round is over meanwhile, whose members read them.
 
         Raises:
-            KafkaError: it is so.
+            KafkaError: it is no member in the generation of now.
         """
         with self.changed:
-            self._expire()
-            if generation < 0 and (in_transaction or not self.members):
-                return  # of somebody who assigns partitions itself
-            self._require(member_id, instance, generation)
-            if self.state == _COMPLETING and not in_transaction:
-                raise KafkaError(Code.REBALANCE_IN_PROGRESS)
+            self._require_committer(member_id, instance, generation, in_transaction)
+            self.writing += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.writing -= 1
+                self._complete_if_all()
+
+    def _require_committer(
+        self, member_id: str, instance: str | None, generation: int, in_transaction: bool
+    ) -> None:
+        self._expire()
+        if generation < 0 and (in_transaction or not self.members):
+            return  # of somebody who assigns partitions itself
+        self._require(member_id, instance, generation)
+        if self.state == _COMPLETING and not in_transaction:
+            raise KafkaError(Code.REBALANCE_IN_PROGRESS)
 
     def _require(self, member_id: str, instance: str | None, generation: int) -> Member:
         found = self.members.get(member_id)

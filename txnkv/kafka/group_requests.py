@@ -179,21 +179,18 @@ def commit(broker: Broker, peer: Peer, request: KafkaRequest) -> Mapping[str, An
     refused: _Refused = {}
     try:
         group = _group(broker, peer, body["group_id"])
-        group.require_committer(
-            body["member_id"],
-            body.get("group_instance_id"),
-            body["generation_id_or_member_epoch"],
-            in_transaction=False,
-        )
-        rows, refused = _committed(broker, peer, body)
         table = broker.offsets
 
         def write(txn: Any) -> None:
             for key, rest in rows:
                 txn.upsert(table, (*key, *rest))
 
-        if rows:
-            broker.client.run(write)
+        member = body["member_id"], body.get("group_instance_id")
+        generation = body["generation_id_or_member_epoch"]
+        with group.committing(*member, generation, in_transaction=False):
+            rows, refused = _committed(broker, peer, body)
+            if rows:
+                broker.client.run(write)
     except Exception as error:
         code = code_of(error)[0]
     return _told(body, code, refused)
@@ -206,14 +203,11 @@ def commit_in_transaction(broker: Broker, peer: Peer, request: KafkaRequest) -> 
     refused: _Refused = {}
     try:
         group = _group(broker, peer, body["group_id"])
-        group.require_committer(
-            body.get("member_id", ""),
-            body.get("group_instance_id"),
-            body.get("generation_id", -1),
-            in_transaction=True,
-        )
-        rows, refused = _committed(broker, peer, body)
-        broker.ids.commit_offsets(named_producer(peer, body), broker.offsets, rows)
+        member = body.get("member_id", ""), body.get("group_instance_id")
+        generation = body.get("generation_id", -1)
+        with group.committing(*member, generation, in_transaction=True):
+            rows, refused = _committed(broker, peer, body)
+            broker.ids.commit_offsets(named_producer(peer, body), broker.offsets, rows)
     except Exception as error:
         code = code_of(error)[0]
         if code is Code.PRODUCER_FENCED:
@@ -242,6 +236,8 @@ def _offsets_of(
 ) -> dict[str, Any]:
     if not peer.may("read"):
         return {"topics": [], "error_code": Code.GROUP_AUTHORIZATION_FAILED}
+    # First: what ends after this is among the rows.
+    pending = broker.ids.pending() if stable else frozenset()
     known = {
         (row["topic"], row["partition"]): row
         for row in broker.offsets.scan(where=[("group", "=", group)])
@@ -263,7 +259,7 @@ def _offsets_of(
                 "committed_leader_epoch": -1,
                 "metadata": row.get("metadata") or "",
             }
-            if stable and broker.ids.is_pending((group, name, number)):
+            if (group, name, number) in pending:
                 answer |= {"committed_offset": -1, "error_code": Code.UNSTABLE_OFFSET_COMMIT}
             partitions.append(answer)
         answers.append({"name": name, "partitions": partitions})

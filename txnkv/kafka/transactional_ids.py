@@ -28,7 +28,6 @@ earlier epoch is refused; and none takes a transaction from another that is runn
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -101,7 +100,7 @@ class _Producer:
         self.partitions: set[int] = set()
         self.empty: set[int] = set()
         self.states: dict[int, producers.ProducerState | None] = {}
-        self.offsets: set[OffsetKey] = set()
+        self.offsets: frozenset[OffsetKey] = frozenset()
 
     def require(self, named: Named) -> None:
         """Refuse another one than the one of now.
@@ -151,7 +150,6 @@ class TransactionalIds:
         self._client = client
         self._lock = new_lock()
         self._producers: dict[str, _Producer] = {}
-        self._pending: Counter[OffsetKey] = Counter()
 
     def close(self) -> None:
         """Leave what is open to the next server, or to the end of its keepalive time."""
@@ -389,6 +387,7 @@ class TransactionalIds:
         def note(cur: apsw.Cursor, first: int) -> None:
             producers.save(cur, key, id, after(first))
 
+        del producer.states[id]  # after an error it is looked up whether the batch is there
         at = outbox.send_open(engine, txn.context.row, topic, number, rows, note)
         first = -1 if at is None else at
         producer.states[id] = after(first)
@@ -410,18 +409,25 @@ class TransactionalIds:
                 for key, rest in rows:
                     txn.upsert(table, (*key, *rest))
                 txn.flush()
-            self._are_pending(producer, [key for key, _ in rows])
+            producer.offsets |= {key for key, _ in rows}
 
-    def _are_pending(self, producer: _Producer, keys: Iterable[OffsetKey]) -> None:
+    def pending(self) -> frozenset[OffsetKey]:
+        """Return the offsets that open transactions have. Who reads offsets asks before."""
         with self._lock:
-            for key in keys:
-                if key not in producer.offsets:
-                    producer.offsets.add(key)
-                    self._pending[key] += 1
+            every = list(self._producers.values())
+        found: frozenset[OffsetKey] = frozenset()
+        for producer in every:
+            offsets, txn = producer.offsets, producer.txn
+            if offsets and txn is not None and not self._has_ended(txn):
+                found |= offsets
+        return found
 
-    def is_pending(self, key: OffsetKey) -> bool:
-        """Tell whether an open transaction has an offset of a group."""
-        return self._pending[key] > 0
+    def _has_ended(self, txn: Transaction) -> bool:
+        """Tell whether a transaction has ended, perhaps by its timeout, its producer being gone."""
+        try:
+            return self._client.instance.coordinator.get(txn.id.local).state.ended
+        except TxnNotFoundError:
+            return True
 
     def end(self, named: Named, *, commit: bool) -> None:
         """Commit or roll back; again is fine.
@@ -483,7 +489,7 @@ class TransactionalIds:
             return
         context = TxnContext(instance, row, stored=True)
         txn = Transaction(self._client, context, joined=False, keepalive=True)
-        self._are_pending(producer, self._offsets_of(txn))
+        producer.offsets = frozenset(self._offsets_of(txn))
         if row.timeout is not None:
             producer.timeout = row.timeout / 1e6
         producer.txn, producer.last, producer.committed = txn, None, None
@@ -518,12 +524,7 @@ class TransactionalIds:
         empty, producer.empty = producer.empty, set()
         if txn is not None and committed is not None:
             self._mark(txn, empty, commit=committed)
-        with self._lock:
-            for key in producer.offsets:
-                self._pending[key] -= 1
-                if self._pending[key] <= 0:
-                    del self._pending[key]
-        producer.offsets.clear()
+        producer.offsets = frozenset()
 
     def _mark(self, txn: Transaction, ids: Iterable[int], *, commit: bool) -> None:
         """Give logs to which nothing came the marker that a broker gives them, too."""
