@@ -5,17 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import txnkv
+from tests.kafka.test_groups import until
 from tools.kafka_wire import Wire
 from txnkv.errors import AuthenticationError
 from txnkv.kafka import KafkaServer
-from txnkv.server import ScramExchange, Users, add_user
+from txnkv.server import ScramExchange, Users, add_user, users
 from txnkv.server.users import ScramVerifier, read_users
 
 Dial = Callable[[KafkaServer], Wire]
@@ -105,6 +109,33 @@ def test_of_nobody_it_is_asked_as_of_somebody(path: Path) -> None:
     proof = base64.b64encode(bytes(32))
     with pytest.raises(AuthenticationError, match="nobody's"):
         log_in.answer(b"c=biws,r=%s,p=%s" % (nonce, proof))
+
+
+def test_who_is_right_waits_for_nobody_who_is_wrong(tmp_path: Path, monkeypatch: Any) -> None:
+    """Eight wrong tokens in each half second locked everybody out."""
+    token = add_user(tmp_path / "users", "ann", "read", [], [])
+    known = Users(tmp_path / "users")
+    go_on = threading.Event()
+    monkeypatch.setattr(users, "time", SimpleNamespace(sleep=lambda _: go_on.wait(60)))
+    with ThreadPoolExecutor(8) as pool:
+        wrong = [pool.submit(known.of_token, f"ann.wrong{number}") for number in range(8)]
+        try:
+            until(lambda: known._failing == 8)
+            assert known.of_token(token).name == "ann"
+            verifier = known.scram_of("ann")
+            assert known.by_proof("ann", verifier, b"m", _proof(token, verifier)).name == "ann"
+        finally:
+            go_on.set()
+        for each in wrong:
+            with pytest.raises(txnkv.AuthenticationError):
+                each.result(60)
+
+
+def _proof(token: str, verifier: ScramVerifier) -> bytes:
+    salted = hashlib.pbkdf2_hmac("sha256", token.encode(), verifier.salt, verifier.iterations)
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(verifier.stored_key, b"m", "sha256")
+    return bytes(one ^ other for one, other in zip(key, signature, strict=True))
 
 
 def test_a_user_that_is_turned_out_meanwhile(path: Path) -> None:

@@ -15,7 +15,7 @@ acknowledged is in the store, in topics and in two tables that any client reads:
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -58,23 +58,28 @@ _SENDERS: Final = 1000
 
 
 class ByteRoom:
-    """Memory that all connections share for what is large; who finds none waits.
+    """Memory that all connections share for what is large.
+
+    Who finds none waits, but for an owner who has none yet: one who keeps all of it, or is slow,
+    holds up itself alone.
 
     Args:
-        most: bytes, about; a single hold of more gets them when nobody else has any.
+        most: bytes, about; and for each owner more, as much as a single hold has.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._used = 0
+        self._used: Counter[str] = Counter()
         self._changed = new_condition()
 
-    def change(self, before: int, after: int) -> None:
+    def change(self, owner: str, before: int, after: int) -> None:
         """Let a hold of `before` bytes have `after`; one that has any never grows."""
         with self._changed:
-            while before == 0 and self._used and self._used + after > self._most:
+            while before == 0 and self._used[owner] and self._used.total() + after > self._most:
                 self._changed.wait()
-            self._used += after - before
+            self._used[owner] += after - before
+            if not self._used[owner]:
+                del self._used[owner]
             if after < before:
                 self._changed.notify_all()
 
@@ -84,22 +89,26 @@ class MemoryHold:
 
     Args:
         room: of all connections.
+        owner: tells whose it is, when it is taken.
     """
 
-    def __init__(self, room: ByteRoom) -> None:
+    def __init__(self, room: ByteRoom, owner: Callable[[], str]) -> None:
         self._room = room
+        self._owner = owner
+        self._of = ""
         self._has = 0
 
     def take(self, size: int) -> None:
         """Wait for memory, where the request has none; it never waits with some in its hand."""
         if not self._has and size:
-            self._room.change(0, size)
+            self._of = self._owner()
+            self._room.change(self._of, 0, size)
             self._has = size
 
     def keep(self, size: int) -> None:
         """Give back all but so much."""
         if self._has > size:
-            self._room.change(self._has, size)
+            self._room.change(self._of, self._has, size)
             self._has = size
 
 
@@ -110,7 +119,7 @@ class Peer:
     Attributes:
         host, port: the address at which the client has reached the server: there it finds it again.
         remote: the client's address.
-        work: memory for what its request becomes.
+        room: of memory for what requests become; `work` is what its request has of that.
         user: None before it has said who it is.
         mechanism: of the handshake that has begun.
         scram: the log in that has begun.
@@ -121,13 +130,25 @@ class Peer:
     host: str
     port: int
     remote: str
-    work: MemoryHold
+    room: ByteRoom
     user: User | None
     client_id: str = ""
     mechanism: str = ""
     scram: ScramExchange | None = None
     closing: threading.Event = field(default_factory=new_event)
     plain: dict[int, Sender] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.work = self.hold(self.room)
+
+    @property
+    def owner(self) -> str:
+        """The user; the client's address where nobody says who it is."""
+        return self.remote if self.user is None or self.user is EVERYBODY else self.user.name
+
+    def hold(self, room: ByteRoom) -> MemoryHold:
+        """Return a hold of this client."""
+        return MemoryHold(room, lambda: self.owner)
 
     def may(self, right: Right, topic: str | None = None) -> bool:
         """Tell whether the user has a right, to a topic or at all."""

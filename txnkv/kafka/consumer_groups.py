@@ -40,7 +40,7 @@ _SLICE: Final = 0.25
 
 _MOST_MEMBERS: Final = 10_000
 _MOST_GROUPS: Final = 10_000
-"""Past that those without members are forgotten; their offsets are rows."""
+"""Past that those without members are forgotten, whose offsets are rows; others are refused."""
 
 
 @dataclass
@@ -259,7 +259,8 @@ class ConsumerGroup:
             while self.state == _COMPLETING:
                 self._wait(require_running)
                 member.seen = time.monotonic()
-                if time.monotonic() >= self._until:  # the leader is gone
+                if self.state == _COMPLETING and time.monotonic() >= self._until:
+                    # The leader is gone.
                     self._remove(self.leader)
                 member = self._require(member_id, instance, generation)
             if self.state != STABLE:
@@ -380,7 +381,7 @@ class Groups:
         """Return a group; where there is none an empty one, which is kept if that is said.
 
         Raises:
-            KafkaError: it has no name.
+            KafkaError: it has no name; or is one more than can be kept.
         """
         if not id:
             raise KafkaError(Code.INVALID_GROUP_ID, "a group has a name")
@@ -388,7 +389,10 @@ class Groups:
             found = self._groups.get(id) or ConsumerGroup(id)
             if keep:
                 if id not in self._groups and len(self._groups) >= _MOST_GROUPS:
-                    self._groups = {at: each for at, each in self._groups.items() if each.members}
+                    # Of those that nobody asks for any more, too, the members are gone.
+                    self._groups = {at: each for at, each in self._groups.items() if each.look()[1]}
+                    if len(self._groups) >= _MOST_GROUPS:
+                        raise KafkaError(Code.GROUP_MAX_SIZE_REACHED, "too many groups")
                 self._groups[id] = found
             return found
 

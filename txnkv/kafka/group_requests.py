@@ -245,6 +245,8 @@ def _offsets_of(
     asked: dict[str, Iterable[int]] = {}
     if topics is None:
         for name, number in known:
+            if not peer.may("read", name):
+                continue
             asked[name] = [*asked.get(name, ()), number]
     else:
         asked = {topic["name"]: topic["partition_indexes"] for topic in topics}
@@ -259,7 +261,10 @@ def _offsets_of(
                 "committed_leader_epoch": -1,
                 "metadata": row.get("metadata") or "",
             }
-            if (group, name, number) in pending:
+            if not peer.may("read", name):
+                nothing = {"committed_offset": -1, "metadata": ""}
+                answer |= nothing | {"error_code": Code.TOPIC_AUTHORIZATION_FAILED}
+            elif (group, name, number) in pending:
                 answer |= {"committed_offset": -1, "error_code": Code.UNSTABLE_OFFSET_COMMIT}
             partitions.append(answer)
         answers.append({"name": name, "partitions": partitions})

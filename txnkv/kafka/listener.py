@@ -4,7 +4,9 @@ A connection is answered in the order of its requests, as clients expect. What i
 it, and it alone: no memory was taken for a length that was only announced, and nobody else waits.
 
     frame       length i32, then so many bytes; at most `_MOST_BYTES`, before a log-in far fewer
-    memory      large requests, and what they become, share two rooms: who finds none waits
+    memory      large requests, and what they become, share two rooms: a user who has some waits
+                where it finds no more; what comes slowly is given up
+    turns       of requests with thousands of elements one is read, and one answer written, at once
     unknown     a kind or version that is not spoken closes the connection, but for ApiVersions,
                 which is answered with the versions that are
 """
@@ -41,6 +43,10 @@ _MOST_BYTES: Final = 64 << 20
 _MOST_BYTES_BEFORE: Final = 64 << 10
 """The most of a request of somebody who has not said who it is."""
 
+_PRODUCE: Final = 0
+_MOST_BYTES_OTHERS: Final = 2 << 20
+"""The most of a request that brings no messages."""
+
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_ROOM: Final = 256 << 20
 """Requests of more than `_LARGE_BYTES` have so much together."""
@@ -49,6 +55,8 @@ _MOST_CONNECTIONS: Final = 500
 _PIECE: Final = 1 << 18
 _IDLE_SECONDS: Final = 600.0
 _STUCK_SECONDS: Final = 60.0
+_LEAST_RATE: Final = 1 << 20
+"""Bytes of a request that come in each second, behind the first `_STUCK_SECONDS`."""
 _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE: Final = 0.05
 _BEFORE_LOGIN: Final = {API_VERSIONS, 17, 36}
@@ -104,6 +112,7 @@ class KafkaServer:
         self._closing = False
         self._broker = Broker(path, users)
         self._large = ByteRoom(_LARGE_ROOM)
+        self._turns = ByteRoom(1)
         try:
             self._socket = socket.create_server((host, port), backlog=128)
         except OSError as error:
@@ -142,8 +151,7 @@ class KafkaServer:
                 time.sleep(_PAUSE)  # no descriptor is free, perhaps
                 continue
             host, port = connection.getsockname()[:2]
-            work = MemoryHold(self._broker.work)
-            peer = Peer(host, port, str(address[0]), work, self._broker.newcomer())
+            peer = Peer(host, port, str(address[0]), self._broker.work, self._broker.newcomer())
             made = _Connection(peer, connection)
             made.thread = threading.Thread(
                 target=self._serve, args=(made,), name="txnkv-kafka-client", daemon=True
@@ -165,8 +173,11 @@ class KafkaServer:
             connection.channel.settimeout(_HANDSHAKE_SECONDS)
             connection.channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                connection.channel = self._tls.wrap_socket(connection.channel, server_side=True)
-            while self._answer(connection.channel, peer):
+                channel = connection.channel = self._tls.wrap_socket(
+                    connection.channel, server_side=True, do_handshake_on_connect=False
+                )
+                channel.do_handshake()
+            while not peer.closing.is_set() and self._answer(connection.channel, peer):
                 pass
         except MalformedError as error:
             _log.warning("%s is closed: %s", peer.remote, error)
@@ -183,31 +194,48 @@ class KafkaServer:
 
     def _answer(self, channel: socket.socket, peer: Peer) -> bool:
         """Answer one request; False when the client has none any more."""
-        large = MemoryHold(self._large)
+        large, turn = peer.hold(self._large), peer.hold(self._turns)
         try:
             data = self._read(channel, peer, large)
-            return data is not None and self._answer_to(data, channel, peer)
+            return data is not None and self._answer_to(data, channel, peer, large, turn)
         finally:
-            peer.work.keep(0)
-            large.keep(0)
+            for hold in (peer.work, large, turn):
+                hold.keep(0)
 
-    def _answer_to(self, data: bytearray, channel: socket.socket, peer: Peer) -> bool:
+    def _answer_to(
+        self,
+        data: bytearray,
+        channel: socket.socket,
+        peer: Peer,
+        large: MemoryHold,
+        turn: MemoryHold,
+    ) -> bool:
+        def many() -> None:
+            turn.take(1)
+            peer.require_running()
+
         try:
-            request = read_request(data)
+            request = read_request(data, many)
         except UnknownVersionError as error:
             if error.key != API_VERSIONS:
                 raise
             body = _api_versions(Code.UNSUPPORTED_VERSION)
             _send(channel, write_answer(APIS[API_VERSIONS], 0, error.correlation, body))
             return True
+        turn.keep(0)
+        if request.api.key != _PRODUCE:
+            large.keep(0)  # it may wait for others, for long
         found = self._answer_of(request, peer)
         if found is not None:
-            _send(channel, write_answer(request.api, request.version, request.correlation, found))
+            api, version, number = request.api, request.version, request.correlation
+            parts = write_answer(api, version, number, found, many)
+            turn.keep(0)
+            _send(channel, parts)
         return True
 
     def _answer_of(self, request: KafkaRequest, peer: Peer) -> Mapping[str, Any] | None:
         key = request.api.key
-        peer.client_id = request.client_id or ""
+        peer.client_id = (request.client_id or "")[:255]
         if key == API_VERSIONS:
             return _api_versions(Code.NONE)
         handler = HANDLERS.get(key)
@@ -223,19 +251,28 @@ class KafkaServer:
             return {"error_code": code_of(error)[0], "error_message": str(error)}
 
     def _read(self, channel: socket.socket, peer: Peer, large: MemoryHold) -> bytearray | None:
-        channel.settimeout(_IDLE_SECONDS)
+        known = peer.user is not None
+        channel.settimeout(_IDLE_SECONDS if known else _HANDSHAKE_SECONDS)
         head = channel.recv(4)
         if not head:
             return None
-        channel.settimeout(_STUCK_SECONDS)
-        head += bytes(_exactly(channel, 4 - len(head)))
+        patience = _STUCK_SECONDS if known else _HANDSHAKE_SECONDS
+        head += bytes(_exactly(channel, 4 - len(head), patience))
         size = int.from_bytes(head, "big", signed=True)
-        most = _MOST_BYTES if peer.user is not None else _MOST_BYTES_BEFORE
-        if not 0 <= size <= most:
-            raise MalformedError(f"a request of {size:,} bytes; {most:,} are the most")
+        _require_size(size, _MOST_BYTES if known else _MOST_BYTES_BEFORE)
+        data = _exactly(channel, min(size, 2), patience)
+        if int.from_bytes(data, "big") != _PRODUCE:
+            _require_size(size, _MOST_BYTES_OTHERS)
         if size > _LARGE_BYTES:
             large.take(size)
-        return _exactly(channel, size)
+        data += _exactly(channel, size - len(data), patience + size / _LEAST_RATE)
+        channel.settimeout(_STUCK_SECONDS)
+        return data
+
+
+def _require_size(size: int, most: int) -> None:
+    if not 0 <= size <= most:
+        raise MalformedError(f"a request of {size:,} bytes; {most:,} are the most")
 
 
 def _send(channel: socket.socket, parts: list[bytes]) -> None:
@@ -253,10 +290,16 @@ def _send(channel: socket.socket, parts: list[bytes]) -> None:
         channel.sendall(b"".join(small))
 
 
-def _exactly(channel: socket.socket, size: int) -> bytearray:
-    """So many bytes; memory is taken as they come."""
+def _exactly(channel: socket.socket, size: int, seconds: float) -> bytearray:
+    """So many bytes, within a time; memory is taken as they come.
+
+    Raises:
+        TimeoutError: they did not come.
+    """
+    end = time.monotonic() + seconds
     data = bytearray()
     while len(data) < size:
+        channel.settimeout(max(end - time.monotonic(), 0.001))
         piece = channel.recv(min(size - len(data), _PIECE))
         if not piece:
             raise EOFError("the connection ended within a request")

@@ -74,6 +74,8 @@ def read_batch(records: memoryview | None, most: int, take: Callable[[], None]) 
         raise KafkaError(Code.CORRUPT_MESSAGE, "the checksum of the batch differs")
     if attributes & _CONTROL or n <= 0 or last != n - 1:
         raise KafkaError(Code.INVALID_RECORD, "a producer sends messages, numbered from 0 on")
+    if producer >= 0 and (epoch < 0 or first < 0):
+        raise KafkaError(Code.INVALID_RECORD, "a producer has an epoch, and numbers its messages")
     try:
         packed, codec = records[_HEADER.size :], attributes & _CODEC
         body = _decompressed(packed, codec, min(most, _FREE_BYTES))

@@ -11,7 +11,7 @@ MalformedError, and no memory is taken for what was only announced.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -30,6 +30,13 @@ _NUMBERS: Final = {
 _I16, _I32 = _NUMBERS["i16"], _NUMBERS["i32"]
 _MOST_ELEMENTS: Final = 20_000
 """The most of all arrays of a request: each takes far more memory than bytes."""
+
+_MANY_ELEMENTS: Final = 1_000
+"""Requests with more are read, and answers written, in turns: a crowd would keep others waiting."""
+
+
+def _at_once() -> None:
+    """Wait for nobody."""
 
 
 class MalformedError(ValueError):
@@ -64,10 +71,11 @@ class KafkaRequest(NamedTuple):
 class _Reader:
     """The bytes of a request, read from their begin to their end."""
 
-    __slots__ = ("at", "data", "elements", "flexible")
+    __slots__ = ("at", "data", "elements", "flexible", "many")
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, many: Callable[[], None] = _at_once) -> None:
         self.data = data
+        self.many = many
         self.at = 0
         self.elements = 0
         self.flexible = False
@@ -138,6 +146,8 @@ class _Reader:
             self.elements += size or 0
             if self.elements > _MOST_ELEMENTS:
                 raise MalformedError(f"arrays of more than {_MOST_ELEMENTS:,} elements")
+            if self.elements > _MANY_ELEMENTS:
+                self.many()
             found = None if size is None else [self.value(field) for _ in range(size)]
         if found is None and not field.nullable:
             raise MalformedError(f"{field.name} is null")
@@ -156,14 +166,18 @@ class _Reader:
         return None if size is None else self.take(size)
 
 
-def read_request(data: bytes | bytearray) -> KafkaRequest:
+def read_request(data: bytes | bytearray, many: Callable[[], None] = _at_once) -> KafkaRequest:
     """Return the request that some bytes are, those of its length left away.
+
+    Args:
+        data: the bytes.
+        many: waits for the turn of one that has many elements; is called again and again.
 
     Raises:
         UnknownVersionError: of a kind or version that is not spoken.
         MalformedError: they are none.
     """
-    reader = _Reader(memoryview(data))
+    reader = _Reader(memoryview(data), many)
     key, version, correlation = (reader.number(kind) for kind in (_I16, _I16, _I32))
     api = APIS.get(key)
     if api is None or not api.first <= version <= api.last:
@@ -192,10 +206,12 @@ def _fields_of(key: int, version: int, answer: bool) -> tuple[Field, ...]:
 
 
 class _Writer:
-    __slots__ = ("flexible", "parts")
+    __slots__ = ("elements", "flexible", "many", "parts")
 
-    def __init__(self, flexible: bool) -> None:
+    def __init__(self, flexible: bool, many: Callable[[], None] = _at_once) -> None:
         self.parts: list[bytes] = []
+        self.elements = 0
+        self.many = many
         self.flexible = flexible
 
     def length(self, size: int, short: bool) -> None:
@@ -222,6 +238,9 @@ class _Writer:
             self.length(-1, short=False)
             return
         self.length(len(value), short=False)
+        self.elements += len(value)
+        if self.elements > _MANY_ELEMENTS:
+            self.many()
         for each in value:
             self.value(field, each)
 
@@ -255,7 +274,13 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def write_answer(api: Api, version: int, correlation: int, body: Mapping[str, Any]) -> list[bytes]:
+def write_answer(
+    api: Api,
+    version: int,
+    correlation: int,
+    body: Mapping[str, Any],
+    many: Callable[[], None] = _at_once,
+) -> list[bytes]:
     """Return the bytes of an answer, in parts, its length before them.
 
     Args:
@@ -263,8 +288,9 @@ def write_answer(api: Api, version: int, correlation: int, body: Mapping[str, An
         version: of the request.
         correlation: of the request.
         body: fields by name; those that are not there are 0, empty, or null where they may be.
+        many: as of `read_request`.
     """
-    writer = _Writer(version >= api.flexible)
+    writer = _Writer(version >= api.flexible, many)
     writer.parts.append(_I32.pack(correlation))
     if writer.flexible and api.key != API_VERSIONS:  # whose answer anybody can read
         writer.parts.append(b"\0")

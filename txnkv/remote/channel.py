@@ -371,6 +371,8 @@ class Channel:
             raise self._understood(error) from None
         try:
             for batch in batches:
+                if batch.schema != schema:  # its answer would be waited for, and there is none
+                    raise ValueError(f"a batch has the columns {batch.schema}, not {schema}")
                 _flight(writer.write_batch, batch)
             empty = pa.RecordBatch.from_pylist([], schema=schema)
             _flight(writer.write_with_metadata, empty, END_OF_PUT)

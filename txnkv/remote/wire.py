@@ -145,7 +145,7 @@ def unpack(data: bytes, resolve: Resolve | None = None) -> Any:
         at = start + n
         if at + sum(sizes) > len(data):
             raise ValueError(f"a message of {len(data)} bytes is one of {at + sum(sizes)}")
-        blobs = []
+        blobs: list[bytes | None] = []
         for size in sizes:
             blobs.append(data[at : at + size])
             at += size
@@ -303,7 +303,7 @@ def _down_of(kind: type) -> Callable[[_Packer, Any, int], Tagged] | None:
 
 
 class _Unpacker:
-    def __init__(self, blobs: list[bytes], resolve: Resolve | None) -> None:
+    def __init__(self, blobs: list[bytes | None], resolve: Resolve | None) -> None:
         self._blobs = blobs
         self._resolve = resolve
 
@@ -327,7 +327,10 @@ class _Unpacker:
     def blob(self, number: Any) -> bytes:
         if type(number) is not int or number < 0:
             raise ValueError(f"there is no part {number!r} of a message")
-        return self._blobs[number]
+        found, self._blobs[number] = self._blobs[number], None
+        if found is None:  # a small message would be many copies of it
+            raise ValueError(f"part {number} of a message stands there twice")
+        return found
 
     def table(self, number: Any) -> pa.Table:
         with pa.ipc.open_stream(self.blob(number)) as reader:

@@ -216,11 +216,19 @@ def _begin(guest: Guest, client: Client, options: dict[str, Any], id: int = 0) -
     unknown = options.keys() - DEFAULTS.keys() - {"claims"}
     if unknown:
         raise TypeError(f"a transaction has no option {', '.join(sorted(unknown))}")
+    _require_namer(guest, options)
     own = {"claims": {}, **options}
     return _begun(guest, id, lambda spare: begin_transaction(client, own, spare=spare))
 
 
+def _require_namer(guest: Guest, options: dict[str, Any]) -> None:
+    """A name ends what is open under it, which is a change."""
+    if options.get("name") is not None:
+        guest.user.require("write")
+
+
 def _attempts(guest: Guest, client: Client, options: dict[str, Any]) -> Attempts:
+    _require_namer(guest, options)
     return client.attempts({"claims": {}, **options})
 
 

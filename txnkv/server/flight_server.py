@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -135,7 +135,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                 if not call.method.stream:
                     raise ValueError(f"{call.name} is not answered by a stream")
                 reader = value_of(guest, call)
-            return fl.GeneratorStream(reader.schema, self._counted(user, reader))
+            return fl.GeneratorStream(reader.schema, _told(self._counted(user, reader)))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         user = self._user(context)
@@ -157,7 +157,10 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
         except Exception as error:
             answer.error = _known(error)
         guest.finish(answer)
-        writer.write(pa.py_buffer(pack({"values": answer.values, "error": answer.error})))
+        try:
+            writer.write(pa.py_buffer(pack({"values": answer.values, "error": answer.error})))
+        finally:
+            batches.close()  # a thread may be reading what is gone when this returns
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         user = self._user(context)
@@ -209,6 +212,7 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     def _worked(self, guest: Guest, body: dict[str, Any], answer: Answer) -> Iterator[bytes]:
         told = 0
+        heard = True
         try:
             with _busy(guest):
                 for content in body["first"]:
@@ -217,7 +221,10 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                 for content in body["calls"]:
                     call = prepared(guest, content)
                     if answer.apart and call.name in ("commit", "commits"):
-                        yield _part(guest, answer.values[told:], None, told)
+                        try:
+                            yield _part(guest, answer.values[told:], None, told)
+                        except GeneratorExit:  # it asks again, and is given the whole answer
+                            heard = False
                         told = len(answer.values)
                     answer.values.append(made(guest, call))
         except Exception as error:
@@ -227,6 +234,8 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
                     abort_without(guest, Reference(*target), error)
         finally:
             guest.finish(answer)
+        if not heard:
+            return
         try:
             yield _part(guest, answer.values[told:], answer.error, told)
         except (TypeError, ValueError) as error:
@@ -273,23 +282,19 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
 
     # -- streams -----------------------------------------------------------------------
 
-    def _counted(self, user: User, batches: Any) -> Iterator[pa.RecordBatch]:
-        """Batches, while the user has not too many streams; errors become those of Flight."""
+    def _counted(
+        self, user: User, batches: Iterable[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Batches, while the user has not too many streams; one counts from its first batch on."""
         with self._lock:
             have = self._streams.get(user.name, 0)
             if have >= self._limits.streams:
-                raise _in_header(
-                    UnavailableError(
-                        f"user {user.name!r} has {have} streams, and may have no more: read some"
-                    )
+                raise UnavailableError(
+                    f"user {user.name!r} has {have} streams, and may have no more: read some"
                 )
             self._streams[user.name] = have + 1
-        return self._each(user, batches)
-
-    def _each(self, user: User, batches: Any) -> Iterator[pa.RecordBatch]:
         try:
-            with _told_in_header():
-                yield from batches
+            yield from batches
         finally:
             with self._lock:
                 self._streams[user.name] -= 1
@@ -400,8 +405,12 @@ def _idle(guest: Guest) -> Iterator[None]:
 
 
 def _known(error: Exception) -> Exception:
-    """An error as a client is told of it; one that should not be stands in the log."""
+    """An error as a client is told of it; one that should not be stands in the log.
+
+    It is kept until the client has it: without the frames, which have rows and streams.
+    """
     if isinstance(error, TxnkvError | ValueError | TypeError | OSError | RuntimeError):
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
     _log.error("a call failed", exc_info=error)
     return TxnkvError(f"the server failed: {type(error).__name__}: {error}")
@@ -417,6 +426,11 @@ def _told_in_header() -> Iterator[None]:
         raise
     except Exception as error:
         raise _in_header(_known(error)) from None
+
+
+def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _told_in_header():
+        yield from batches
 
 
 def _in_header(error: Exception) -> fl.FlightError:

@@ -138,20 +138,31 @@ class Guest:
     birth: str = field(default_factory=lambda: uuid.uuid4().hex)
     seen: float = field(default_factory=time.monotonic)
     busy: int = 0
+    closed: bool = False
     handles: dict[int, Held] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=new_condition)
     _known: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _spare: set[int] = field(default_factory=set)
+    _forgotten: int = 0
 
     # -- handles -----------------------------------------------------------------------
 
     def add(self, number: int, value: Any, about: About | None) -> None:
-        """Keep a handle, under the number that the client gave it."""
+        """Keep a handle, under the number that the client gave it.
+
+        Raises:
+            LostHandleError: the client was given up meanwhile, and so is the handle.
+        """
         with self.changed:
             before = self.handles.get(number)
-            self.handles[number] = Held(value, about)
+            closed = self.closed
+            if not closed:
+                self.handles[number] = Held(value, about)
             self.changed.notify_all()
+        if closed:
+            give_up(value)
+            raise lost()
         self.taken.add(value, 1)
         if before is not None:
             self.taken.add(before.value, -1)
@@ -324,15 +335,16 @@ class Guest:
             found = self.answers.get(number)
             if found is not None:
                 return found, False
-            if asked and not known:
+            if asked and (not known or number <= self._forgotten):
                 raise CommitOutcomeUnknownError(
-                    "the server was started again, or had given up this client, before its answer "
-                    "was heard. Nobody knows whether the call was done: look, before it is made "
-                    "again",
+                    "the server was started again, or had given up this client or the answer, "
+                    "before that was heard. Nobody knows whether the call was done: look, before "
+                    "it is made again",
                     0,
                 )
             while len(self.answers) >= _KEPT_ANSWERS:
-                self.answers.pop(next(iter(self.answers)))
+                self._forgotten = max(next(iter(self.answers)), self._forgotten)
+                del self.answers[next(iter(self.answers))]
             made = self.answers[number] = Answer()
             return made, True
 
@@ -357,6 +369,7 @@ class Guest:
     def close(self) -> None:
         """Give up all that it has."""
         with self.changed:
+            self.closed = True
             values = [each.value for each in self.handles.values()]
             self.handles.clear()
             spare, self._spare = self._spare, set()
@@ -389,6 +402,8 @@ def give_up(value: Any) -> None:
             value.close()
     except TxnkvError as error:
         _log.info("%s was given up: %s", type(value).__name__, error)
+    except Exception:  # whatever it is, the others are given up too
+        _log.exception("%s could not be given up", type(value).__name__)
 
 
 def _leave_transaction(txn: Any) -> None:

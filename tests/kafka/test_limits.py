@@ -1,0 +1,216 @@
+"""What one client can take, and for how long: never what others need."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txnkv
+from tests.kafka.test_groups import asking, refused, running, until
+from tests.kafka.test_requests import _begin, _commit_offset, _end
+from tools.kafka_wire import Wire, batch_of
+from txnkv.kafka import KafkaServer, consumer_groups, listener
+from txnkv.kafka.answer_codes import Code
+from txnkv.kafka.consumer_groups import STABLE, ConsumerGroup, Groups
+from txnkv.server import Users, add_user
+
+Serve = Callable[..., KafkaServer]
+Dial = Callable[[KafkaServer], Wire]
+MEBIBYTE = 1 << 20
+
+
+def log_in(wire: Wire, token: str) -> Wire:
+    assert wire.ask("SaslHandshake", mechanism="PLAIN")["error_code"] == 0
+    said = f"\0{token.partition('.')[0]}\0{token}".encode()
+    assert wire.ask("SaslAuthenticate", auth_bytes=said)["error_code"] == 0
+    return wire
+
+
+def announced(size: int) -> bytes:
+    """A Produce of so many bytes, of which two come."""
+    return struct.pack(">ih", size, 0)
+
+
+def test_a_user_that_keeps_all_memory_holds_up_itself(
+    store: txnkv.Client, serve: Serve, dial: Dial, tmp_path: Path
+) -> None:
+    store.create_topic("t")
+    path = tmp_path / "users.toml"
+    ann, bob = (add_user(path, name, "write", ["*"], ["*"]) for name in ("ann", "bob"))
+    server = serve(Users(path))
+    for _ in range(4):
+        log_in(dial(server), ann).socket.sendall(announced(64 * MEBIBYTE))
+    until(lambda: server._large._used["ann"] == 256 * MEBIBYTE)
+    other = log_in(dial(server), bob)
+    other.socket.settimeout(10)
+    assert other.produce("t", batch_of(bytes(100_000)))["error_code"] == 0
+
+
+def test_a_request_that_comes_byte_by_byte_is_given_up(
+    store: txnkv.Client, server: KafkaServer, dial: Dial, monkeypatch: Any
+) -> None:
+    """Each byte was a sign of life: it kept its memory for as long as it wanted."""
+    monkeypatch.setattr(listener, "_STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "_LEAST_RATE", 1 << 30)
+    slow = dial(server).socket
+    slow.sendall(announced(64 * MEBIBYTE))
+    slow.settimeout(0.01)
+    end = time.monotonic() + 30
+    with suppress(OSError):  # the server has closed it
+        while time.monotonic() < end:
+            with suppress(TimeoutError):
+                assert slow.recv(1) == b""
+                break
+            slow.sendall(b"\0")
+    assert time.monotonic() < end
+    until(lambda: not server._large._used)
+
+
+def test_who_waits_for_a_round_keeps_no_memory_of_large_requests(
+    store: txnkv.Client, server: KafkaServer, dial: Dial
+) -> None:
+    def join(wire: Wire) -> Any:
+        known = [{"name": "range", "metadata": bytes(100_000)}]
+        times = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 60_000}
+        asked = {"group_id": "g", "protocol_type": "consumer", "protocols": known}
+        return wire.ask("JoinGroup", 3, **asked, **times, member_id="")
+
+    with ThreadPoolExecutor(1) as pool:
+        join(dial(server))
+        second = dial(server)
+        waiting = pool.submit(join, second)
+        until(lambda: len(server._broker.groups.get("g").members) == 2)
+        assert not server._large._used
+        assert not waiting.done()
+        server._broker.groups.get("g").leave(*_first(server))
+        assert waiting.result(60)["generation_id"] == 2
+
+
+def _first(server: KafkaServer) -> tuple[str, None]:
+    return next(iter(server._broker.groups.get("g").members)), None
+
+
+def test_only_messages_are_many_bytes(server: KafkaServer, dial: Dial) -> None:
+    wire = dial(server)
+    wire.socket.sendall(struct.pack(">ih", 3 * MEBIBYTE, 11))
+    with pytest.raises((EOFError, ConnectionError)):
+        wire.read()
+
+
+def test_a_crowd_of_requests_for_thousands_is_answered_in_turns(
+    server: KafkaServer, dial: Dial
+) -> None:
+    """Hundreds of them at once kept whoever asked for a little waiting for more than a minute."""
+    peer = dial(server)
+    assert peer.ask("Metadata", topics=[])["topics"] == []
+    (one,) = server._open
+    turn = one.peer.hold(server._turns)
+    turn.take(1)
+    with ThreadPoolExecutor(1) as pool:
+        many = pool.submit(dial(server).ask, "Metadata", topics=[{"name": "no"}] * 1_001)
+        assert len(peer.ask("Metadata", topics=[{"name": "no"}] * 900)["topics"]) == 900
+        assert not many.done()
+        turn.keep(0)
+        assert len(many.result(60)["topics"]) == 1_001
+
+
+def test_a_server_stops_in_the_midst_of_a_handshake(
+    store: txnkv.Client, serve: Serve, certificate: tuple[Path, Path], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(listener, "_HANDSHAKE_SECONDS", 1000.0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server = serve(tls=context)
+    with socket.create_connection(("127.0.0.1", server.port)), ThreadPoolExecutor(1) as pool:
+        until(lambda: any(isinstance(each.channel, ssl.SSLSocket) for each in server._open))
+        pool.submit(server.close).result(60)
+
+
+def test_who_does_not_say_who_it_is_is_not_waited_for(
+    store: txnkv.Client, serve: Serve, dial: Dial, tmp_path: Path, monkeypatch: Any
+) -> None:
+    add_user(tmp_path / "users.toml", "ann", "write", ["*"], ["*"])
+    monkeypatch.setattr(listener, "_HANDSHAKE_SECONDS", 0.1)
+    wire = dial(serve(Users(tmp_path / "users.toml")))
+    with pytest.raises((EOFError, ConnectionError)):
+        wire.read()
+
+
+def test_groups_whose_members_are_gone_make_room(monkeypatch: Any) -> None:
+    """Nobody asks for them any more, and so nobody saw that their members give no sign."""
+    monkeypatch.setattr(consumer_groups, "_MOST_GROUPS", 3)
+    groups = Groups()
+    for name in "abc":
+        groups.get(name, keep=True).join(asking(name), running)
+    refused(Code.GROUP_MAX_SIZE_REACHED, lambda: groups.get("d", keep=True))
+    (member,) = groups.get("b").members.values()
+    member.seen -= 31
+    groups.get("d", keep=True)
+    assert sorted(groups.names()) == ["a", "c", "d"]
+
+
+def test_a_leader_that_is_in_time_stays() -> None:
+    """Its assignment came while the one who waits for it was not running, until after the time."""
+    group = ConsumerGroup("g")
+    with ThreadPoolExecutor(2) as pool:
+        one, _ = group.join(asking("a"), running)
+        group.sync(one, None, 1, {}, running)
+        second = pool.submit(group.join, asking("b"), running)
+        until(lambda: len(group.members) == 2)
+        group.join(asking("a", one), running)
+        two, _ = second.result(60)
+
+    def synced(_: Any) -> None:
+        group.state, group._until = STABLE, 0.0
+
+    group._wait = synced  # type: ignore[method-assign]
+    assert group.sync(two, None, 2, {}, running) == b""
+    assert one in group.members
+    assert group.state == STABLE
+
+
+def test_offsets_of_topics_are_for_those_who_may_read_them(
+    store: txnkv.Client, serve: Serve, dial: Dial, tmp_path: Path
+) -> None:
+    for name in ("t", "mine"):
+        store.create_topic(name)
+    path = tmp_path / "users.toml"
+    ann = add_user(path, "ann", "write", ["*"], ["*"])
+    bob = add_user(path, "bob", "read", [], ["mine"])
+    server = serve(Users(path))
+    wire = log_in(dial(server), ann)
+    who = _begin(wire)
+    assert wire.ask("AddOffsetsToTxn", **who, group_id="g")["error_code"] == 0
+    assert _commit_offset(wire, who, 5) == 0
+    assert _end(wire, who, commit=True) == 0
+    other = log_in(dial(server), bob)
+    for topics, seen in (
+        (None, []),
+        ([{"name": "t", "partition_indexes": [0]}], [(-1, "", Code.TOPIC_AUTHORIZATION_FAILED)]),
+    ):
+        answer = other.ask("OffsetFetch", groups=[{"group_id": "g", "topics": topics}])
+        found = [
+            (each["committed_offset"], each["metadata"], each["error_code"])
+            for topic in answer["groups"][0]["topics"]
+            for each in topic["partitions"]
+        ]
+        assert found == seen
+
+
+@pytest.mark.parametrize(("epoch", "first"), [(-1, 0), (0, -1), (0, -(1 << 31))])
+def test_a_producer_numbers_from_0_on(
+    store: txnkv.Client, wire: Wire, epoch: int, first: int
+) -> None:
+    topic = store.create_topic("t")
+    batch = batch_of(b"v", producer=(7, epoch), first=first)
+    assert wire.produce("t", batch)["error_code"] == Code.INVALID_RECORD
+    assert topic.end_offsets() == {0: 0}

@@ -1,0 +1,159 @@
+"""What stays at the server of clients that fail, leave, or are not heard: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txnkv
+from tests.remote.conftest import SCHEMA
+from tests.remote.test_faults import _until
+from txnkv.remote import pack, unpack
+from txnkv.remote.channel import _Broken
+from txnkv.server import EVERYBODY, Limits, Server, Users, add_user, answering
+from txnkv.transaction import Transaction
+
+Serve = Callable[..., Server]
+
+
+def stream(*columns: Any, names: tuple[str, ...] = ("id", "v")) -> pa.RecordBatchReader:
+    batches = [pa.record_batch(list(each), names=names) for each in columns]
+    return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+
+
+def test_streams_that_fail_are_counted_no_more(store: txnkv.Client, serve: Serve) -> None:
+    """Each of them took one of the user's streams for ever: after so many it had none."""
+    server = serve(limits=Limits(streams=2))
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        for _ in range(5):
+            _until(lambda: not any(server._streams.values()))
+            with pytest.raises((ValueError, txnkv.TxnkvError)) as caught:
+                client.new_session().write("t", stream([[1]], names=("nothing",)))
+            assert "streams" not in str(caught.value)
+            null = pa.array([None], pa.int64())
+            with pytest.raises((ValueError, txnkv.TxnkvError)) as caught:
+                client.new_session().write("t", stream([[1], ["a"]], [null, ["b"]]))
+            assert "streams" not in str(caught.value)
+        with client.transaction() as txn:
+            txn.write("t", stream([[1], ["a"]], [[2], ["b"]]))
+        assert client.table("t").scan().to_arrow().num_rows == 2
+        _until(lambda: not any(server._streams.values()))
+
+
+def test_batches_of_a_stream_that_differ(store: txnkv.Client, serve: Serve) -> None:
+    """They are refused here, and the client waited for the server to do so, for ever."""
+    with txnkv.connect(f"grpc://127.0.0.1:{serve().port}") as client:
+        with pytest.raises(ValueError, match="columns"):
+            client.new_session().write("t", stream([[1], ["a"]], [[None], ["b"]]))
+        client.new_session().write("t", stream([[1], ["a"]]))
+
+
+def test_one_that_cannot_be_given_up_keeps_no_other(
+    store: txnkv.Client, serve: Serve, monkeypatch: Any
+) -> None:
+    """The thread that gives clients up ended with the first error that it had not thought of."""
+    server = serve()
+    address = f"grpc://127.0.0.1:{server.port}"
+    rollback = Transaction.rollback
+
+    def failing(txn: Transaction) -> None:
+        monkeypatch.setattr(Transaction, "rollback", rollback)
+        raise RuntimeError("no way")
+
+    with txnkv.connect(address, keepalive_time=0.5) as one:
+        kept = one.new_transaction()
+        assert kept.id
+        monkeypatch.setattr(Transaction, "rollback", failing)
+        one.channel._stop.set()  # type: ignore[attr-defined]
+        server._guests._guests[one.channel.guest].seen = 0.0  # type: ignore[attr-defined]
+        _until(lambda: not server._guests._guests)
+        server._guests._thread.join(0.6)
+        assert server._guests._thread.is_alive()
+
+
+def test_a_handle_that_is_made_while_its_client_leaves(
+    store: txnkv.Client, serve: Serve, monkeypatch: Any
+) -> None:
+    server = serve()
+    begin = answering.begin_transaction
+    made: list[Transaction] = []
+
+    def late(client: Any, *args: Any, **named: Any) -> Any:
+        made.append(begin(client, *args, **named))
+        made[0].context.ensure_stored("begin")
+        (guest,) = server._guests._guests
+        server._guests.end(guest, EVERYBODY)
+        return made[0]
+
+    monkeypatch.setattr(answering, "begin_transaction", late)
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        with pytest.raises(txnkv.UnavailableError):
+            _ = client.new_transaction().id
+        assert made[0]._heart is None  # which would keep it open for ever
+
+
+def test_a_commit_is_done_whose_begin_was_not_heard(store: txnkv.Client, serve: Serve) -> None:
+    """The connection is cut between the two parts of an answer: the request was over, half done."""
+    server = serve()
+    with txnkv.connect(f"grpc://127.0.0.1:{server.port}") as client:
+        cut: list[int] = []
+
+        def answers(request: bytes) -> Iterator[Any]:
+            parts = server._request(EVERYBODY, request)
+            for part in parts:
+                answer = unpack(part)
+                if not cut:
+                    cut.append(len(answer["values"]))
+                    parts.close()  # type: ignore[attr-defined]
+                    raise _Broken("it was cut", arrived=True)
+                yield answer["values"], answer.get("error"), answer
+
+        client.channel._answers = answers  # type: ignore[attr-defined]
+        with client.transaction() as txn:
+            txn.insert("t", (1, "once"))
+        assert cut == [2]
+    assert store.table("t").count() == 1
+
+
+def test_a_request_whose_answer_was_given_up_is_not_done_again(
+    store: txnkv.Client, serve: Serve
+) -> None:
+    guest = serve()._guests.of("x" * 16, 10.0, EVERYBODY)
+    for number in range(1, 1002):
+        assert guest.answer_of(number, asked=False, known=True)[1]
+    with pytest.raises(txnkv.CommitOutcomeUnknownError):
+        guest.answer_of(1, asked=True, known=True)
+    assert guest.answer_of(1002, asked=True, known=True)[1]  # it had not arrived
+
+
+def test_a_reader_takes_no_names(store: txnkv.Client, serve: Serve, tmp_path: Path) -> None:
+    """It would end the transaction that another one has open under the name."""
+    token = add_user(tmp_path / "users", "eve", "read", ["*"], ["*"])
+    server = serve(Users(tmp_path / "users"))
+    with (
+        txnkv.connect(f"grpc://127.0.0.1:{server.port}", credentials=token) as eve,
+        store.new_transaction(name="billing") as billing,
+    ):
+        billing.upsert("t", (1, "paid"))
+        with pytest.raises(txnkv.AuthenticationError, match="write"):
+            _ = eve.new_transaction(name="billing").id
+        with pytest.raises(txnkv.AuthenticationError, match="write"):
+            eve.run(lambda txn: txn.get("t", (1,)), name="billing")
+        billing.commit()
+    assert store.table("t").schema.names == SCHEMA.names
+    assert store.table("t").count() == 1
+
+
+def test_a_part_of_a_message_is_one_value() -> None:
+    """A message of 200 MiB was a million copies of one part, of anybody who was let in."""
+    data = pack([b"part", "more"])
+    twice = data.replace(b'"more"', b'{"!":["b",0]}')
+    size = len(data) - 16 - len(b"part") + len(twice) - len(data)
+    twice = size.to_bytes(4, "big") + twice[4:]
+    assert unpack(data) == [b"part", "more"]
+    with pytest.raises(ValueError, match="twice"):
+        unpack(twice)
