@@ -48,13 +48,16 @@ CALLS: dict[str, dict[str, tuple[Any, ...]]] = {
         "to_batches": (), "to_arrow": (), "to_pandas": (), "to_polars": (), "tokens": (),
         "__iter__": (), "__arrow_c_stream__": (), "snapshot": (),
     },
-    "snapshot": {"get": ("t", 1), "get_many": ("t", [1]), "scan": ("t",)},
+    "snapshot": {
+        "get": ("t", 1), "get_by": ("t", "v", "x"), "get_many": ("t", [1]), "scan": ("t",),
+    },
     "txn": {
         **dict.fromkeys(ROWS, ("t", ROW)), "delete": ("t", 1), "delete_ignore": ("t", 1),
         "write": ("t", BATCH), "send": ("e", b"1"), "send_batch": ("e", pa.table({"value": ["a"]})),
         "flush": (), "commit": (), "start_commit": (),
         "is_commit_complete": (), "rollback": (), "state": (), "serialize": (),
-        "new_session": (), "get": ("t", 1), "get_many": ("t", [1]), "scan": ("t",),
+        "new_session": (), "get": ("t", 1), "get_by": ("t", "v", "x"),
+        "get_many": ("t", [1]), "scan": ("t",),
         "mark_applied": ("a", 1), "ack": (SUB, ID), "ack_cumulative": (SUB, ID),
     },
     "session": {

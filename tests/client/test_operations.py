@@ -206,3 +206,31 @@ def test_an_update_names_its_key(make: Any, client: txnkv.Client) -> None:
         with pytest.raises(txnkv.SchemaError, match="'id' is not nullable"):
             getattr(session, op)(table, {"s": "a"})
     end()
+
+
+def test_rows_by_the_columns_of_an_index(client: txnkv.Client) -> None:
+    """A transaction sees what it wrote, a snapshot what was there; each as `Table.get_by`."""
+    schema = txnkv.Schema({"id": "int64", "mail": "string?", "n": "int64"}, ["id"])
+    table = client.create_table("people", schema)
+    client.create_index(table, "mail", unique=True)
+    client.create_index(table, ["n", "mail"])
+    old = [{"id": i, "mail": f"m{i}", "n": i % 2} for i in range(4)]
+    for row in old:
+        table.insert(row)
+    with client.snapshot() as snapshot, client.transaction() as txn:
+        txn.update(table, {"id": 1, "mail": "new"})
+        txn.insert(table, {"id": 9, "mail": "m1", "n": 1})
+        txn.delete(table, 3)
+        table.delete(2)
+        assert txn.get_by(table, "mail", "new") == [{"id": 1, "mail": "new", "n": 1}]
+        assert txn.get_by("people", ["mail"], ("m1",)) == [{"id": 9, "mail": "m1", "n": 1}]
+        assert txn.get_by(table, ["n", "mail"], (1, "m1")) == [{"id": 9, "mail": "m1", "n": 1}]
+        assert txn.get_by(table, "mail", "m2") == [old[2]]  # its snapshot has it
+        assert txn.get_by(table, "mail", "m3") == txn.get_by(table, "mail", None) == []
+        for seen in (txn, snapshot):
+            with pytest.raises(txnkv.SchemaError, match="no index by n; there are: mail; n, mail"):
+                seen.get_by(table, "n", 1)
+        assert snapshot.get_by("people", "mail", "new") == []
+        assert [snapshot.get_by(table, "mail", f"m{i}") for i in range(4)] == [[r] for r in old]
+    assert table.get_by("mail", "m2") == table.get_by("mail", "m3") == []
+    assert table.get_by("mail", "m1") == [{"id": 9, "mail": "m1", "n": 1}]

@@ -52,6 +52,7 @@ READS: dict[str, Any] = {
     "get": lambda txn, table: txn.get(table, 15),
     "get of a key that is not there": lambda txn, table: txn.get(table, 25),
     "get_many": lambda txn, table: txn.get_many(table, [3, 15, 25]),
+    "get_by": lambda txn, table: txn.get_by(table, "v", "old"),
     "scan": lambda txn, table: txn.scan(table).to_arrow(),
     "scan of a range": lambda txn, table: txn.scan(
         table, where=[("id", ">=", 12), ("id", "<", 30)]
@@ -62,8 +63,8 @@ CHANGES: dict[str, Any] = {
     "delete": lambda session, table: session.delete(table, 15),
     "insert": lambda session, table: session.insert(table, (25, "new")),
 }
-SEES_15 = {"get", "get_many", "scan", "scan of a range"}
-SEES_25 = set(READS) - {"get"}
+SEES_15 = {"get", "get_by", "get_many", "scan", "scan of a range"}
+SEES_25 = set(READS) - {"get", "get_by"}
 
 
 @pytest.mark.parametrize("read", READS)
@@ -71,6 +72,8 @@ SEES_25 = set(READS) - {"get"}
 def test_what_was_read_is_as_it_was(
     client: txnkv.Client, rows: txnkv.Table, read: str, change: str
 ) -> None:
+    if read == "get_by":
+        client.create_index(rows, "v")
     txn = _begin(client)
     READS[read](txn, rows)
     txn.update(rows, (1, "mine"))
@@ -83,6 +86,48 @@ def test_what_was_read_is_as_it_was(
     else:
         txn.commit()
         assert rows.get(1) == {"id": 1, "v": "mine"}
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_row_that_comes_to_have_a_value_that_none_had(
+    client: txnkv.Client, rows: txnkv.Table, unique: bool
+) -> None:
+    values = client.create_table("values", SCHEMA)
+    values.insert((1, "a"))
+    client.create_index(values, "v", unique=unique)
+    for value, kind in (("b", ABORTED), ("c", COMMITTED)):
+        txn = _begin(client)
+        assert txn.get_by(values, "v", value) == []
+        txn.upsert(rows, (1, value))
+        values.update((1, "b"))
+        values.update((1, "a"))
+        if kind is ABORTED:
+            with pytest.raises(txnkv.TransactionConflictError):
+                txn.commit()
+        else:
+            txn.commit()
+        assert txn.state is kind
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("read", ["scan", "get_by"])
+def test_an_index_that_is_dropped_hides_no_row_from_who_read_by_it(
+    client: txnkv.Client, rows: txnkv.Table, read: str
+) -> None:
+    """It has no entry of a row that comes after it: a serializable reader cannot tell any more."""
+    values = client.create_table("values", SCHEMA)
+    client.create_index(values, "v")
+    txn = _begin(client)
+    txn.insert(rows, (30, "mine"))
+    scan = txn.scan(values, where=[("v", "=", "x")])
+    assert list(scan if read == "scan" else txn.get_by(values, "v", "x")) == []
+    client.drop_index(values, "v")
+    values.insert((1, "x"))
+    with pytest.raises(txnkv.SchemaChangedError, match="an index that is gone"):
+        txn.commit()
+    assert txn.state is ABORTED
+    assert rows.get(30) is None
 
 
 def test_what_was_not_read_may_change(client: txnkv.Client, rows: txnkv.Table) -> None:

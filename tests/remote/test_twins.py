@@ -42,7 +42,7 @@ AS_THEY_ARE = {
     "Client": "run transaction",
     "Table": "close dataset",
     "Scan": "to_pandas to_polars",
-    "Snapshot": "get get_many scan timestamp",
+    "Snapshot": "get get_by get_many scan timestamp",
     "Topic": "buffer close name value_schema",
     "Subscription": "ack ack_cumulative name receive",
     "Planning": "boot of",

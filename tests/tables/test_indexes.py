@@ -427,6 +427,31 @@ def test_partition_locks(client: txnkv.Client, unique: txnkv.Table) -> None:
     assert ids(unique.get_by("mail", "y1")) == [1]
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("by", [["f"], ["f", "id"]], ids=str)
+def test_floats_that_are_no_number_or_zero(client: txnkv.Client, by: list[str]) -> None:
+    """A list with NaN narrows nothing: its other values lead to their rows once. -0.0 is 0.0."""
+    schema = txnkv.Schema({"id": "int64", "f": "float64?"}, ["id"])
+    floats = client.create_table("floats", schema)
+    rows = [1.0, NAN, -0.0, 0.0, None, 2.0]
+    with client.transaction() as txn:
+        for id, value in enumerate(rows):
+            txn.insert(floats, {"id": id, "f": value})
+    lists = {(1.0, NAN): [0, 1], (NAN,): [1], (0.0, 2.0): [2, 3, 5], (-0.0,): [2, 3], (): []}
+    for _ in range(2):
+        for values, wanted in lists.items():
+            assert ids(floats.scan(where=[("f", "in", list(values))])) == wanted, values
+        client.create_index(floats, by)
+    if by == ["f"]:
+        assert ids(floats.get_by("f", -0.0)) == ids(floats.get_by("f", 0.0)) == [2, 3]
+        assert ids(floats.get_by("f", NAN)) == [1]
+        with client.new_session() as session:
+            session.write(floats, pa.table({"id": range(100, 2000), "f": [NAN] * 1900}))
+        assert len(floats.get_by("f", NAN)) == 1901  # so many that they are scanned
+
+
 def test_reads_by_an_index_are_validated(client: txnkv.Client, unique: txnkv.Table) -> None:
     txn = client.new_transaction(isolation="serializable")
     assert list(txn.scan(unique, where=[("mail", "=", "x")])) == []

@@ -133,6 +133,7 @@ class AsyncTransaction(AsyncRows[Transaction]):
     mark_applied = twin(Transaction.mark_applied)
     serialize = twin(Transaction.serialize)
     get = twin(Transaction.get)
+    get_by = twin(Transaction.get_by)
     get_many = twin(Transaction.get_many)
     scan = twin(Transaction.scan, AsyncScan)
 
@@ -203,6 +204,7 @@ class AsyncSnapshot(ClosingWrapper[Snapshot]):
 
     timestamp: Same[Timestamp] = Same()
     get = twin(Snapshot.get)
+    get_by = twin(Snapshot.get_by)
     get_many = twin(Snapshot.get_many)
     scan = twin(Snapshot.scan, AsyncScan)
 

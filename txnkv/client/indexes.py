@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from txnkv.coordinator import Timestamp
 from txnkv.errors import (
     AlreadyPresentError,
-    CorruptionError,
     NotSupportedError,
     RowError,
     RowErrors,
-    SchemaChangedError,
     SchemaError,
     TableNotFoundError,
     TransactionConflictError,
@@ -51,7 +48,6 @@ from txnkv.tables import (
     find_index,
     lacking,
     lookup,
-    normal,
     scan,
     staging,
 )
@@ -97,58 +93,6 @@ def columns_of(columns: str | Sequence[str]) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def pairs_of(columns: Sequence[str], values: Any) -> list[tuple[str, Any]]:
-    """The values by column, of one value or a tuple of as many as there are columns."""
-    return list(zip(columns, values if isinstance(values, tuple) else (values,), strict=True))
-
-
-def rows_by(
-    engine: TableEngine, table: TableInfo, view: ReadView, columns: tuple[str, ...], values: Any
-) -> list[dict[str, Any]] | None:
-    """The rows with these values; None where a scan is to look for them.
-
-    Raises:
-        SchemaError: there is no index by these columns, or a value does not fit.
-    """
-    writer = engine.row_writer(table)
-    index: TableIndex | None = None
-    with suppress(SchemaChangedError):  # one of then was dropped since
-        index = next((each for each in writer.indexes if each.columns == columns), None)
-    if index is None and find_index(table.schema, columns) is None:
-        raise no_index(table, columns)
-    given = values if values.__class__ is tuple else (values,)
-    if len(given) != len(columns):
-        raise SchemaError(f"{len(given)} values for the columns {', '.join(columns)}: {values!r}")
-    if None in given:
-        return []
-    if index is None:
-        return None
-    fits, types = writer.rows.fits, table.schema.columns
-    for at, value in zip(index.positions, given, strict=True):
-        if not fits(at, value):
-            given = tuple(normal(n, types[n].type, v) for n, v in pairs_of(columns, given))
-            break
-    if not index.ready or not _is_ready_still(engine, table, index):
-        return None
-    with suppress(CorruptionError):  # of the index, maybe, which has nothing of its own
-        return lookup.rows_by(engine, writer, view, index, given)
-    return None
-
-
-def _is_ready_still(engine: TableEngine, table: TableInfo, index: TableIndex) -> bool:
-    now = engine.current(table)
-    return now.since == table.since or index.info in now.schema.indexes
-
-
-def no_index(table: TableInfo, columns: Sequence[str]) -> SchemaError:
-    """The error for an index that is not there."""
-    there = "; ".join(", ".join(each.columns) for each in Index.all_of(table.schema)) or "none"
-    return SchemaError(
-        f"table {table.name!r} has no index by {', '.join(columns)}; there are: {there}. Make one "
-        f"with client.create_index({table.name!r}, {list(columns)})"
-    )
-
-
 def create_index(
     connection: Connection,
     table: TableInfo,
@@ -183,7 +127,7 @@ def drop_index(connection: Connection, table: TableInfo, columns: Sequence[str])
     schema = engine.current(table).schema
     found = find_index(schema, columns)
     if found is None or not engine.drop_index(table, found):
-        raise no_index(replace(table, schema=schema), columns)
+        raise lookup.no_index(replace(table, schema=schema), columns)
     connection.end_sessions()
 
 

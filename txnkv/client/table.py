@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from txnkv import core
-from txnkv.client.indexes import Index, pairs_of, rows_by
+from txnkv.client.indexes import Index
 from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import ClosedError, HistoryExpiredError, RowErrors, TableNotFoundError
@@ -81,6 +81,12 @@ class Snapshot(Closing):
     def get(self, table: AnyTable, key: Any) -> dict[str, Any] | None:
         """The row with this key, or None."""
         return self._table(table).get(key, snapshot=self)
+
+    def get_by(
+        self, table: AnyTable, columns: str | Sequence[str], values: Any
+    ) -> list[dict[str, Any]]:
+        """The rows with these values in the columns of an index; see `Table.get_by`."""
+        return self._table(table).get_by(columns, values, self)
 
     def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
@@ -271,18 +277,9 @@ class Table(Closing):
         Raises:
             SchemaError: there is no such index, or a value does not fit its column.
         """
-        names = (columns,) if columns.__class__ is str else tuple(columns)
-
-        def get(engine: TableEngine, info: TableInfo, view: ReadView) -> list[dict[str, Any]]:
-            found = rows_by(engine, info, view, names, values)
-            if found is None:
-                where = [(name, "=", value) for name, value in pairs_of(names, values)]
-                found = list(
-                    Scan.over(self._connection, info, lambda: view, None, where, False, None)
-                )
-            return found
-
-        return self._read(snapshot, get)
+        return self._read(
+            snapshot, lambda engine, info, view: lookup.get_by(engine, info, view, columns, values)
+        )
 
     @shielded
     def count(self, where: Any = None, snapshot: At = None) -> int:

@@ -56,7 +56,7 @@ _ROWS = {
     **_all("write", "rows sends write send_batch ack ack_cumulative"),
     **_all("none", "put flush pending_errors"),
 }
-_READS = _all("read", "get get_many", again=True)
+_READS = _all("read", "get get_by get_many", again=True)
 
 METHODS: Final[dict[str, dict[str, Method]]] = {
     "Client": {
@@ -76,7 +76,7 @@ METHODS: Final[dict[str, dict[str, Method]]] = {
     },
     "Table": {
         **_READS,
-        **_all("read", "schema indexes get_by count scan diff_tokens", again=True),
+        **_all("read", "schema indexes count scan diff_tokens", again=True),
         **_all("read", "diff", again=True, stream=True),
         **_all("write", "insert upsert update delete next_ids restore"),
         **_all("admin", "alter"),

@@ -332,6 +332,10 @@ class RemoteTransaction(RemoteHandle, Transaction):
         found: dict[str, Any] | None = self._read("get", table, key)
         return found
 
+    def get_by(self, table: Any, columns: str | Sequence[str], values: Any) -> list[Any]:
+        found: list[Any] = self._read("get_by", table, columns, values)
+        return found
+
     def get_many(self, table: Any, keys: Sequence[Any]) -> pa.Table:
         return self._read("get_many", table, keys)
 

@@ -442,7 +442,7 @@ def changed(table: TableInfo) -> SchemaChangedError:
     """Return the error for rows that were made for a schema which the table has no more."""
     return SchemaChangedError(
         f"table {table.name!r} was altered since this transaction began: what it wrote there was "
-        "made for the columns of before. Run it again"
+        "made for the columns of before, or it read by an index that is gone. Run it again"
     )
 
 

@@ -23,7 +23,7 @@ from txnkv.errors import (
     TxnkvError,
 )
 from txnkv.storage import lengthy, new_rlock, shielded, shielded_unless
-from txnkv.tables import Operation, lookup
+from txnkv.tables import Operation, ReadView, TableEngine, TableInfo, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
 from txnkv.transaction.begin import ROLLED_BACK, Isolation, Locking, begin
@@ -416,10 +416,8 @@ class Transaction(Closing):
 
     def _put(self, table: AnyTable, op: str, row: Any) -> None:
         """Let a row wait, in a small transaction of a few rows without a session."""
-        context = self.context
-        with context.lock:
-            rows = self._rows
-            if rows is None:
+        with (context := self.context).lock:
+            if (rows := self._rows) is None:
                 rows = self._rows = SessionRows(NO_LIMIT)
             if self._own_session is None and rows.are_few and context.may_be_small:
                 self.connection.require_open()
@@ -429,11 +427,9 @@ class Transaction(Closing):
         getattr(self._session(), op)(table, row)
 
     def _session(self) -> Session:
-        found = self._own_session
-        if found is None:
+        if (found := self._own_session) is None:
             with self.context.lock:
-                found = self._own_session
-                if found is None:
+                if (found := self._own_session) is None:
                     rows = self._rows = self._rows or SessionRows(NO_LIMIT)
                     found = Session(self.connection, self.context, "manual", None, rows)
                     self.context.sessions.append(found)
@@ -452,12 +448,14 @@ class Transaction(Closing):
         return self.context.get(writer, key)
 
     @shielded
+    def get_by(self, table: AnyTable, columns: str | Sequence[str], values: Any) -> list[Any]:
+        """The rows with these values in the columns of an index, as dicts; see `Table.get_by`."""
+        return lookup.get_by(*self._before_read_of(table), columns, values)
+
+    @shielded
     def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
-        info = self.connection.table_info(table)
-        self._before_read()
-        engine, view = self.context.instance.engine, self.context.view()
-        return lookup.get_many(engine, engine.at(info, view.snapshot), view, keys)
+        return lookup.get_many(*self._before_read_of(table), keys)
 
     def scan(
         self,
@@ -484,6 +482,11 @@ class Transaction(Closing):
 
     # -- inside ------------------------------------------------------------------------
 
+    def _before_read_of(self, table: AnyTable) -> tuple[TableEngine, TableInfo, ReadView]:
+        info, engine = self.connection.table_info(table), self.context.instance.engine
+        self._before_read()
+        return engine, engine.at(info, (view := self.context.view()).snapshot), view
+
     def _before_read(self) -> None:
         self.connection.require_open()
         self.context.require_open("read")
@@ -501,8 +504,7 @@ class Transaction(Closing):
 
     def _begin_ending(self, *, flush: bool) -> None:
         self.connection.require_open()
-        context = self.context
-        context.require_process()
+        (context := self.context).require_process()
         # Who comes second finds nothing to flush, and all of it flushed.
         with self._gate if context.sessions else context.lock:
             local = context.local
@@ -512,9 +514,8 @@ class Transaction(Closing):
             try:
                 if flush and self._rows is not None and not self._write_rows(self._rows):
                     self._session()
-                if flush and context.sessions:
-                    for session in context.sessions:
-                        session.flush_for_commit()
+                for session in context.sessions if flush else ():
+                    session.flush_for_commit()
                 if context.unsettled:
                     context.settle()
             except (TableNotFoundError, TopicNotFoundError) as error:
@@ -524,8 +525,7 @@ class Transaction(Closing):
 
     def _write_rows(self, rows: SessionRows) -> bool:
         """Write the rows that wait without a session; False where that is a session's work."""
-        context = self.context
-        with context.lock:
+        with (context := self.context).lock:
             if self._own_session is not None or not context.may_be_small:
                 return not rows.runs
             for run in rows.runs:

@@ -109,6 +109,19 @@ def validate_reads(tables: Tables, reads: ReadSet, after: int, upto: Timestamp) 
             )
 
 
+def refuse_dropped(tables: Tables, reads: ReadSet, cur: apsw.Cursor) -> None:
+    """Refuse the commit of a serializable transaction that read by an index which was dropped:
+    what others wrote since is not in it.
+
+    Raises:
+        SchemaChangedError: it was dropped.
+    """
+    for tablet_id in reads.tablet_ids:
+        tablet = tables.tablet(tablet_id)
+        if tablet is not None and tablet.table.index_of is not None:
+            table_catalog.require_live(cur, tablet.table)
+
+
 def changed_row_sets(state: TabletState, after: int) -> list[RowSetInfo]:
     """The row sets of a state in which something has a stamp above `after`."""
     return [info for info in state.infos if (info.stamp or 0) > after or info.max_delete > after]
@@ -224,6 +237,7 @@ class Validation:
                 if key is not None:
                     raise _conflict(tablet, key)
             if self._reads is not None:
+                refuse_dropped(self._tables, self._reads, cur)
                 validate_reads(self._tables, self._reads, since, since)
 
 

@@ -166,6 +166,8 @@ class TabletParticipants(Participants):
                     "was aborted. Run it again when that has ended"
                 )
         table_catalog.refuse_tightened(cur, ids, row.snapshot_ts)
+        if (reads := self._tables.read_sets.get(row.txn_id)) is not None:
+            conflicts.refuse_dropped(self._tables, reads, cur)
         # What they have in memory would hide what is staged.
         held.refuse(held.ids(cur, payload.TABLET), ids)
         upto = self._tables.log.catch_up(cur)

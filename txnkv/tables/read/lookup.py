@@ -7,6 +7,7 @@ search by a view that was taken before goes layer by layer, and takes in what is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,15 +15,16 @@ import pyarrow as pa
 
 from txnkv import core
 from txnkv.core import compute as pc
+from txnkv.errors import CorruptionError, SchemaChangedError, SchemaError
 from txnkv.tables.arrow_input import key_values
-from txnkv.tables.read import point
+from txnkv.tables.read import point, scan
 from txnkv.tables.read.point import find_row
 from txnkv.tables.read.sources import memory_columns
 from txnkv.tables.read.view import ReadView
 from txnkv.tables.row_writer import RowWriter, Values
-from txnkv.tables.schema import Schema, column_array
+from txnkv.tables.schema import Schema, column_array, normal
 from txnkv.tables.table_catalog import TableInfo
-from txnkv.tables.table_index import TableIndex
+from txnkv.tables.table_index import TableIndex, find_index
 from txnkv.tables.tables import Tables
 from txnkv.tables.tablets import (
     EVERY_STAMP,
@@ -45,7 +47,9 @@ __all__ = [
     "Found",
     "find_row",
     "get",
+    "get_by",
     "get_many",
+    "no_index",
     "search",
 ]
 
@@ -69,14 +73,66 @@ def get(tables: Tables, writer: RowWriter, view: ReadView, key: Any) -> dict[str
     return None if found is None else writer.row(values, tablet.layout.decode_one(found))
 
 
-def rows_by(
-    tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, values: Values
-) -> list[dict[str, Any]] | None:
-    """The rows with these values in the columns of an index; None where they are many.
+def get_by(
+    tables: Tables, table: TableInfo, view: ReadView, columns: str | Sequence[str], values: Any
+) -> list[dict[str, Any]]:
+    """The rows with these values in the columns of an index.
+
+    Args:
+        columns: a name, or several in the order of the index.
+        values: one, or a tuple of as many.
 
     Raises:
+        SchemaError: there is no index by these columns, or a value does not fit.
         HistoryExpiredError: the snapshot is older than the history.
     """
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    writer, types = tables.row_writer(table), table.schema.columns
+    index: TableIndex | None = None
+    with suppress(SchemaChangedError):  # one of then was dropped since
+        index = next((each for each in writer.indexes if each.columns == names), None)
+    if index is None and find_index(table.schema, names) is None:
+        raise no_index(table, names)
+    given = values if isinstance(values, tuple) else (values,)
+    if len(given) != len(names):
+        raise SchemaError(f"{len(given)} values for the columns {', '.join(names)}: {values!r}")
+    if None in given:
+        return []
+    if index is not None and not all(map(writer.rows.fits, index.positions, given)):
+        given = tuple(map(normal, names, (types[name].type for name in names), given))
+    if index is not None and index.ready and _is_ready_still(tables, table, index):
+        with suppress(CorruptionError):  # of the index, maybe, which has nothing of its own
+            found = _rows_by(tables, writer, view, index, given)
+            if found is not None:
+                return found
+    # NaN is in [NaN], as it is in an index, and equal to nothing.
+    where = [(name, "in", [value]) for name, value in zip(names, given, strict=True)]
+    made = scan.plan(tables, scan.request(table, None, where, False, None), view)
+    try:
+        return [row for batch in made.batches() for row in batch.to_pylist()]
+    finally:
+        made.pins.release()
+
+
+def _is_ready_still(tables: Tables, table: TableInfo, index: TableIndex) -> bool:
+    now = tables.current(table)
+    return now.since == table.since or index.info in now.schema.indexes
+
+
+def no_index(table: TableInfo, columns: Sequence[str]) -> SchemaError:
+    """Return the error for an index that is not there."""
+    schema = table.schema
+    there = "; ".join(", ".join(schema.names_of(each)) for each in schema.indexes) or "none"
+    return SchemaError(
+        f"table {table.name!r} has no index by {', '.join(columns)}; there are: {there}. Make one "
+        f"with client.create_index({table.name!r}, {list(columns)})"
+    )
+
+
+def _rows_by(
+    tables: Tables, writer: RowWriter, view: ReadView, index: TableIndex, values: Values
+) -> list[dict[str, Any]] | None:
+    """The same by an index that is ready; None where they are many."""
     tablet = index.tablet
     if index.info.unique:
         key = tablet.codec.encode_one(values)

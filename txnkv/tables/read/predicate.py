@@ -64,7 +64,7 @@ class Predicate:
         if self.op == "is not null":
             return pc.is_valid(column)
         if self.op == "in":
-            return pc.is_in(_plain(column), value_set=_plain(self.values), skip_nulls=True)
+            return pc.is_in(_one_zero(column), value_set=_one_zero(self.values), skip_nulls=True)
         return getattr(pc, _COMPARE[self.op])(_plain(column), _plain(self.values)[0])
 
     def may_hold(self, zone: core.Zone, rows: int) -> bool:
@@ -85,6 +85,13 @@ class Predicate:
 def _plain(column: pa.Array) -> pa.Array:
     """Return a column as Arrow's kernels compare it: UUIDs as their bytes."""
     return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _one_zero(column: pa.Array) -> pa.Array:
+    """The same without -0.0, which equals 0.0, and is not in [0.0] for Arrow."""
+    if pa.types.is_floating(column.type):
+        return pc.add(column, pa.scalar(0, column.type))
+    return _plain(column)
 
 
 def _may_compare(op: str, key: bytes, zone: core.Zone) -> bool:
@@ -281,7 +288,9 @@ def _spread(predicates: tuple[Predicate, ...], key: Sequence[str]) -> list[tuple
     equal = {p.column for p in predicates if p.op == "="}
     name = next((name for name in key if name not in equal), None)
     for p in predicates:
-        if p.column == name and p.op == "in" and p.keys and len(p.keys) <= _MOST_VALUES:
+        if p.column != name or p.op != "in" or _is_nan(p):  # NaN narrows nothing
+            continue
+        if p.keys and len(p.keys) <= _MOST_VALUES:
             places = {encoded: i for i, encoded in enumerate(p.keys)}.values()
             return [(*predicates, Predicate(name, "=", p.values.slice(i, 1))) for i in places]
     return [predicates]
@@ -326,8 +335,6 @@ def _past(bound: bytes, codec: core.KeyCodec, columns: int) -> bytes | None:
 
 
 def _is_nan(predicate: Predicate) -> bool:
-    return (
-        len(predicate.values) > 0
-        and pa.types.is_floating(predicate.values.type)
-        and bool(pc.is_nan(predicate.values[0]).as_py())
-    )
+    """Return True when a constant of it is NaN."""
+    values = predicate.values
+    return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
