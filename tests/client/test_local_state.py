@@ -19,6 +19,7 @@ import pytest
 
 import txnkv
 from txnkv.storage.faults import arm, disarm
+from txnkv.transaction.context import TxnContext
 from txnkv.transaction.local_state import MOVES, Local, LocalState
 from txnkv.transaction.session import Session
 
@@ -376,3 +377,32 @@ def test_a_rollback_takes_nothing_from_a_commit_that_flushes(
             rollback.result(60)
     assert table.get(1) == {"id": 1, "v": "a"}
     assert [message.value for message in topic.consumer().poll(timeout=0)] == [b"1"]
+
+
+@pytest.mark.parametrize("call", ["scan", "get_many"])
+def test_a_read_while_it_outgrows_memory(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The rows of the transaction were in neither: not in memory any more, nor staged yet."""
+    txn = client.new_transaction()
+    txn.insert(table, (1, "a"))
+    txn.flush()
+    context, stored = txn.context, TxnContext.stored.fget
+    assert stored is not None
+
+    def outgrow() -> None:
+        if context.lock.acquire(blocking=False):  # else nothing comes between
+            context.lock.release()
+            context.ensure_large()
+
+    def between(self: TxnContext) -> bool:
+        before = stored(self)
+        if not before:
+            monkeypatch.setattr(TxnContext, "stored", property(stored))
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(outgrow).result(60)
+        return bool(before)
+
+    monkeypatch.setattr(TxnContext, "stored", property(between))
+    found = txn.scan(table).to_arrow() if call == "scan" else txn.get_many(table, [1])
+    assert found.to_pylist() == [{"id": 1, "v": "a"}]

@@ -20,6 +20,7 @@ from txnkv.coordinator.held import Key
 from txnkv.coordinator.ids import Timestamp
 from txnkv.coordinator.payload import PayloadError, Section, differs, pack, unpack
 from txnkv.errors import (
+    ClosedError,
     CommitOutcomeUnknownError,
     CorruptionError,
     StorageFullError,
@@ -245,6 +246,23 @@ def test_nobody_is_answered_before_the_disk_has_it(
             leader.result(60)
     assert request.ended
     assert request.stamp is None
+
+
+def test_what_is_on_the_disk_is_never_told_as_not_committed(
+    world: World, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was closed between the sync and the answer."""
+    log = world.coordinator.log
+
+    def closed(_: int) -> None:
+        raise ClosedError("the store was closed")
+
+    def sync() -> None:
+        monkeypatch.setattr(log.runtime, "raise_durable", closed)
+
+    monkeypatch.setattr(world.store.status, "sync", sync)
+    with pytest.raises(CommitOutcomeUnknownError):
+        log.commit(small(1, b"a"))
 
 
 @pytest.mark.parametrize("point", ["status.before_commit", "log.written"])

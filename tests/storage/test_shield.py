@@ -175,6 +175,28 @@ def test_work_ends_also_when_it_was_only_just_handed_over(monkeypatch: pytest.Mo
     assert ended.wait(60)
 
 
+def test_no_call_waits_behind_one_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt came when the thread had the call, and was counted as free."""
+    has, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Held(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            item = super().get()
+            has.set()
+            assert goes_on.wait(60)
+            return item
+
+    monkeypatch.setattr(threads, "_threads", threads._Threads())
+    monkeypatch.setattr(threads._threads, "_calls", Held())
+    first = threads._Call(ended.wait, (60,), {})
+    threads._threads.take(first)
+    assert has.wait(60)
+    threads._threads.take(threads._Call(ended.set, (), {}))
+    goes_on.set()
+    assert first.done.acquire(timeout=120)
+    assert first.result
+
+
 # -- brief calls: handlers are put off ------------------------------------------------------
 
 

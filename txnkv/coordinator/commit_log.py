@@ -373,13 +373,13 @@ class CommitLog:
             self._status.sync()
             if armed:
                 fault_point("log.durable")
+            self.runtime.raise_durable(last)
         except BaseException as error:
             with self.lock:
                 self._in_flight = ()
                 self._known = None
                 self._show()
             raise _unknown(error) from error
-        self.runtime.raise_durable(last)
         with self.lock:
             self._in_flight = ()
             if last > self.visible:

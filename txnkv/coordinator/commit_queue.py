@@ -198,7 +198,11 @@ class CommitQueue:
             with self._mutex:
                 if self._committer is None:
                     self._committer = ThreadPoolExecutor(1, thread_name_prefix="txnkv-commit")
-        self._committer.submit(self._lead)
+        try:
+            self._committer.submit(self._lead)
+        except RuntimeError:  # no thread is to be had: it is done here
+            self._committer = None  # what it has in its own queue, it never does
+            self._lead()
 
     def _lead(self, *, wait: bool = True) -> bool:
         """Commit one group, then pass the lead on to who came meanwhile.

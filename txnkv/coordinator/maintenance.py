@@ -215,8 +215,9 @@ class Maintenance:
             if self._stop.is_set() or self._thread is not None:
                 return
             thread = threading.Thread(target=self._run, name="txnkv-maintenance", daemon=True)
-            thread.start()
-            self._thread = thread
+            with suppress(RuntimeError):  # no thread is to be had: the next commit tries again
+                thread.start()
+                self._thread = thread
 
     def set_pace(self, seconds: float) -> None:
         """Look at least this often."""

@@ -168,9 +168,15 @@ class Runtime:
         file = self._file or self._attach()
         return None if file.load(SYNC_FAILED) else file.load(COMMITTED)
 
-    def note_synced(self, count: int) -> None:
-        """The first `count` commits are on the disk."""
-        (self._file or self._attach()).lift(SYNCED, count)
+    def note_synced(self, count: int) -> bool:
+        """The first `count` commits are on the disk. False, and nothing is noted, where another
+        sync failed meanwhile: the system tells of that once, so that this one did not hear of it.
+        """
+        file = self._file or self._attach()
+        if file.load(SYNC_FAILED):
+            return False
+        file.lift(SYNCED, count)
+        return True
 
     def note_sync_failed(self, failed: bool) -> None:
         """A sync failed, or what came before was made durable in another way."""

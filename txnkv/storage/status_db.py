@@ -174,7 +174,8 @@ class StatusDatabase:
                     f"{self._wal.path} failed: {error}. What was committed last is visible, but a "
                     "power loss may take it away; the next write tries again to make it durable"
                 ) from error
-        runtime.note_synced(count)
+        if not runtime.note_synced(count):
+            self.sync()
 
     def begin_sync(self) -> Callable[[], None]:
         """`sync` beside what the caller does next. It is inside `GATE.use()` until it has waited.
@@ -200,7 +201,8 @@ class StatusDatabase:
                 runtime.note_sync_failed(True)
                 self.sync()
             else:
-                runtime.note_synced(count)
+                if not runtime.note_synced(count):
+                    self.sync()
 
         return wait
 

@@ -29,7 +29,8 @@ back as for any other object (below).
 Inside of a brief call a shielded one runs right there, as both do on any other thread. What of a
 brief call may have to wait after all is **lengthy**: a shielded call of its own. It is handed over
 in any case, so that it is done to its end; then handlers run again. An exception comes out of the
-wait for it as any error does, and the caller holds nothing that the call needs.
+wait for it as any error does, and the caller holds nothing that the call needs. Where the system
+gives no thread for it, it is done right there, for others may wait for what was begun.
 
 What is as quick as that itself is not shielded: it keeps to memory, or holds what it holds in
 `with` blocks over locks and transactions made in C, which the interpreter enters and leaves in one
@@ -110,7 +111,8 @@ class _Threads:
     def __init__(self) -> None:
         self.main = threading.main_thread().ident
         self._calls: SimpleQueue[_Call] = SimpleQueue()
-        self._free: list[None] = []  # changed by the threads alone: nothing interrupts them
+        self._started = 0
+        self._calls_open: list[None] = []  # one for each that has not ended
 
     def run(self, call: _Call) -> Any:
         try:
@@ -121,8 +123,10 @@ class _Threads:
         return self.outcome(call)
 
     def take(self, call: _Call) -> None:
-        if len(self._free) <= self._calls.qsize():
+        if self._started <= len(self._calls_open):
             threading.Thread(target=self._serve, name="txnkv-shielded", daemon=True).start()
+            self._started += 1
+        self._calls_open.append(None)  # first: broken off here, there is a thread too many
         self._calls.put(call)
 
     def outcome(self, call: _Call) -> Any:
@@ -141,12 +145,13 @@ class _Threads:
 
     def _serve(self) -> None:
         while True:
-            self._free.append(None)
-            self._next().done.release()
+            call = self._next()
+            self._calls_open.pop()
+            call.done.release()
+            del call
 
     def _next(self) -> _Call:
         call = self._calls.get()
-        self._free.pop()
         _running.call = call
         call.run()
         _running.call = None
@@ -240,7 +245,10 @@ def lengthy(fn: Callable[P, T]) -> Callable[P, T]:
         if not _is_calm():
             return _run(fn, args, kwargs)  # type: ignore[no-any-return]
         handed = _Call(fn, args, kwargs)
-        _threads.take(handed)
+        try:
+            _threads.take(handed)
+        except RuntimeError:  # no thread is to be had: what has begun is done here
+            return fn(*args, **kwargs)
         try:
             return _let(_threads.outcome, (handed,), {})  # type: ignore[no-any-return]
         except BaseException:
@@ -296,8 +304,9 @@ class _Worker:
     def start(self) -> None:
         with self._lock:
             if self.thread is None:
-                self.thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
-                self.thread.start()
+                thread = threading.Thread(target=self._run, name="txnkv-dropped", daemon=True)
+                thread.start()
+                self.thread = thread
 
     def settle(self) -> None:
         if self.thread in (None, threading.current_thread()):

@@ -164,7 +164,10 @@ class Checkpointer:
             self._thread = threading.Thread(
                 target=self._in_background, name="txnkv-checkpoint", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no thread is to be had: the next commit tries again
+                self._thread = None
 
     def run(self, *, cut: bool) -> None:
         """Move the WAL into the database. Where others are in the way, less of it.

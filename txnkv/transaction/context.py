@@ -240,12 +240,10 @@ class TxnContext:
 
     def view(self) -> ReadView:
         """The snapshot and the transaction's own writes, in memory and staged."""
-        return ReadView(
-            self._fixed_snapshot(),
-            self.row.txn_id if self.stored else None,
-            None if self._own is None else self._own.shown,
-            self._reads,
-        )
+        snapshot = self._fixed_snapshot()
+        with self.lock:  # what moves from memory to disk is in one of them
+            own = None if self._own is None else self._own.shown
+            return ReadView(snapshot, self.row.txn_id if self.stored else None, own, self._reads)
 
     # -- large -------------------------------------------------------------------------
 
