@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_814, "tables": 9_196, "storage": 3_947, "cli": 4_275, "coordinator": 3_037,
+    "topics": 10_814, "tables": 9_196, "storage": 3_947, "cli": 4_275, "coordinator": 3_041,
     "transaction": 3_214, "core": 3_247, "spark": 2_275, "client": 3_551, "aio": 557,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
@@ -106,7 +106,8 @@ transaction: the begin with an id that a client on another host was given before
 forget the last transaction that is gone.
 aio, cli, client, storage, tables: indexes; the feature of a store that has them.
 client, coordinator, core, storage, transaction: brief calls, in the main thread.
-coordinator, storage: commits where no thread is to be had; syncs and calls beside those that fail.
+coordinator, storage: commits where no thread is to be had, or in the background; syncs and calls
+beside those that fail.
 cli, client, topics: dumps, which are plain files, and stores made of them.
 cli, tables, transaction: rows whose time is over.
 aio, tables: rows by an index for transactions and snapshots, which the client's room had for tables

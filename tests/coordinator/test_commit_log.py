@@ -28,7 +28,7 @@ from txnkv.errors import (
     UnavailableError,
 )
 from txnkv.metrics import Metrics
-from txnkv.storage import arm, clock, disarm
+from txnkv.storage import BusyError, arm, clock, disarm, waiting_for
 
 KIND = 7
 
@@ -246,6 +246,32 @@ def test_nobody_is_answered_before_the_disk_has_it(
             leader.result(60)
     assert request.ended
     assert request.stamp is None
+
+
+@pytest.mark.parametrize("behind", ["the writer", "a commit that waits for it"])
+def test_background_work_does_not_wait_for_its_turn(
+    world: World, shelf: Shelf, behind: str
+) -> None:
+    """It waited for as long as a process was stopped that was writing."""
+    log, over = world.coordinator.log, threading.Event()
+
+    def commit() -> Timestamp:
+        with waiting_for(0.01):
+            return log.commit(small(1, b"background"))
+
+    with ThreadPoolExecutor(2) as pool:
+        with world.store.status.write():
+            other = None
+            if behind != "the writer":
+                other = pool.submit(log.commit, small(2, b"other"))
+                while not log._queue._queue:
+                    over.wait(0.001)
+            with pytest.raises(BusyError):
+                pool.submit(commit).result(60)
+        if other is not None:
+            other.result(60)
+    log.commit(small(3, b"after"))
+    assert b"background" not in shelf.values()
 
 
 def test_what_is_on_the_disk_is_never_told_as_not_committed(

@@ -30,7 +30,7 @@ from txnkv.errors import (
     TxnkvError,
     UnavailableError,
 )
-from txnkv.storage import BusyError, clock, new_baton, new_lock
+from txnkv.storage import BusyError, clock, new_baton, new_lock, patience
 
 GROUP_MEMBERS: Final = 1024
 GROUP_BYTES: Final = 16 << 20
@@ -136,6 +136,7 @@ class CommitQueue:
 
         Raises:
             TransactionTimedOutError: it was not written by `deadline`, monotonic microseconds.
+            BusyError: inside of `not_waiting`, it was not written soon.
         """
         while not waiting.ended:
             if self._wait(waiting, deadline):
@@ -175,8 +176,10 @@ class CommitQueue:
     def _wait(self, waiting: CommitRequest, deadline: int | None) -> bool:
         """Until it has ended, or is to lead; True when it is to lead."""
         assert waiting.wake is not None
-        if deadline is not None:
+        seconds = patience()
+        if seconds is None and deadline is not None:
             seconds = max(deadline - clock.monotonic_micros(), 0) / 1e6
+        if seconds is not None:
             if waiting.wake.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
                 return not waiting.ended
             self._withdraw(waiting)
@@ -188,6 +191,8 @@ class CommitQueue:
             if waiting.leads or waiting not in self._queue:
                 return  # it is being written, or its turn has come
             self._queue.remove(waiting)
+        if patience() is not None:
+            raise BusyError("others write to the store, and background work does not wait for them")
         raise TransactionTimedOutError(
             f"transaction {waiting.commit.txn_id} timed out while it waited for others that write "
             "to the store, and was not written. Begin a new transaction, with a longer timeout"
