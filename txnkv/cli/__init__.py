@@ -4,7 +4,7 @@ People get tables, programs get JSON (`--json`). What goes wrong is one line on 
 `command_group` for the exit statuses. Each command's module is loaded when it is called:
 
     store_commands, topic_commands, txn    a store, its topics and transactions, seen and mended
-    top                                    all of that, live
+    top, ui                                all of that, live, in a terminal or a browser
     table_commands                         a table and single rows of it
     conditions, parsing                    what users type: conditions, schemas, times
     load, text_sources                     files in
@@ -43,6 +43,7 @@ _HOMES = {
     "txn": "txnkv.cli.txn",
     "stats": "txnkv.cli.store_commands",
     "top": "txnkv.cli.top",
+    "ui": "txnkv.cli.ui",
     "check": "txnkv.cli.store_commands",
     "compact": "txnkv.cli.store_commands",
     "backup": "txnkv.cli.store_commands",

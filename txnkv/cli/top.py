@@ -61,13 +61,13 @@ def top(store: str, interval: float, once: bool, as_json: bool) -> None:
     twice and ends.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
-        views = _views(client, interval)
-        next(views)
+        looks = views(client, interval)
+        next(looks)
         console = out()
         if as_json or once or not console.is_terminal:
             time.sleep(max(0.0, 1.5 - interval))  # until the others have told something
-            next(views)
-            view = next(views)
+            next(looks)
+            view = next(looks)
             if as_json:
                 print_json(view)
             else:
@@ -76,14 +76,14 @@ def top(store: str, interval: float, once: bool, as_json: bool) -> None:
         from rich.live import Live
 
         with suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
-            for view in views:
+            for view in looks:
                 live.update(_shown(view, console.width), refresh=True)
 
 
 # -- what is read ----------------------------------------------------------------------
 
 
-def _views(client: txnkv.Client, interval: float) -> Iterator[dict[str, Any]]:
+def views(client: txnkv.Client, interval: float) -> Iterator[dict[str, Any]]:
     """Yield a view at once, and one after each interval."""
     before = _numbers(client)
     while True:
@@ -179,6 +179,7 @@ def _sample(client: txnkv.Client) -> dict[str, Any]:
     return {
         **{name: stats[name] for name in ("path", "snapshot", "leader_pid", "files_bytes")},
         **{name: stats[name] for name in ("log_commits", "log_bytes", "staged_bytes", "tables")},
+        "history_floor": stats["history_floor"],
         "topics": stats["topics"],
         "transactions": sorted(transactions, key=lambda each: -each["seconds"]),
         "held_up": partitions,

@@ -1,0 +1,182 @@
+"""`txnkv ui`: answers of its server, and requests that it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import txnkv
+from tests import internals
+from txnkv.cli.ui import Watched
+from txnkv.topics import outbox
+
+pytest.importorskip("starlette", reason="needs txnkv[ui]")
+pytest.importorskip("uvicorn", reason="needs txnkv[ui]")
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def held(store, monkeypatch):
+    """A store with a row set of which a row is deleted, and a message that two others wait for."""
+    with txnkv.connect(store) as client:
+        table = client.create_table("orders", txnkv.Schema({"id": "int64"}, ["id"]))
+        client.create_index(table, ["id"], unique=True)
+        events = client.create_topic("events")
+        events.subscribe(EVIL).close()
+        with client.transaction() as txn:
+            for number in range(3):
+                txn.insert(table, (number,))
+            txn.send(events, b"first")
+        internals.flush(client)
+        with client.transaction() as txn:
+            txn.delete(table, 1)
+        internals.flush(client)
+        holder = client.new_transaction(timeout=600)
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox, "MAX_BYTES", -1)
+            holder.send(events, b"held")
+            holder.flush()
+        with client.transaction() as txn:
+            txn.send(events, b"behind")
+        yield holder
+        holder.rollback()
+
+
+@pytest.fixture
+def serve(store):
+    """Starts the command as a user does; each is stopped by Ctrl-C at the end, and exits with 0."""
+    begun = []
+
+    def start(*options):
+        args = [sys.executable, "-m", "txnkv", "ui", str(store), *options]
+        server = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        begun.append(server)
+        line = server.stdout.readline()
+        found = re.fullmatch(rf"showing {re.escape(str(store))} at http://(127.0.0.1:\d+)/\n", line)
+        assert found, (line, server.poll())
+        return found[1]
+
+    yield start
+    for server in begun:
+        os.kill(server.pid, signal.SIGINT)
+        assert server.communicate(timeout=120)[1] == ""
+        assert server.returncode == 0
+
+
+def ask(address, method, path, **headers):
+    """Return status, headers and text of an answer."""
+    connection = http.client.HTTPConnection(address, timeout=120)
+    connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers, text
+
+
+def test_the_page_shows_the_store_and_ends_what_holds_it_up(held, serve, until):
+    address = serve()
+    status, headers, page = ask(address, "GET", "/")
+    assert status == 200
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    token = re.search('name="token" content="([^"]+)"', page)[1]
+    assert len(token) > 30
+    for path in ("/ui.js", "/ui.css"):
+        assert ask(address, "GET", path)[0] == 200
+
+    def state():
+        return json.loads(ask(address, "GET", "/state?of=0")[2])
+
+    until(lambda: state()["view"], 300)
+    found = state()
+    view, ring = found["view"], found["ring"]
+    assert found["error"] is None
+    assert view["held_up"][0]["held_up_by"] == held.id.local
+    assert view["transactions"][0]["holds_up"] == ["events/0 @1"]
+    assert view["subscriptions"][0]["name"] == EVIL
+    assert (view["counts"]["tables"], view["counts"]["topics"]) == (1, 1)
+    assert ring[-1]["lag"] == 1
+    last = ring[-1]["at"]
+    assert all(
+        each["at"] > last
+        for each in json.loads(ask(address, "GET", f"/state?of={last}")[2])["ring"]
+    )
+
+    table = json.loads(ask(address, "GET", "/table?of=orders")[2])
+    assert table["indexes"] == [{"columns": ["id"], "unique": True, "ready": True}]
+    (tablet,) = table["tablets"]
+    (row_set,) = tablet["row_sets"]
+    assert (row_set["first"], row_set["last"], row_set["rows"], row_set["deleted"]) == (
+        "0",
+        "2",
+        3,
+        1,
+    )
+    (partition,) = json.loads(ask(address, "GET", "/topic?of=events")[2])["partitions"]
+    assert (partition["start"], partition["stable"], partition["end"]) == (0, 1, 3)
+    assert partition["open"] == [{"id": held.id.local, "first": 1}]
+    status, _, text = ask(address, "GET", "/table?of=%3Cscript%3E")
+    assert status == 400
+    assert "<script>" in json.loads(text)["error"]
+
+    abort = f"/abort?of={held.id.local}"
+    for method, path, headers, refused in (
+        ("POST", abort, {}, 403),
+        ("POST", abort, {"X_Token": "guessed"}, 403),
+        ("POST", abort, {"X_Token": token, "Origin": "http://evil.example"}, 403),
+        ("POST", abort, {"X_Token": token, "Origin": "null"}, 403),
+        ("GET", abort, {"X_Token": token}, 405),
+        ("GET", "/state", {"Host": "evil.example"}, 403),
+        ("GET", "/../pyproject.toml", {}, 404),
+        ("POST", "/abort?of=x", {"X_Token": token}, 400),
+    ):
+        assert ask(address, method, path, **headers)[0] == refused, (method, path, headers)
+    assert held.state.name == "OPEN"
+    own = {"X_Token": token, "Origin": f"http://{address}"}
+    status, _, text = ask(address, "POST", abort, **own)
+    assert (status, json.loads(text)) == (200, f"transaction {held.id.local} is ABORTED")
+    status, _, text = ask(address, "POST", "/abort?of=987654321", **own)
+    assert (status, "987654321" in json.loads(text)["error"]) == (400, True)
+    status, _, text = ask(address, "POST", "/compact", **own)
+    assert status == 200
+    assert json.loads(text)
+    until(lambda: not state()["view"]["held_up"], 300)
+
+
+def test_read_only_has_no_token(store, serve):
+    address = serve("--read-only")
+    assert 'name="token" content=""' in ask(address, "GET", "/")[2]
+    for token in ("", "x"):
+        assert ask(address, "POST", "/compact", X_Token=token)[0] == 403
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path, fail):
+    assert "no store at" in fail("ui", tmp_path / "none")
+
+
+def test_the_extra_that_is_missing_is_told(store, fail, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert fail("ui", store).endswith("pip install 'txnkv[ui]'")
+
+
+def test_an_error_of_the_store_is_told_and_it_looks_again(store, until, monkeypatch):
+    def broken(*_):
+        raise txnkv.CorruptionError("status.db is damaged")
+
+    watched = Watched(str(store), 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr("txnkv.cli.ui.views", broken)
+        with watched:
+            until(lambda: watched.state(0)["error"] == "status.db is damaged", 300)
+            patch.undo()
+            until(lambda: watched.state(0)["ring"], 300)
+            assert watched.state(0)["error"] is None

@@ -1,0 +1,319 @@
+"""`txnkv ui`: a store as it lives, as a page in a browser of this machine.
+
+A thread takes a view a second (`top.views`), the last ones are kept in a *ring* for the plots; the
+page asks for what is new. Tables and topics are looked at when they are opened in the page.
+
+    thread    view view view view ...      ring: the numbers of the last quarter of an hour
+    page      GET /state?of=TIME           the last view, and the numbers after a time
+              POST /abort?of=ID, /compact  with the page's token: `txnkv txn abort`, `txnkv compact`
+
+Other pages of the browser are not let in: a request names the address that was printed as
+its host (a name that somebody has pointed at 127.0.0.1 is another one), comes from no other
+page, and one that changes something shows the token that only this page has.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any, Final
+
+import click
+
+import txnkv
+from txnkv.cli.command_group import words
+from txnkv.cli.console import json_text, json_value, store_argument
+from txnkv.cli.top import views
+from txnkv.core import CoreError
+from txnkv.errors import TxnkvError
+from txnkv.tables import Tablet
+from txnkv.topics import overview_of
+
+_KEPT: Final = 900
+"""Samples in the ring."""
+_DRAWN: Final = 500
+"""Row sets and segments of a drawing, at most."""
+_SENT: Final = 300
+"""Tables, topics, transactions, ... that the page is sent, at most of each."""
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@click.command()
+@store_argument
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Of 127.0.0.1; a free one by default.",
+)
+@click.option("--read-only", is_flag=True, help="No buttons that change something.")
+def ui(store: str, port: int, read_only: bool) -> None:
+    """Show a store as it lives in a browser on this machine, until Ctrl-C.
+
+    What `txnkv top` shows, with plots over time, and drawings of tables and topics. Needs
+    `pip install 'txnkv[ui]'`.
+    """
+    try:
+        import uvicorn
+
+        watched = Watched(store)
+        server = socket.create_server(("127.0.0.1", port))
+        address = "127.0.0.1:{1}".format(*server.getsockname())
+        token = "" if read_only else secrets.token_urlsafe()
+        app = application(watched, address, token)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing, by which the page is served: pip install 'txnkv[ui]'"
+        ) from None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False,
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    with suppress(KeyboardInterrupt), server, watched:
+        click.echo(f"showing {store} at http://{address}/")
+        uvicorn.Server(config).run(sockets=[server])
+
+
+class Watched:
+    """A store that is looked at once a second, and the numbers of its last views.
+
+    Raises:
+        StoreNotFoundError: there is none.
+    """
+
+    def __init__(self, path: str, interval: float = 1.0) -> None:
+        self.path = path
+        self._interval = interval
+        self._client = txnkv.connect(path, create=False, read_only=True)
+        self._ring: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._view: dict[str, Any] = {}
+        self._error: str | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._look, name="txnkv-ui", daemon=True)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._thread.join(60)
+        self._client.close()
+
+    def state(self, since: float) -> dict[str, Any]:
+        """The last view, and the numbers of those after a time, in seconds since 1970."""
+        ring = [each for each in self._ring.copy() if each["at"] > since]
+        return {"view": self._view, "ring": ring, "error": self._error}
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The schema of a table, and its tablets with the key ranges of their row sets.
+
+        Ranges are places among the ends of all ranges of a tablet, in the order of keys.
+        """
+        schema = self._client.table(name).schema
+        engine = self._client.instance.engine
+        columns = list(schema.type_names().items())
+        tablets = []
+        for tablet in engine.tablets(engine.get(name)):
+            infos = tablet.reload().infos
+            ends = sorted({key for each in infos for key in (each.min_key, each.max_key)})
+            place = {key: at for at, key in enumerate(ends)}
+            tablets.append(
+                {
+                    "id": tablet.id,
+                    "ends": len(ends),
+                    "count": len(infos),
+                    "row_sets": [
+                        {
+                            "id": each.id,
+                            "from": place[each.min_key],
+                            "to": place[each.max_key],
+                            "first": _key(tablet, each.min_key),
+                            "last": _key(tablet, each.max_key),
+                            "rows": each.rows,
+                            "deleted": each.deleted,
+                            "bytes": each.size,
+                            "versioned": each.versioned,
+                        }
+                        for each in infos[:_DRAWN]
+                    ],
+                }
+            )
+        return {
+            "primary_key": list(schema.primary_key),
+            "columns": columns,
+            "indexes": [
+                {
+                    "columns": [columns[number][0] for number in index.columns],
+                    "unique": index.unique,
+                    "ready": index.ready,
+                }
+                for index in schema.indexes
+            ],
+            "tablets": tablets,
+        }
+
+    def topic(self, name: str) -> dict[str, Any]:
+        """The partitions of a topic: offsets, segments, and transactions that are open there."""
+        engine = self._client.instance.topics
+        topic = engine.get(name)
+        found = []
+        for seen, partition in zip(
+            overview_of(engine, topic).partitions, engine.partitions(topic), strict=True
+        ):
+            segments = []
+            if seen.error is None and partition.exists:
+                with partition.environment.read() as txn:
+                    segments = [(each.base, each.bytes) for each in partition.log.segments(txn)]
+            found.append(
+                {
+                    "number": seen.number,
+                    "start": seen.start,
+                    "end": seen.end,
+                    "stable": seen.last_stable_offset,
+                    "bytes": seen.bytes,
+                    "segments": segments[-_DRAWN:],
+                    "open": [{"id": each.txn_id, "first": each.first_offset} for each in seen.open],
+                    "waiting": sum(seen.waiting.values()),
+                    "error": seen.error,
+                }
+            )
+        return {"buffer": topic.buffer, "partitions": found}
+
+    def act(self, *command: str) -> str:
+        """Call a command, and return what it says.
+
+        It has a process of its own: one that has a store open to read cannot write to it.
+
+        Raises:
+            ValueError: it failed, with its own text.
+        """
+        called = [sys.executable, "-P", "-m", "txnkv", *command]
+        done = subprocess.run(called, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr.strip().removeprefix("Error: "))
+        return done.stdout.strip()
+
+    def _look(self) -> None:
+        while not self._ended:
+            try:
+                for view in views(self._client, self._interval):
+                    if self._ended:
+                        return
+                    self._view, self._error = _cut(view), None
+                    self._ring.append(_numbers(view))
+            except (TxnkvError, OSError) as error:
+                self._error = words(error)
+                time.sleep(self._interval)
+
+
+def _key(tablet: Tablet, key: bytes) -> str:
+    """A key as text; where it cannot be read, its bytes."""
+    try:
+        values = [json_value(value) for value in tablet.codec.decode_one(key)]
+    except CoreError:
+        values = [key.hex()]
+    text = ", ".join(str(value) for value in values)
+    return text if len(text) <= 60 else f"{text[:59]}\u2026"
+
+
+def _cut(view: dict[str, Any]) -> dict[str, Any]:
+    """A view with the largest of its many tables and topics, and how many there are."""
+    floor = txnkv.Timestamp(view["history_floor"])
+    cut = {**view, "counts": {}, "history": floor.datetime.isoformat() if floor else None}
+    for name in ("tables", "topics"):
+        largest = sorted(view[name].items(), key=lambda each: -each[1]["bytes"])
+        cut["counts"][name], cut[name] = len(largest), dict(largest[:_SENT])
+    for name in ("transactions", "held_up", "subscriptions"):
+        cut["counts"][name], cut[name] = len(view[name]), view[name][:_SENT]
+    return cut
+
+
+def _numbers(view: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a view that are plotted."""
+    return {
+        "at": time.time(),
+        "commits": view["per_second"]["commits"],
+        "p99": view["commit_seconds"]["p99"],
+        "conflicts": view["per_second"]["conflicts"],
+        "lag": sum(each["lag"] for each in view["subscriptions"]),
+        "memory": view["memory_bytes"],
+        "files": view["files_bytes"],
+    }
+
+
+# -- the page and its answers ----------------------------------------------------------
+
+
+def application(watched: Watched, address: str, token: str) -> Any:
+    """The ASGI application.
+
+    Args:
+        watched: the store.
+        address: host and port, by which alone it is asked for.
+        token: shown by requests that change something; empty: none may.
+    """
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    own = files("txnkv.cli")
+    html = own.joinpath("ui.html").read_text().replace("TOKEN", token)
+    pages = {
+        "/": (html, "text/html"),
+        "/ui.css": (own.joinpath("ui.css").read_text(), "text/css"),
+        "/ui.js": (own.joinpath("ui.js").read_text(), "text/javascript"),
+    }
+    hosts = {address, address.replace("127.0.0.1", "localhost")}
+    actions: dict[str, Callable[[str], str]] = {
+        "abort": lambda id: watched.act("txn", "abort", "--", watched.path, str(int(id))),
+        "compact": lambda _: watched.act("compact", "--", watched.path),
+    }
+    looks: dict[str, Callable[[str], Any]] = {
+        "state": lambda since: watched.state(float(since or 0)),
+        "table": watched.table,
+        "topic": watched.topic,
+    }
+
+    def answer(request: Any) -> Response:
+        origin = request.headers.get("origin")
+        if request.headers.get("host") not in hosts:
+            return Response("this page has another address", 403, _HEADERS)
+        if origin is not None and origin.removeprefix("http://") not in hosts:
+            return Response("another page may not ask this", 403, _HEADERS)
+        path = request.url.path
+        if path in pages:
+            text, kind = pages[path]
+            return Response(text, 200, _HEADERS, kind)
+        name, of = path.removeprefix("/"), request.query_params.get("of", "")
+        if request.method == "POST":
+            shown = request.headers.get("x-token", "")
+            if not token or not secrets.compare_digest(shown.encode(), token.encode()):
+                return Response("the page's token is missing", 403, _HEADERS)
+        try:
+            found = (actions if request.method == "POST" else looks)[name](of)
+        except (TxnkvError, ValueError, OSError) as error:
+            return Response(json_text({"error": words(error)}), 400, _HEADERS, "application/json")
+        return Response(json_text(found), 200, _HEADERS, "application/json")
+
+    gets = [Route(path, answer, methods=["GET"]) for path in (*pages, *(f"/{n}" for n in looks))]
+    posts = [Route(f"/{name}", answer, methods=["POST"]) for name in actions]
+    return Starlette(routes=[*gets, *posts])
