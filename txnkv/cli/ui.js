@@ -195,15 +195,22 @@ function topic(found) {
     + "messages wait for. Thin gaps part segments; a tall line is the first message of an open transaction."));
   return parts;
 }
+let opened = null;
 async function open(kind, name) {
+  opened = { kind, name };
   $("h-detail").textContent = `${kind === "table" ? "Table" : "Topic"} ${name}`;
   $("detail").hidden = false;
-  try {
-    const found = await (await fetch(`/${kind}?of=${encodeURIComponent(name)}`)).json();
-    $("drawing").replaceChildren(...(found.error ? [el("p", {}, `⚠ ${found.error}`)] : { table, topic }[kind](found)));
-  } catch { $("drawing").replaceChildren(el("p", {}, "⚠ the server does not answer")); }
+  await redraw();
   $("detail").focus();
   $("detail").scrollIntoView();
+}
+async function redraw() {
+  const asked = opened;
+  if (!asked) return;
+  const answer = await fetch(`/${asked.kind}?of=${encodeURIComponent(asked.name)}`).catch(() => null);
+  const found = answer ? await answer.json() : { error: "the server does not answer" };
+  if (asked !== opened) return; // Another was opened meanwhile, or it was shut.
+  $("drawing").replaceChildren(...(found.error ? [el("p", {}, `⚠ ${found.error}`)] : { table, topic }[asked.kind](found)));
 }
 
 // -- actions --------------------------------------------------------------------------
@@ -234,6 +241,7 @@ async function tick() {
       const { view, ring: fresh, error } = await (await fetch(`/state?of=${ring.at(-1)?.at ?? 0}`)).json();
       ring = ring.concat(fresh).slice(-900);
       if (ring.length && view.path) show(view, ring);
+      await redraw();
       alert(error && `⚠ ${error}`);
     } catch { alert("⚠ The server does not answer: what is shown is old. Start `txnkv ui` again."); }
   }
@@ -248,7 +256,7 @@ $("pause").onclick = () => {
   $("pause").textContent = paused ? "Go on" : "Pause";
   $("pause").setAttribute("aria-pressed", paused);
 };
-$("shut").onclick = () => { $("detail").hidden = true; };
+$("shut").onclick = () => { opened = null; $("detail").hidden = true; };
 $("no").onclick = () => $("ask").close();
 $("compact").hidden = !token;
 $("compact").onclick = () => ask("Compact the store?", "Row sets are merged, what nobody can see any more is left out, space is given "
