@@ -145,6 +145,11 @@ _SPARK = (
 )  # fmt: skip
 
 
+def pytest_configure() -> None:
+    """Take SIGINT as in a terminal: what a shell starts in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run what starts a Spark in one process: two at once are slow, and take much memory."""
@@ -188,14 +193,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _until() -> Callable[..., Any]:
     """Waits for a function to answer something true, and returns it."""
     return until
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Take SIGINT as in a terminal: a program that is started in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

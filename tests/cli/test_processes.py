@@ -16,8 +16,6 @@ import txnkv
 from tests import internals
 from txnkv.cli import main
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
-
 PROGRAM = [sys.executable, "-m", "txnkv"]
 
 

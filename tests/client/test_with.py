@@ -110,7 +110,7 @@ def _token(txn: txnkv.Transaction) -> txnkv.TxnToken:
 
 @pytest.mark.parametrize("taken_by", ["any thread", "another thread"])
 def test_an_interrupt_ends_a_load_without_end(
-    taken_by: str, client: txnkv.Client, table: txnkv.Table, ctrl_c: None
+    taken_by: str, client: txnkv.Client, table: txnkv.Table
 ) -> None:
     """It went on behind the back of who had interrupted it, and the rollback waited for it.
     A signal that the main thread did not take itself woke it only when the transaction ran out.

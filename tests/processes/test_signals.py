@@ -348,7 +348,7 @@ def test_signals_at_random_moments(
     assert sum(id < 0 for id in rows) == beside
 
 
-def test_ctrl_c_leaves_a_run(client: txnkv.Client, ctrl_c: None) -> None:
+def test_ctrl_c_leaves_a_run(client: txnkv.Client) -> None:
     """It was taken for a failed commit, and the run went on."""
     client.create_table("t", SCHEMA)
     runs: list[txnkv.Transaction] = []
@@ -366,9 +366,7 @@ def test_ctrl_c_leaves_a_run(client: txnkv.Client, ctrl_c: None) -> None:
     assert client.table("t").get(1) is None
 
 
-def test_ctrl_c_in_the_commit_of_a_run(
-    client: txnkv.Client, until: Callable[..., Any], ctrl_c: None
-) -> None:
+def test_ctrl_c_in_the_commit_of_a_run(client: txnkv.Client, until: Callable[..., Any]) -> None:
     """The commit goes on to its end; the exception comes out at once, or when it is there."""
     client.create_table("t", SCHEMA)
     runs: list[txnkv.Transaction] = []

@@ -89,7 +89,7 @@ def get_by(
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     writer, types = tables.row_writer(table), table.schema.columns
     index: TableIndex | None = None
-    with suppress(SchemaChangedError):  # one of then was dropped since
+    with suppress(SchemaChangedError):  # one of them was dropped since
         index = next((each for each in writer.indexes if each.columns == names), None)
     if index is None and find_index(table.schema, names) is None:
         raise no_index(table, names)
