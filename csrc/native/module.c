@@ -24,6 +24,7 @@ static PyMethodDef functions[] = {
     {"end_turn", turn_end, METH_O, NULL},
     {"monotonic_micros", clock_monotonic, METH_NOARGS, NULL},
     {"pack", (PyCFunction)(void (*)(void))payload_pack, METH_FASTCALL, NULL},
+    {"punch_hole", (PyCFunction)(void (*)(void))hole_punch, METH_FASTCALL, NULL},
     {"take_turn", turn_take, METH_O, NULL},
     {"wall_micros", clock_wall, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -24,4 +24,7 @@ PyObject *clock_monotonic(PyObject *module, PyObject *none);
 PyObject *turn_take(PyObject *module, PyObject *descriptor);
 PyObject *turn_end(PyObject *module, PyObject *descriptor);
 
+/* punch_hole(descriptor, offset, length): see hole.c. */
+PyObject *hole_punch(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
 #endif

@@ -24,12 +24,15 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "record_log.h"
+
+#define HOLE (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
 
 #define REAL(name)                                      \
     static __typeof__(name) *real;                      \
@@ -165,6 +168,24 @@ int truncate(const char *name, off_t size) {
 
 int truncate64(const char *name, off64_t size) { return truncate(name, size); }
 
+/* A hole: zeros are written, as far as the file goes. */
+static int punched(int (*real)(int, int, off64_t, off64_t), int fd, int mode, off64_t offset,
+                   off64_t length) {
+    struct stat found;
+    if (fstat(fd, &found) != 0) return -1;
+    const off64_t left = found.st_size > offset ? found.st_size - offset : 0;
+    const size_t count = (size_t)(length < left ? length : left);
+    void *zeros = calloc(count + 1, 1);
+    if (zeros == NULL) return -1;
+    ONE_PART(zeros, count);
+    uint64_t call;
+    const int recorded = begin_write(fd, offset, &part, 1, &call);
+    const int result = real(fd, mode, offset, length);
+    if (recorded) end(call, 0, result < 0 ? result : (int64_t)count);
+    free(zeros);
+    return result;
+}
+
 /* ALLOCATE: the offset is where the file ends afterwards at least. Only the plain mode is known. */
 static int64_t allocated_end(int mode, off64_t offset, off64_t length) {
     if (mode != 0 && mode != FALLOC_FL_KEEP_SIZE) {
@@ -176,12 +197,14 @@ static int64_t allocated_end(int mode, off64_t offset, off64_t length) {
 
 int fallocate(int fd, int mode, off_t offset, off_t length) {
     REAL(fallocate);
+    if (mode == HOLE) return punched(real, fd, mode, offset, length);
     RECORDED_ON(fd, ALLOCATE, 0, allocated_end(mode, offset, length), NULL, 0,
                 real(fd, mode, offset, length));
 }
 
 int fallocate64(int fd, int mode, off64_t offset, off64_t length) {
     REAL(fallocate64);
+    if (mode == HOLE) return punched(real, fd, mode, offset, length);
     RECORDED_ON(fd, ALLOCATE, 0, allocated_end(mode, offset, length), NULL, 0,
                 real(fd, mode, offset, length));
 }

@@ -311,6 +311,7 @@ class Maintenance:
                 self._checked = now
                 # A reader that was killed would keep LMDB from using pages again, for ever.
                 self._store.environments.reader_check()
+                self._store.environments.give_room_back()
         self._swept = number
 
     def _each(self, sweep: str, do: Callable[[], object]) -> None:

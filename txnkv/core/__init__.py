@@ -105,6 +105,7 @@ from txnkv.core.native import (
     hash64,
     monotonic_micros,
     pack,
+    punch_hole,
     release_pages,
     take_turn,
     wall_micros,

@@ -76,6 +76,7 @@ SharedWords = _native.Words
 end_turn = _native.end_turn
 monotonic_micros = _native.monotonic_micros
 pack = _native.pack
+punch_hole = _native.punch_hole
 take_turn = _native.take_turn
 wall_micros = _native.wall_micros
 
@@ -98,6 +99,7 @@ __all__ = [
     "monotonic_micros",
     "pack",
     "pointer",
+    "punch_hole",
     "readable",
     "release_pages",
     "take_turn",

@@ -5,7 +5,8 @@
                      that no signal interrupts, work of dropped objects
     directory        the layout on disk and FORMAT
     lmdb_open, environment, environments    LMDB
-    extents, lmdb_replace    how far each LMDB file was written, what takes its place
+    extents, lmdb_replace, lmdb_holes    how far each LMDB file was written, what takes its place,
+                     room that goes back to the disk
     runtime_file, runtime    what the processes share in memory
     sqlite_connection, write_queue, wal, status_db    SQLite
     store            all of it, once a process
@@ -14,7 +15,7 @@
 What is exported here is what other layers use.
 """
 
-from txnkv.storage import extents
+from txnkv.storage import extents, lmdb_holes
 from txnkv.storage.backup_files import (
     LIST,
     STATUS,

@@ -30,7 +30,13 @@ import lmdb
 from txnkv.errors import ClosedError, NotSupportedError, UnavailableError
 from txnkv.storage import extents
 from txnkv.storage.extents import Extent, Tracked
-from txnkv.storage.faults import declare_fault_point, fault_point, lmdb_error
+from txnkv.storage.faults import (
+    NO_HOLES_ERRNOS,
+    declare_fault_point,
+    errno_of,
+    fault_point,
+    lmdb_error,
+)
 from txnkv.storage.fork import GATE
 from txnkv.storage.lmdb_open import (
     EnvironmentOptions,
@@ -42,7 +48,7 @@ from txnkv.storage.lmdb_open import (
     StaleHandleError,
 )
 from txnkv.storage.locks import SharedGate, new_lock
-from txnkv.storage.write_queue import BusyError, FolderTurn
+from txnkv.storage.write_queue import BusyError, FolderTurn, waiting_for
 
 T = TypeVar("T")
 
@@ -93,7 +99,7 @@ class Environment:
         self.last_used = 0
         self._options, self.map_bytes = options, options.initial_map_size
         self._lmdb: OpenLmdb | None = None
-        self._retired = self._stale = False
+        self._retired = self._stale = self._keeps_room = False
         self._handles, self._gate = Handles(path), SharedGate()
         self._opening, self._turn = new_lock(), FolderTurn(path)
         self._live = _Live()
@@ -210,6 +216,25 @@ class Environment:
         """Frees the reader slots of dead processes; says how many."""
         with GATE.use(), self._gate.use():
             return int(self._opened().env.reader_check())
+
+    def give_room_back(self, seconds: float) -> int:
+        """Has the disk use again what the file does not need; see `lmdb_holes`.
+
+        Args:
+            seconds: for which writers may have to wait for it.
+
+        Returns:
+            Bytes given back. 0 also where this process does not write, or another one does now.
+        """
+        with GATE.use(), self._gate.use(), waiting_for(None):
+            open_ = self._lmdb
+            if open_ is None or self._keeps_room:
+                return 0
+            try:
+                return open_.give_room_back(seconds)
+            except (BusyError, lmdb.Error, OSError) as error:
+                self._keeps_room = errno_of(error) in NO_HOLES_ERRNOS
+                return 0  # who writes to it is told what is wrong
 
     def extent(self) -> Extent:
         """Read from the file which one it is, and how far it was written."""

@@ -8,6 +8,7 @@ name the same folder get the same object.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,6 +34,10 @@ WRITABLE_CAP = 64
 """The most that are open to write: for each of them LMDB keeps some 3 MiB of lists."""
 _SHARE = 8
 """The part of a cap, an eighth, that is closed when it is reached: not one for each that comes."""
+_HOLD_SECONDS = 0.01
+"""Seconds for which room is given back while other writers of the file wait."""
+_GIVING_SECONDS = 0.5
+"""Seconds for which that goes on with one file, with writers in between."""
 
 
 class _Table:
@@ -319,6 +324,18 @@ class Environments:
     def reader_check(self) -> int:
         """Frees the reader slots of dead processes in all open environments; says how many."""
         return sum(each.reader_check() for each in list(self._held.values()) if each.is_open)
+
+    def give_room_back(self) -> int:
+        """Has the disk use again what the open files do not need; returns the bytes.
+
+        A file whose writers are held up for long is gone on with the next time.
+        """
+        given = 0
+        for each in list(self._held.values()):
+            until = time.monotonic() + _GIVING_SECONDS
+            while time.monotonic() < until and (more := each.give_room_back(_HOLD_SECONDS)):
+                given += more
+        return given
 
     @property
     def open_count(self) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 import lmdb
 
 from txnkv.errors import StoreNotFoundError, UnavailableError
-from txnkv.storage import extents
+from txnkv.storage import extents, lmdb_holes
 from txnkv.storage.clocks import clock
 from txnkv.storage.directory import (
     allocate,
@@ -112,6 +112,7 @@ class OpenLmdb:
     base: int = 0
     _inode: tuple[int, int] = (0, 0)
     _seen: int = 0
+    _roomless: int = -1
 
     @classmethod
     def open(
@@ -250,6 +251,37 @@ class OpenLmdb:
         """Takes over the map size that another process gave. No transaction is live."""
         self.env.set_mapsize(0)
         self._mapped()
+
+    def give_room_back(self, seconds: float) -> int:
+        """Makes holes of free pages, if this process writes to the file and nobody does now.
+
+        Args:
+            seconds: for which other writers may wait for it.
+
+        Returns:
+            Bytes that the disk has again; not all that it may have, when the time was over.
+
+        Raises:
+            BusyError: somebody else writes.
+            lmdb.Error, OSError: LMDB or the disk refused.
+        """
+        if not self.writable or self.last_number == self._roomless:
+            return 0
+        txn = self._begin_write(wait=False)
+        try:
+            number, until = txn.id(), time.monotonic() + seconds
+            with opened(self.path / "data.mdb", os.O_RDWR) as descriptor:
+                status = os.fstat(descriptor)
+                if (status.st_dev, status.st_ino) != self._inode:
+                    return 0
+                read = lmdb_holes.readers(self.env)
+                go_on = lambda: time.monotonic() < until  # noqa: E731
+                given = lmdb_holes.make_holes(descriptor, number, read, go_on)
+        finally:
+            txn.abort()
+            self.end_write()
+        self._roomless = -1 if given else number - 1
+        return given
 
     def close(self) -> None:
         """Unmaps the environment. No transaction is live."""
