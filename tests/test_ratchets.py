@@ -84,7 +84,7 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_814, "tables": 9_196, "storage": 4_139, "cli": 4_518, "coordinator": 3_042,
+    "topics": 10_814, "tables": 9_196, "storage": 4_140, "cli": 4_518, "coordinator": 3_042,
     "transaction": 3_214, "core": 3_250, "spark": 2_275, "client": 3_551, "aio": 557,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.

@@ -12,6 +12,7 @@ import pytest
 
 import txnkv
 from tests import internals
+from txnkv.storage import lmdb_holes
 
 ROWS = 120_000
 
@@ -23,6 +24,11 @@ def data(first: int, value: str) -> pa.Table:
 
 def file_bytes(path: Path) -> int:
     return sum((each / "data.mdb").stat().st_size for each in (path / "tablets").iterdir())
+
+
+def allocated(path: Path) -> int:
+    files = (each / "data.mdb" for each in (path / "tablets").iterdir())
+    return sum(file.stat().st_blocks * 512 for file in files)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +84,55 @@ def test_writes_go_on_after_the_file_was_replaced(
     assert table.get(7) == {"id": 7, "v": "four 7"}
     client.close()
     assert connect().table("t").count() == ROWS
+
+
+def merge_and_write(client: txnkv.Client) -> None:
+    internals.compact(client)
+    with client.transaction() as txn:  # what was freed last is not free for the next
+        txn.write("t", data(0, "three").slice(0, 10), op="upsert")
+    internals.flush(client)
+
+
+def test_the_leader_gives_room_back(
+    client: txnkv.Client, table: txnkv.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_holes, "LEAST", 0)
+    fill(client)
+    internals.flush(client)
+    merge_and_write(client)
+    before, room = file_bytes(store_path), allocated(store_path)
+    assert internals.maintenance(client).round(resume_all=True)
+    assert allocated(store_path) < room / 2
+    assert file_bytes(store_path) == before
+    assert table.count() == ROWS // 2
+    assert client.check().problems == []
+
+
+def test_room_is_given_back_while_another_process_reads(
+    client: txnkv.Client,
+    table: txnkv.Table,
+    process: Callable[..., Any],
+    store_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lmdb_holes, "LEAST", 0)
+    fill(client)
+    other = process(
+        """
+        table = client.table("t")
+        while wait():
+            say((table.count(), table.get(7)["v"]))
+        """
+    )
+    other.tell("look")
+    assert other.hear() == (ROWS // 2, "three 7")
+    merge_and_write(client)
+    room = allocated(store_path)
+    assert internals.store(client).environments.give_room_back() > room / 2
+    assert allocated(store_path) < room / 2
+    other.tell("look")
+    assert other.hear() == (ROWS // 2, "three 7")
+    assert table.get(7) == {"id": 7, "v": "three 7"}
 
 
 def test_a_file_that_another_process_has_open_stays(

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
@@ -303,3 +304,31 @@ def _make_holes(env: Any, folder: Path, all_of_them: bool) -> None:
         os.close(descriptor)
         txn.abort()
     assert used_pages(env) + len(free) + len(kept) == meta.last_page + 1
+
+
+def test_a_damaged_list_is_left_alone_or_taken_as_it_is(environment: Environment) -> None:
+    """Each byte of the head and of the lists, flipped: no error, and no hole behind the end."""
+    there = empty(environment)
+    environment.close()
+    file = environment.path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    with file.open("r+b") as opened:
+        descriptor = opened.fileno()
+        meta = lmdb_holes._last_meta(descriptor)
+        _, _, kept = lmdb_holes._free_pages(descriptor, meta.number)
+        places = [*range(16, 152), *range(4096 + 16, 4096 + 152)]
+        for page in kept:
+            places += range(page * 4096, page * 4096 + 64)
+            places += range(page * 4096 + 4000, page * 4096 + 4096)
+        alone = 0
+        for place in places:
+            os.pwrite(descriptor, bytes([data[place] ^ 0x41]), place)
+            with patch.object(lmdb_holes, "punch_hole") as punched:
+                made = lmdb_holes.make_holes(descriptor, meta.number + 1, iter(()), lambda: True)
+            assert made == 0
+            alone += not punched.called
+            for (_, at, count), _ in punched.call_args_list:
+                assert 8192 <= at < at + count <= len(data)
+            os.pwrite(descriptor, data[place : place + 1], place)
+    assert alone > 50
+    assert content(environment) == there

@@ -124,6 +124,7 @@ def _free_pages(
     """
     meta = _last_meta(descriptor)
     _require(meta.number == number)
+    _require((meta.last_page + 1) * meta.page_bytes <= os.fstat(descriptor).st_size)
     lists: list[tuple[int, memoryview]] = []
     kept: set[int] = set()
     if meta.root != _NO_ROOT:
