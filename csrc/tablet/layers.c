@@ -9,6 +9,21 @@
 
 #include <stdbool.h>
 
+/* The first 8 bytes of a key as a number; of a shorter key as if it went on with zeros. */
+static uint64_t beginning_of(slice_t key) {
+    uint8_t bytes[8] = {0};
+    if (key.len >= 8) return load_be64(key.data);
+    copy_bytes(bytes, key.data, key.len);
+    return load_be64(bytes);
+}
+
+void layers_init_row_set(layer_row_set_t *row_set) {
+    const uint32_t n = row_set->lasts.n;
+    CHECK(n == row_set->firsts.n);
+    row_set->low = n == 0 ? UINT64_MAX : beginning_of(keys_at(&row_set->firsts, 0));
+    row_set->high = n == 0 ? 0 : beginning_of(keys_at(&row_set->lasts, n - 1));
+}
+
 void layers_set_block(layer_row_set_t *row_set, uint32_t number, const layer_block_t *block) {
     CHECK(number < row_set->lasts.n);
     __atomic_store_n(row_set->blocks + number, block, __ATOMIC_RELEASE);
@@ -95,8 +110,7 @@ static bool begins_by(const keys_t *firsts, uint32_t number, slice_t key) {
 }
 
 /* The version of a key that a snapshot sees, and its insert stamp. Versions go over from one block
- * into the next; when the newest at or below the snapshot is dead, all before are. Filters are
- * asked where there are several row sets: in the only one the key most likely is. */
+ * into the next; when the newest at or below the snapshot is dead, all before are. */
 static version_t version_of(const layer_row_set_t *row_set, slice_t key, uint64_t snapshot,
                             bool filtered, layer_found_t *out, uint64_t *out_stamp) {
     version_t version = NOT_THERE;
@@ -127,32 +141,40 @@ static version_t version_of(const layer_row_set_t *row_set, slice_t key, uint64_
 /* -- all of them -------------------------------------------------------------------------- */
 
 static bool is_asked(const layer_step_t *step, slice_t key, uint64_t snapshot) {
-    const keys_t *firsts = &step->row_set->firsts, *lasts = &step->row_set->lasts;
-    if (lasts->n == 0 || step->row_set->first_stamp > snapshot) return false;
+    const layer_row_set_t *row_set = step->row_set;
+    const uint64_t number = beginning_of(key);
+    if (number < row_set->low || number > row_set->high) return false;
+    const keys_t *firsts = &row_set->firsts, *lasts = &row_set->lasts;
+    if (row_set->first_stamp > snapshot) return false;
     return slice_compare(keys_at(firsts, 0), key) <= 0 &&
            slice_compare(keys_at(lasts, lasts->n - 1), key) >= 0;
 }
 
-int layers_meet(const layers_t *layers, const uint8_t *key, size_t key_len, uint64_t snapshot) {
-    const slice_t bytes = {key, key_len};
-    for (uint32_t i = 0; i < layers->staged_n; i++) {
-        if (is_asked(layers->staged + i, bytes, snapshot)) return 1;
-    }
-    for (uint32_t i = 0; i < layers->steps_n; i++) {
-        if (is_asked(layers->steps + i, bytes, snapshot)) return 1;
-    }
-    return 0;
+/* The first step in [from, n) that may have the key, else n. */
+static uint32_t next_asked(const layer_step_t *steps, uint32_t from, uint32_t n, slice_t key,
+                           uint64_t snapshot) {
+    while (from < n && !is_asked(steps + from, key, snapshot)) from++;
+    return from;
 }
 
-/* Looks in the steps by turns; whether one of them has decided. */
-static bool walk(const layers_t *layers, const layer_step_t *steps, uint32_t n, uint32_t first,
-                 slice_t key, uint64_t snapshot, layer_found_t *out) {
-    const bool filtered = layers->staged_n + layers->steps_n > 1;
-    for (uint32_t i = 0; i < n; i++) {
+int layers_meet(const layers_t *layers, const uint8_t *key, size_t key_len, uint64_t snapshot) {
+    const slice_t bytes = {key, key_len};
+    const uint32_t staged_n = layers->staged_n, steps_n = layers->steps_n;
+    return next_asked(layers->staged, 0, staged_n, bytes, snapshot) < staged_n ||
+           next_asked(layers->steps, 0, steps_n, bytes, snapshot) < steps_n;
+}
+
+/* Looks in the steps by turns; whether one of them has decided. In the last that may have it, with
+ * `more` steps or none behind these, the key most likely is: its filter is not asked. */
+static bool walk(const layer_step_t *steps, uint32_t n, uint32_t first, bool more, slice_t key,
+                 uint64_t snapshot, layer_found_t *out) {
+    uint32_t i = next_asked(steps, 0, n, key, snapshot);
+    for (uint32_t next; i < n; i = next) {
         const layer_step_t *step = steps + i;
-        if (!is_asked(step, key, snapshot)) continue;
+        next = next_asked(steps, i + 1, n, key, snapshot);
         uint64_t stamp = 0;
-        const version_t version = version_of(step->row_set, key, snapshot, filtered, out, &stamp);
+        const version_t version =
+            version_of(step->row_set, key, snapshot, more || next < n, out, &stamp);
         out->step = first + i;
         if (version == STOPPED) return true;
         if (version == SEEN && step->row_set->tombstones == 0 && stamp >= step->before) {
@@ -188,11 +210,12 @@ uint32_t layers_find(const layers_t *layers, const mem_row_set_t *own, const uin
     const slice_t bytes = {key, key_len};
     *out = (layer_found_t){.state = LAYERS_ABSENT};
     if (in_memory(own, bytes, 0, UINT64_MAX, LAYERS_OWN, out)) return out->state;
-    if (walk(layers, layers->staged, layers->staged_n, 0, bytes, snapshot, out)) return out->state;
+    const bool more = layers->steps_n != 0;
+    if (walk(layers->staged, layers->staged_n, 0, more, bytes, snapshot, out)) return out->state;
     if (in_memory(layers->memory, bytes, layers->flushed, snapshot, LAYERS_MEMORY, out)) {
         return out->state;
     }
-    walk(layers, layers->steps, layers->steps_n, layers->staged_n, bytes, snapshot, out);
+    walk(layers->steps, layers->steps_n, layers->staged_n, false, bytes, snapshot, out);
     return out->state;
 }
 

@@ -30,8 +30,9 @@ typedef struct {
     const block_t *columns;
 } layer_block_t;
 
-/* Keys: the first and the last of each block. Stamps: the lowest and the highest of its rows,
- * both 0 when a transaction staged it, and all of it is seen. */
+/* Keys: the first and the last of each block; `low` and `high` are the beginnings of the first and
+ * the last of all, as numbers. Stamps: the lowest and the highest of its rows, both 0 when a
+ * transaction staged it, and all of it is seen. */
 typedef struct {
     keys_t firsts;
     keys_t lasts;
@@ -40,6 +41,8 @@ typedef struct {
     uint64_t stamp;
     uint32_t versioned;  /* a key may be there several times, newest first */
     uint32_t tombstones; /* its keys are deleted ones; there are no rows */
+    uint64_t low;        /* filled by layers_init_row_set */
+    uint64_t high;
 } layer_row_set_t;
 
 /* Rows inserted below `before` are hidden by a later step. `hides`: no key of it is looked for any
@@ -76,6 +79,9 @@ typedef struct {
     uint32_t step;
     uint32_t number;
 } layer_found_t;
+
+/* Notes between which keys it has any: most others are then passed with a look at two numbers. */
+void layers_init_row_set(layer_row_set_t *row_set);
 
 /* Gives a row set a block. */
 void layers_set_block(layer_row_set_t *row_set, uint32_t number, const layer_block_t *block);

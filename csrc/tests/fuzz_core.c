@@ -101,7 +101,8 @@ static void fuzz_layers(const uint8_t *data, size_t len, const block_t *block) {
     const layer_block_t *list[1] = {&at};
     const uint8_t least[1] = {0}, most[16] = {255, 255, 255, 255, 255, 255, 255, 255};
     const uint8_t ends[16] = {0, 0, 0, 0, 16};
-    layer_row_set_t set = {{least, 0, ends + 8, 0, 1}, {most, 16, ends, 0, 1}, list, 1, 9, 1, 0};
+    layer_row_set_t set = {{least, 0, ends + 8, 0, 1}, {most, 16, ends, 0, 1}, list, 1, 9, 1, 0, 0, 0};
+    layers_init_row_set(&set);
     const layer_step_t step = {&set, 0, 0};
     const layers_t layers = {NULL, &step, NULL, 0, 0, 1};
     layer_found_t found;

@@ -12,6 +12,7 @@ import pytest
 import txnkv
 from tests import internals
 from txnkv.coordinator.maintenance import Maintenance
+from txnkv.core import layers
 
 ROWS = 20_000
 SCHEMA = txnkv.Schema(
@@ -70,6 +71,27 @@ def test_they_are_at_hand(client: txnkv.Client, table: txnkv.Table) -> None:
     assert list(at_hand(client, table))
     look(table, dict.fromkeys(range(ROWS), 1))
     assert table.get(-1) is table.get(ROWS) is None
+
+
+def test_a_block_whose_reader_was_interrupted(
+    client: txnkv.Client, table: txnkv.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler's exception comes when the block is kept here, and the core does not know of it."""
+    put(client, 1, range(ROWS))
+    core, interrupts = layers.lib, [KeyboardInterrupt]
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            if name == "layers_set_block" and interrupts:
+                raise interrupts.pop()
+            return getattr(core, name)
+
+    monkeypatch.setattr(layers, "lib", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        table.get_many([3])
+    assert not interrupts
+    assert table.get(3) == row(1, 3)
+    look(table, dict.fromkeys(range(ROWS), 1))
 
 
 def test_row_sets_that_were_replaced_and_whose_pages_are_used_again(

@@ -252,7 +252,6 @@ class Table(Closing):
 
         return self._read(snapshot, get)
 
-    @shielded
     def get_many(self, keys: Sequence[Any], snapshot: At = None) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         return self._read(

@@ -127,13 +127,14 @@ class LayerRowSet:
         stamps = stamps or (0, 0)
         self.c = ffi.new(
             "layer_row_set_t *",
-            (firsts.c[0], lasts.c[0], self._list, *stamps, versioned, tombstones),
+            (firsts.c[0], lasts.c[0], self._list, *stamps, versioned, tombstones, 0, 0),
         )
+        lib.layers_init_row_set(self.c)
 
     def put(self, number: int, block: LayerBlock) -> None:
         """Give it a block; one that is there stays."""
-        if self.blocks.setdefault(number, block) is block:
-            lib.layers_set_block(self.c, number, block.c)
+        # Also one that was there: whoever put it may have been interrupted in between.
+        lib.layers_set_block(self.c, number, self.blocks.setdefault(number, block).c)
 
 
 class LayerStep(NamedTuple):
