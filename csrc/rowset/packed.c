@@ -106,6 +106,14 @@ bool packed_sane(const packed_t *packed) {
     return true;
 }
 
+void packed_prefetch(const packed_t *packed, uint32_t i) {
+    packed_frame_t frame;
+    const uint32_t number = i / PACKED_FRAME, at = i % PACKED_FRAME;
+    if (!load_frame(packed, number, count_of(packed, number), &frame) || frame.bits == 0) return;
+    const size_t row = (size_t)frame.at + at / PACKED_LANES * frame.bits / 64;
+    __builtin_prefetch(packed->words + row * PACKED_ROW_BYTES + 8 * (size_t)(at % PACKED_LANES));
+}
+
 uint32_t packed_frame(const packed_t *packed, uint32_t number, uint64_t *out) {
     packed_frame_t frame;
     const uint32_t count = count_of(packed, number);

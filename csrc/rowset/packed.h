@@ -54,6 +54,9 @@ bool packed_sane(const packed_t *packed);
 /* Number i. CORRUPT: its frame is damaged. i is below n. */
 status_t packed_get(const packed_t *packed, uint32_t i, uint64_t *out);
 
+/* Asks for the memory of number i, which is below n, once that of its frame is there. */
+void packed_prefetch(const packed_t *packed, uint32_t i);
+
 /* The numbers of a frame, 1024 or, of the last, as many as there are; returns how many, 0 when
  * the frame is damaged. `out` has room for 1024. */
 uint32_t packed_frame(const packed_t *packed, uint32_t frame, uint64_t *out);

@@ -14,11 +14,18 @@ static block_kind_t kind_of(row_kind_t kind) {
 
 enum { TOGETHER = 16 };
 
+static bool is_packed(const block_t *block, uint32_t row) {
+    return block->encoding != BLOCK_PLAIN && block->encoding != BLOCK_RUNS &&
+           row < block->numbers[0].n;
+}
+
 /* A value waits for memory twice or more, so those of some rows are asked for before all are read. */
 static void prefetch(const block_t *block, uint32_t row) {
     if (block->validity != NULL) __builtin_prefetch(block->validity + row / 8);
-    if (block->encoding != BLOCK_PLAIN) {
+    if (is_packed(block, row)) {
         __builtin_prefetch(block->numbers[0].frames + row / PACKED_FRAME * PACKED_FRAME_BYTES);
+    } else if (block->encoding != BLOCK_PLAIN) {
+        return;
     } else if (block->offsets != NULL) {
         __builtin_prefetch(block->offsets + 4 * (size_t)row);
     } else if (block->data != NULL) {
@@ -102,6 +109,13 @@ static void prefetch_rows(const row_layout_t *layout, const layer_found_t *found
         if (found[i].state != LAYERS_BLOCK) continue;
         for (uint32_t c = 0; c < layout->n; c++) {
             prefetch(found[i].block->columns + c, found[i].row);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (found[i].state != LAYERS_BLOCK) continue;
+        for (uint32_t c = 0; c < layout->n; c++) {
+            const block_t *block = found[i].block->columns + c;
+            if (is_packed(block, found[i].row)) packed_prefetch(block->numbers, found[i].row);
         }
     }
     for (uint32_t i = 0; i < n; i++) {

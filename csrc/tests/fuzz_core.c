@@ -90,7 +90,9 @@ static void read_rows(const block_t *block) {
         row_layout_init(slots, 2, &layout);
         for (uint32_t i = 0; i < 4; i++) {
             const layer_found_t found = {.block = &at, .row = rows[i], .state = LAYERS_BLOCK};
+            row_slice_t slice;
             layers_row(&layout, defaults, sizeof defaults, &found, out, sizeof out);
+            layers_rows(&layout, defaults, sizeof defaults, &found, 0, 1, out, sizeof out, &slice);
         }
     }
 }

@@ -61,6 +61,7 @@ static void check_frame(line_t shape, uint32_t n, uint32_t bits) {
     for (uint32_t i = 0; i < n; i++) {
         EXPECT((out[i] & mask) == numbers[i] && plain[i] == out[i]);
         EXPECT(packed_get(&packed, i, &one) == STATUS_OK && one == out[i]);
+        packed_prefetch(&packed, i);
     }
     free(bytes);
     free(other);

@@ -108,6 +108,9 @@ static void check_row(void) {
             EXPECT(layers_row(&layout, defaults, layout.head, &found, small, cap) > (int64_t)cap);
             free(small);
         }
+        row_slice_t one;
+        EXPECT(layers_rows(&layout, defaults, layout.head, &found, 0, 1, scratch, sizeof scratch, &one) == 1);
+        EXPECT(one.len == (size_t)len && memcmp(one.data, out, one.len) == 0);
         const row_slice_t slice = {out, (size_t)len};
         EXPECT(row_check(&layout, &slice, 1) == STATUS_OK);
         for (uint32_t c = 0; c < COLUMNS; c++) {
@@ -130,7 +133,9 @@ static void check_row(void) {
     }
     uint8_t out[100];
     const layer_found_t outside = {.block = &block, .row = N, .state = LAYERS_BLOCK};
+    row_slice_t none;
     EXPECT(layers_row(&layout, defaults, layout.head, &outside, out, sizeof out) == -1);
+    EXPECT(layers_rows(&layout, defaults, layout.head, &outside, 0, 1, out, sizeof out, &none) == -1);
     const layer_found_t first = {.block = &block, .state = LAYERS_BLOCK};
     parsed[0] = parsed[1]; /* of another kind */
     EXPECT(layers_row(&layout, defaults, layout.head, &first, out, sizeof out) == -1);
