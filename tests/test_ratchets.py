@@ -84,8 +84,8 @@ def test_files_of_tests_fit_in_the_head() -> None:
 
 
 CODE_LINES = {
-    "topics": 10_814, "tables": 9_196, "storage": 4_140, "cli": 4_518, "coordinator": 3_042,
-    "transaction": 3_214, "core": 3_250, "spark": 2_275, "client": 3_551, "aio": 557,
+    "topics": 10_889, "tables": 9_196, "storage": 4_140, "cli": 4_519, "coordinator": 3_042,
+    "transaction": 3_214, "core": 3_250, "spark": 2_275, "client": 3_552, "aio": 557,
 }  # fmt: skip
 """Lines with code of each room, at most. A feature raises its room's number and says why here.
 
@@ -117,6 +117,7 @@ transactions that have a name, groups of Kafka's clients, a store that no proces
 format has open.
 coordinator, core, storage: room of LMDB files that goes back to the disk, with a reader of their
 lists of free pages, which LMDB shows to nobody.
+cli, client, topics: messages for later.
 """
 
 

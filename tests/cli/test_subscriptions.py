@@ -43,14 +43,14 @@ def test_list(messages, run):
         txn = client.new_transaction()
         txn.ack(sub, got[1])
         alone, shared = run("group", "list", messages, "events", "--json").json
-        held = {"leased": 1, "free": 1, "pending": 1, "kept": 0}
+        held = {"leased": 1, "free": 1, "delayed": 0, "pending": 1, "kept": 0}
         assert (
             shared
             == {"name": "s", "type": "shared", "lag": 5, "lost": 0, "consumer_pid": None} | held
         )
         assert (alone["type"], alone["lag"]) == ("exclusive", 6)
         lines = run("group", "list", messages, "events").out.splitlines()
-        assert lines[-1].split() == ["s", "shared", "5", "1", "1", "1"]
+        assert lines[-1].split() == ["s", "shared", "5", "1", "1", "0", "1"]
         txn.rollback()
 
 
@@ -68,7 +68,7 @@ def test_groups_of_kafka_s_clients_are_listed_too(messages, run):
     assert [(each["name"], each["lag"]) for each in kafka] == [("f", 3), ("g", 2)]
     assert {frozenset(each) for each in found} == {frozenset(found[0])}
     lines = run("group", "list", messages, "events").out.splitlines()
-    assert lines[-1].split() == ["g", "kafka", "2", "0", "0", "0"]
+    assert lines[-1].split() == ["g", "kafka", "2", "0", "0", "0", "0"]
 
 
 def test_show_tells_who_has_which_message(messages, run):

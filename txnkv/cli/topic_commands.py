@@ -395,8 +395,9 @@ def group() -> None:
 def list_(store: str, topic: str, as_json: bool) -> None:
     """List the subscriptions of TOPIC, and what each has to do.
 
-    Leased messages are delivered and not acknowledged, free ones were given back, and the
-    acknowledgement of a pending one waits for the commit of its transaction. Groups of Kafka's
+    Leased messages are delivered and not acknowledged, free ones were given back, the time of
+    delayed ones has not come, and the acknowledgement of a pending one waits for the commit of its
+    transaction. Groups of Kafka's
     clients come after them, with the lag of partitions in which they have committed offsets.
     """
     with txnkv.connect(store, create=False, read_only=True) as client:
@@ -409,7 +410,7 @@ def list_(store: str, topic: str, as_json: bool) -> None:
     elif not documents:
         click.echo("no subscriptions")
     else:
-        numbers = ["lag", "leased", "free", "pending"]
+        numbers = ["lag", "leased", "free", "delayed", "pending"]
         print_grid(
             ["name", "type", *numbers, "consumer"],
             [
@@ -541,7 +542,8 @@ def _kafka_groups(client: txnkv.Client, topic: txnkv.Topic) -> list[dict[str, An
     lags: Counter[str] = Counter()
     for row in client.table(_KAFKA_OFFSETS).scan(where=[("topic", "=", topic.name)]):
         lags[row["group"]] += max(ends.get(row["partition"], 0) - row["offset"], 0)
-    rest = dict.fromkeys(("lost", "leased", "free", "pending", "kept"), 0) | {"consumer_pid": None}
+    names = ("lost", "leased", "free", "delayed", "pending", "kept")
+    rest: dict[str, Any] = dict.fromkeys(names, 0) | {"consumer_pid": None}
     return [{"name": name, "type": "kafka", "lag": lags[name], **rest} for name in sorted(lags)]
 
 

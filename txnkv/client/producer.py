@@ -153,6 +153,7 @@ class Producer(Closing):
         partition: int | None = None,
         headers: Any = None,
         timestamp: Any = None,
+        deliver_at: Any = None,
     ) -> Future[MessageId]:
         """Give a message on its way.
 
@@ -163,6 +164,7 @@ class Producer(Closing):
             partition: its number; by default it is chosen.
             headers: list of (name, bytes), or a mapping.
             timestamp: an aware datetime; by default when it is sent.
+            deliver_at: an aware datetime, before which shared subscriptions do not deliver it.
 
         Returns:
             Has the message's id once it is durable, or an error: ProducerFencedError,
@@ -180,13 +182,13 @@ class Producer(Closing):
         if self._encode is not None:
             value = self._encode(value)
         row: Pending
-        if type(value) is bytes and key is partition is headers is timestamp is None:
+        if type(value) is bytes and key is partition is headers is timestamp is deliver_at is None:
             row = value
         else:
             count = self._sender.partitions
             if isinstance(partition, int) and partition >= count:
                 count = self._sender.look()
-            row = pending(value, key, partition, headers, timestamp, count)
+            row = pending(value, key, partition, headers, timestamp, count, deliver_at)
         size = _size(row)
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(

@@ -248,6 +248,7 @@ class RemoteSession(RemoteHandle, Session):
         partition: int | None = None,
         headers: Any = None,
         timestamp: Any = None,
+        deliver_at: Any = None,
     ) -> None:
         self._require_open("send")
         to = self._topic_of(topic)
@@ -257,7 +258,7 @@ class RemoteSession(RemoteHandle, Session):
         count = len(to.info.partitions)
         if isinstance(partition, int) and partition >= count:
             count = to.partitions
-        message = pending(value, key, partition, headers, timestamp, count)
+        message = pending(value, key, partition, headers, timestamp, count, deliver_at)
         row = (message,) if isinstance(message, bytes) else message
         with self._lock:
             self._room.take(row)

@@ -4,6 +4,7 @@ For people who wait for a message, `held_messages` tells who has it:
 
     leased     delivered to a consumer that has not acknowledged it
     free       delivered before, and nobody's now: given back, or its lease ran out
+    delayed    its time has not come
     pending    acknowledged by an open transaction
     kept       acknowledged by a failed attempt of a `client.run` that goes on
 
@@ -29,9 +30,10 @@ from txnkv.errors import CorruptionError, StoreNotFoundError, TxnkvError
 from txnkv.storage import Environment, StaleHandleError, clock, mend
 from txnkv.topics import topic_catalog
 from txnkv.topics.log import LogOptions, OpenTxn, PartitionLog, log_check
+from txnkv.topics.messages import now_micros
 from txnkv.topics.read import OffsetReader, bounds
 from txnkv.topics.sidecar import SideLogs, side_problems
-from txnkv.topics.subscription_catalog import SubscriptionInfo
+from txnkv.topics.subscription_catalog import DELAYED, SubscriptionInfo
 from txnkv.topics.tail import TailEntry, is_noted, markers_between
 from txnkv.topics.topic_catalog import TopicInfo
 from txnkv.topics.topic_engine import KIND, TopicEngine, end_strays, open_in
@@ -241,7 +243,7 @@ def subscription_stats(
     some partitions.
     """
     found = held_messages(engine, info)
-    counts = Counter({"leased": 0, "free": 0, "pending": 0, "kept": 0})
+    counts = Counter(dict.fromkeys(("leased", "free", "delayed", "pending", "kept"), 0))
     for each in found.held:
         counts[each.state] += each.last - each.first
     return {
@@ -261,11 +263,11 @@ class HeldMessages:
         partition: its number.
         first: offset of the first.
         last: behind the last.
-        state: "leased", "free", "pending" or "kept".
+        state: "leased", "free", "delayed", "pending" or "kept".
         pid: of the process; None: nobody's, or a transaction's that others may join.
         txn_id: of the transaction, where an ack is pending.
         deliveries: how often it was delivered; None where nobody counts.
-        seconds_left: until the lease runs out; None: it does not.
+        seconds_left: until the lease runs out, or its time comes; None: it does not.
     """
 
     partition: int
@@ -319,18 +321,22 @@ def _leased(topics: Topics, cur: apsw.Cursor, info: SubscriptionInfo) -> list[He
         (info.id,),
     ).fetchall()
     held = []
+    later = DELAYED + now_micros()
     for partition_id, offset, slot, start, until, deliveries in found:
         pid = _pid(topics, slot, start) if until > now else None
         ends = pid is not None and info.lease_time is not None
+        delayed = slot is None and until > later
         held.append(
             HeldMessages(
                 info.topic.partitions.index(partition_id),
                 offset,
                 offset + 1,
-                "free" if pid is None else "leased",
+                "delayed" if delayed else "free" if pid is None else "leased",
                 pid,
                 deliveries=deliveries,
-                seconds_left=(until - now) / 1e6 if ends else None,
+                seconds_left=(until - (later if delayed else now)) / 1e6
+                if ends or delayed
+                else None,
             )
         )
     return held

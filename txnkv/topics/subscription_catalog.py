@@ -21,6 +21,11 @@ SHARED: Final = "shared"
 FAILOVER: Final = "failover"
 
 
+DELAYED: Final = 1 << 61
+"""From here on `until` of a lease that nobody has is a time of the wall clock: this, and then
+microseconds since 1970. Below it is monotonic, so that a clock that jumps ends no lease."""
+
+
 class SubscriptionOptions(TypedDict, total=False):
     """Options that a call names; those that it does not name stay as they are."""
 
@@ -82,6 +87,13 @@ class SubscriptionInfo:
         if info.max_deliveries is not None and info.dead_letter is None:
             return replace(info, dead_letter=f"{info.topic.name}.{info.name}.dead")
         return info
+
+    @property
+    def delays(self) -> bool:
+        """Tell whether a message waits for its time. In the order of offsets it would keep all
+        behind it waiting, so that the types that keep that order deliver it at once.
+        """
+        return self.type == SHARED
 
     @property
     def lease_time(self) -> float | None:
@@ -305,7 +317,7 @@ def check_boot(cur: apsw.Cursor, info: SubscriptionInfo) -> None:
     if found is not None and found[0] != boot:
         cur.execute(
             "UPDATE leases SET slot = NULL, until = 0 WHERE subscription_id = ? "
-            "AND until IS NOT NULL",
-            (info.id,),
+            "AND until IS NOT NULL AND NOT (slot IS NULL AND until >= ?)",
+            (info.id, DELAYED),
         )
         cur.execute("UPDATE subscriptions SET boot = ? WHERE id = ?", (boot, info.id))

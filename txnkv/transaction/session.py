@@ -211,6 +211,7 @@ class Session(Closing):
         partition: int | None = None,
         headers: Any = None,
         timestamp: Any = None,
+        deliver_at: Any = None,
     ) -> None:
         """Send one message.
 
@@ -223,6 +224,7 @@ class Session(Closing):
                 without one all that is flushed together goes to one.
             headers: pairs of a name and bytes, or a mapping.
             timestamp: an aware datetime; by default the time of the flush.
+            deliver_at: an aware datetime, before which shared subscriptions do not deliver it.
 
         Raises:
             TypeError, ValueError: one of these is not what it should be.
@@ -234,7 +236,7 @@ class Session(Closing):
         room = self._room.left
         if topic is to and encode is not None:
             value = encode(value)
-        bare = partition is None and headers is None and timestamp is None
+        bare = partition is headers is timestamp is deliver_at is None
         if topic is to and bare and value.__class__ is bytes and room[0] > 0:
             if key is None:
                 put(value)
@@ -255,9 +257,9 @@ class Session(Closing):
                 value = encode(value)
         count = len(info.partitions)
         put = self._sending.appender(info)
-        message = message_input.pending(value, key, partition, headers, timestamp, count)
-        self._room.take((message,) if isinstance(message, bytes) else message)
-        put(message)
+        row = message_input.pending(value, key, partition, headers, timestamp, count, deliver_at)
+        self._room.take((row,) if isinstance(row, bytes) else row)
+        put(row)
         if self._mode == "manual":
             self._short = topic, put, encode
         self._after_call()
@@ -435,8 +437,7 @@ class Session(Closing):
     @shielded
     def flush_for_commit(self) -> None:
         """Flush, and raise what nobody has been told of."""
-        if self._background is not None:
-            self._background.wait()
+        self._wait_for_background()
         if self.has_pending:
             self._connection.require_open()
             outcome = self._flush_all(counted=False)
@@ -552,8 +553,7 @@ class Session(Closing):
         runs, parcels = self._take_runs(), self._sending.take()
         with self._lock:
             acks, self._acks = self._acks, []
-        lot = Lot(runs, parcels, acks)
-        if lot.is_empty:
+        if (lot := Lot(runs, parcels, acks)).is_empty:
             return
         outcome = Outcome()
 

@@ -48,9 +48,8 @@ from txnkv.transaction.uncommitted import Heart
 class Transaction(Closing):
     """One transaction. Shared by threads; crosses processes as a token.
 
-    Used as a context manager it commits at the end and rolls back on an exception; one made
-    by `deserialize` does neither. Dropping the last reference stops its heartbeats, and it is
-    aborted when its keepalive time has passed.
+    As a context manager it commits at the end and rolls back on an exception; one made by
+    `deserialize` does neither. Once dropped it is aborted when its keepalive time has passed.
     """
 
     _elsewhere = "hand on txn.serialize(), and join by Transaction.deserialize(client, token)"
@@ -390,9 +389,10 @@ class Transaction(Closing):
         partition: int | None = None,
         headers: Any = None,
         timestamp: Any = None,
+        deliver_at: Any = None,
     ) -> None:
         """Send one message; see `Session.send`."""
-        self._session().send(topic, value, key, partition, headers, timestamp)
+        self._session().send(topic, value, key, partition, headers, timestamp, deliver_at)
 
     def send_batch(self, topic: AnyTopic, data: Any) -> WriteResult:
         """Send Arrow data; see `Session.send_batch`."""

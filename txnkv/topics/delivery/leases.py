@@ -10,6 +10,7 @@ they are counted.
                  from `dispatched` on, which get rows and move it
     ack          pending: its time never comes; deleted: the row goes
     nack, abort  nobody's, after a delay or at once
+    delayed      nobody's, until a time of the wall clock (`DELAYED`)
 
 A process reads ahead of `dispatched` by itself, so that what it has read is claimed in one short
 write. A claim is not synced: after a power loss all consumers are dead, and what they had is
@@ -42,9 +43,9 @@ from txnkv.topics.delivery.redelivery import (
     read_range,
     share_of,
 )
-from txnkv.topics.messages import Message, MessageId
+from txnkv.topics.messages import Message, MessageId, now_micros
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.subscription_catalog import Place, SubscriptionInfo, dropped
+from txnkv.topics.subscription_catalog import DELAYED, Place, SubscriptionInfo, dropped
 from txnkv.topics.topics import Topics
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
@@ -107,6 +108,7 @@ class LeaseReader(DeliveryReader):
         self._holders = LeaseHolders(self._store, info.id)
         self._number: int | None = None
         self._next_due = 0
+        self._next_delayed = FOR_EVER
         self._turn = 0
 
     def _add_sources(self, numbers: Sequence[int], dispatched: dict[int, int]) -> None:
@@ -125,7 +127,14 @@ class LeaseReader(DeliveryReader):
 
     def stirred(self) -> bool:
         """See `DeliveryReader`."""
-        return clock.monotonic_micros() >= self._next_due or self._holders.have_died()
+        return self._are_due or self._holders.have_died()
+
+    @property
+    def _are_due(self) -> bool:
+        """The time of a lease has come, as of the last look."""
+        if clock.monotonic_micros() >= self._next_due:
+            return True
+        return self._next_delayed < FOR_EVER and self._next_delayed <= DELAYED + now_micros()
 
     def _is_mine(self, delivery: Delivery) -> bool:
         return clock.monotonic_micros() < delivery.until
@@ -143,8 +152,7 @@ class LeaseReader(DeliveryReader):
         while more and not self._full(most):
             dead = self._holders.have_died()
             more = self._look()
-            due = self._next_due <= clock.monotonic_micros()
-            if dead or due or any(source.ready for source in self._sources.values()):
+            if dead or self._are_due or any(source.ready for source in self._sources.values()):
                 more |= self._claim(most - len(self._ready), dead)
         if self._failed is not None and not self._ready:
             raise self._failed
@@ -155,13 +163,13 @@ class LeaseReader(DeliveryReader):
         if number is None or number != self._number:
             with self._store.status.read(durable=False) as cur:
                 dispatched = self._dispatched(cur)
-                due = self._due(cur)
+                due, delayed = self._due(cur)
             if not dispatched:
                 self._topics.require_live(self._info.topic)
                 raise dropped(self._info)
             if len(dispatched) > len(self._info.topic.partitions):
                 self._follow(dispatched)
-            self._number, self._next_due = number, due
+            self._number, self._next_due, self._next_delayed = number, due, delayed
             for partition_id, source in self._sources.items():
                 source.go_to(dispatched.get(partition_id, 0))
         moved = False
@@ -191,14 +199,20 @@ class LeaseReader(DeliveryReader):
         ).fetchall()
         return dict(found)
 
-    def _due(self, cur: apsw.Cursor) -> int:
-        """Return when the first lease of these partitions that has a time can be claimed."""
-        found: Any = cur.execute(
-            f"SELECT until FROM leases WHERE subscription_id = ? AND until >= 0 "
-            f"AND {self._is_here} ORDER BY until LIMIT 1",
-            (self._info.id,),
-        ).fetchone()
-        return FOR_EVER if found is None else int(found[0])
+    def _due(self, cur: apsw.Cursor) -> tuple[int, int]:
+        """Return when the first lease of these partitions that has a time can be claimed, and the
+        first message that is delayed, by the wall clock.
+        """
+        first = (
+            "(SELECT until FROM leases WHERE subscription_id = ?1 AND until >= {} "
+            f"AND {self._is_here} ORDER BY until LIMIT 1)"
+        )
+        due, delayed = one(
+            cur,
+            f"SELECT ifnull({first.format(0)}, ?2), ifnull({first.format(DELAYED)}, ?2)",
+            (self._info.id, FOR_EVER),
+        )
+        return due if due < DELAYED else FOR_EVER, delayed
 
     @property
     def _is_here(self) -> str:
@@ -241,19 +255,21 @@ class LeaseReader(DeliveryReader):
         self._keep(lambda each: (numbers[each.message.partition], each.message.offset) not in again)
 
     def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
-        now = clock.monotonic_micros()
+        spans = [(0, clock.monotonic_micros())]
+        if self._next_delayed < FOR_EVER:
+            spans.append((DELAYED, DELAYED + now_micros()))
         timeouts = self._topics.coordinator.metrics.messages_timed_out
         claims: list[_Claim] = []
         blocked: dict[int, Ranges] | None = None
-        while len(claims) < most:
+        while spans and len(claims) < most:
             due: list[Any] = cur.execute(
                 "SELECT partition_id, message, deliveries, slot FROM leases "
-                f"WHERE subscription_id = ? AND until BETWEEN 0 AND ? AND {self._is_here} "
+                f"WHERE subscription_id = ? AND until BETWEEN ? AND ? AND {self._is_here} "
                 "ORDER BY until, partition_id, message LIMIT ?",
-                (self._info.id, now, most - len(claims)),
+                (self._info.id, *spans[0], most - len(claims)),
             ).fetchall()
             if not due:
-                break
+                del spans[0]
             if blocked is None:
                 blocked = self._blocked_in(cur)
             for partition_id, offset, before, slot in due:
@@ -297,10 +313,13 @@ class LeaseReader(DeliveryReader):
                 if offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1):
                     ack_rows.delete(cur, self._info.id, id, read.begin, offset + 1)
                     continue
-                free = offset not in blocked.get(id, ())
-                place, until = (self._place, self._until) if free else (None, None)
+                place, until = None, self._delay(read.message)
+                if offset in blocked.get(id, ()):
+                    until = None
+                elif until is None:
+                    place, until = self._place, self._until
                 _new_lease(cur, self._info.id, id, read, place, until)
-                if until is not None:
+                if place is not None and until is not None:
                     found.append(Delivery(read.message, 0, until))
                     room -= read.message.nbytes
         cur.executemany(
@@ -308,6 +327,13 @@ class LeaseReader(DeliveryReader):
             [(upto, self._info.id, id) for id, upto in moved.items()],
         )
         return found, moved
+
+    def _delay(self, message: Message) -> int | None:
+        """Return until when a message waits for its time, as a lease has it; None: it does not."""
+        micros = message.deliver_micros
+        if micros is None or not self._info.delays or micros <= now_micros():
+            return None
+        return DELAYED + micros
 
     # -- what was delivered before -----------------------------------------------------
 
@@ -354,14 +380,27 @@ class LeaseReader(DeliveryReader):
         """
         if clock.monotonic_micros() >= claim.until:
             return []
-        if message is not None:
-            return [Delivery(message, claim.before, claim.until)]
         partition, at = self._sources[claim.partition_id].partition, claim.offset
-        for message in read_range(self._topics, partition, at, at + 1):
+        if message is None:
+            message = next(read_range(self._topics, partition, at, at + 1), None)
+        # An abort frees also what was acknowledged before its time, and never delivered.
+        delay = None if message is None or claim.before else self._delay(message)
+        if message is not None and delay is None:
             return [Delivery(message, claim.before, claim.until)]
         with self._store.status.write(sync=False) as cur:
-            ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
+            if delay is None:
+                ack_rows.delete_leased(cur, self._info.id, claim.partition_id, at, at + 1)
+            else:
+                self._put_off(cur, claim, delay)
         return []
+
+    def _put_off(self, cur: apsw.Cursor, claim: _Claim, until: int) -> None:
+        cur.execute(
+            "UPDATE leases SET slot = NULL, until = ?, deliveries = 0 WHERE subscription_id = ? "
+            "AND partition_id = ? AND message = ? AND until IS NOT NULL "
+            "AND slot = ? AND start = ? AND consumer = ?",
+            (until, self._info.id, claim.partition_id, claim.offset, *self._place),
+        )
 
     # -- giving back -------------------------------------------------------------------
 

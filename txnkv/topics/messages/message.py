@@ -15,6 +15,13 @@ from txnkv.topics.messages.values import ValueCodec
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+DELIVER_AT: Final = "txnkv-deliver-at"
+"""The header that has the time of a delayed message: microseconds since 1970, in digits."""
+
+_IN_HEADERS: Final = DELIVER_AT.encode()
+_LAST: Final = 253_402_300_799_999_999
+"""The last microsecond that a datetime has."""
+
 
 class MessageId(NamedTuple):
     """The place of a message, by which an acknowledgement names it."""
@@ -116,6 +123,22 @@ class Message:
     def timestamp(self) -> datetime:
         """The time at which the message was sent, or that the sender gave; UTC."""
         return _EPOCH + timedelta(microseconds=self._micros)
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """The time in UTC before which shared subscriptions do not deliver it, if it has one."""
+        micros = self.deliver_micros
+        return None if micros is None else _EPOCH + timedelta(microseconds=micros)
+
+    @property
+    def deliver_micros(self) -> int | None:
+        """`deliver_at` in microseconds since 1970. A header that is no such number is none."""
+        if self._headers is None or _IN_HEADERS not in self._headers:
+            return None
+        for name, value in self.headers:
+            if name == DELIVER_AT and value.isdigit() and len(value) <= len(str(_LAST)):
+                return min(int(value), _LAST)
+        return None
 
     def _content(self) -> tuple[object, ...]:
         return (self.raw, self.key, self._headers or None, self._micros, self.id, self.txn_id)

@@ -22,6 +22,8 @@ are wanted; of a topic with a value schema, its columns stand in place of value:
     neither           one for all such messages of a flush, another the next time: few large
                       batches instead of many small ones
 
+A time before which it is not to be delivered is a header (`message.DELIVER_AT`).
+
 The numbers of keys are frozen: messages of one key stay together over versions of the library.
 """
 
@@ -39,6 +41,7 @@ from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.storage import EPOCH_SECONDS, clock
+from txnkv.topics.messages.message import DELIVER_AT
 from txnkv.topics.messages.values import ValueCodec
 
 MAX_VALUE_BYTES: Final = 1 << 30
@@ -107,7 +110,13 @@ def now_micros() -> int:
 
 
 def pending(
-    value: object, key: object, partition: object, headers: object, timestamp: object, count: int
+    value: object,
+    key: object,
+    partition: object,
+    headers: object,
+    timestamp: object,
+    count: int,
+    deliver_at: object = None,
 ) -> Pending:
     """One message, checked, as it waits.
 
@@ -118,11 +127,14 @@ def pending(
         headers: pairs of a name and bytes, or a mapping.
         timestamp: an aware datetime or a Timestamp; None: when it is flushed.
         count: how many partitions there are.
+        deliver_at: as a timestamp; None: at once.
 
     Raises:
         TypeError: one of them is of another type.
-        ValueError: there is no such partition, the datetime is naive, or it is too large.
+        ValueError: there is no such partition, a datetime is naive, or it is too large.
     """
+    if deliver_at is not None:
+        headers = _delayed(headers, deliver_at)
     given = as_bytes("value", value)
     by = as_bytes("key", key)
     if partition is None and headers is None and timestamp is None:
@@ -132,7 +144,7 @@ def pending(
         by,
         None if partition is None else _partition(partition, count),
         None if headers is None else _headers(headers),
-        None if timestamp is None else _micros(timestamp),
+        None if timestamp is None else _micros("timestamp", timestamp),
     )
 
 
@@ -168,12 +180,16 @@ def _partition(given: object, count: int) -> int:
     return given
 
 
-def _headers(given: object) -> bytes | None:
+def _pairs(given: object) -> list[Any]:
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(
             f"headers are a list of (name, bytes) or a mapping, not {type(given).__name__}"
         )
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    return list(given.items() if isinstance(given, Mapping) else given)
+
+
+def _headers(given: object) -> bytes | None:
+    pairs = _pairs(given)
     if not pairs:
         return None
     checked = []
@@ -187,14 +203,22 @@ def _headers(given: object) -> bytes | None:
     return core.encode_headers(checked)
 
 
-def _micros(given: object) -> int:
+def _delayed(headers: object, deliver_at: object) -> object:
+    """Headers with the time of a delayed message, in place of one that they may have."""
+    micros = max(_micros("deliver_at", deliver_at), 0)
+    given = _pairs(headers) if headers is not None else []
+    pairs = [each for each in given if not isinstance(each, tuple | list) or DELIVER_AT not in each]
+    return [*pairs, (DELIVER_AT, str(micros))]
+
+
+def _micros(what: str, given: object) -> int:
     if isinstance(given, Timestamp):
         given = given.datetime
     if not isinstance(given, datetime):
-        raise TypeError(f"timestamp is an aware datetime, not {type(given).__name__}")
+        raise TypeError(f"{what} is an aware datetime, not {type(given).__name__}")
     if given.tzinfo is None:
         raise ValueError(
-            f"{given!r} has no time zone: a message's timestamp is an aware datetime, "
+            f"{given!r} has no time zone: a message's {what} is an aware datetime, "
             "as datetime.now(timezone.utc)"
         )
     return (given - _EPOCH) // _MICROSECOND
