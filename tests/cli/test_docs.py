@@ -138,6 +138,7 @@ def test_the_programs_in_the_howto(tmp_path):
         "[{'id': 1, 'tags': ['new'], 'key': b'ann'}, {'id': None, 'tags': None, 'key': b'bob'}, "
         "{'id': 2, 'tags': None, 'key': b'ann'}, {'id': 3, 'tags': None, 'key': b'cid'}]",
         "{'who': 'ann', 'n': 2} 5 None",
+        "0 3",
         "b'welcome' None",
         "['loaded', 'loaded', 'there already', 'loaded', 'there already'] 3",
         "True",

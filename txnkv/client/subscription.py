@@ -29,10 +29,12 @@ from txnkv.errors import (
 from txnkv.storage import WhenDropped, new_lock, shielded, shielded_unless
 from txnkv.topics import (
     HELD_BYTES,
+    KEY_SHARED,
     Delivery,
     Encoded,
     Exclusive,
     ExclusiveReader,
+    KeySharedReader,
     LeaseReader,
     Message,
     MessageId,
@@ -75,7 +77,8 @@ def subscribe(
         topic: of which topic.
         name: of the subscription; unique in the topic.
         type: "exclusive"; "failover": exclusive, and further consumers wait until the one that
-            has the place is closed or dies; or "shared".
+            has the place is closed or dies; "shared": any number of them; or "key_shared": the
+            same, and messages of one key go to one of them at a time, in their order.
         start: where a new one begins: "earliest", "latest", or an offset by partition number.
         partitions: numbers of those that this consumer reads; None: all, those that are added to
             the topic later too.
@@ -100,6 +103,8 @@ def subscribe(
     """
     if max_bytes <= 0:
         raise ValueError(f"max_bytes is above 0, not {max_bytes!r}")
+    if partitions is not None and type == KEY_SHARED:
+        raise ValueError("consumers of a key_shared subscription read all partitions: name none")
     numbers = None if partitions is None else sorted(set(partitions))
     if numbers is not None and not (numbers and set(numbers) <= set(range(len(topic.partitions)))):
         raise ValueError(
@@ -152,7 +157,8 @@ class Subscription(Closing):
         try:
             state = None if info.leased else self._engine.local.exclusive(info.id)
             if state is None:
-                leases = LeaseReader(self._engine, info, place, self._partitions, self._max_bytes)
+                make = KeySharedReader if info.type == KEY_SHARED else LeaseReader
+                leases = make(self._engine, info, place, self._partitions, self._max_bytes)
                 self._reader = self._has.leases = leases
             else:
                 self._reader = ExclusiveReader(

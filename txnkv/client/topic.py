@@ -174,7 +174,8 @@ class Topic(Closing):
         Args:
             name: of the subscription; it is made when there is none.
             type: "exclusive": one consumer at a time; "failover": the same, and others wait for
-                its place; "shared": messages are leased to many.
+                its place; "shared": messages are leased to many; "key_shared": the same, those of
+                one key to one at a time, in order.
             start: where a new one begins: "earliest", "latest", or offsets by partition.
             partitions: their numbers; by default all, those that are added later too.
             max_bytes: of messages in memory: read ahead from all partitions, and of one call.

@@ -50,7 +50,9 @@ FIRST_WITH_BACKUPS = 8
 """The first version of which there are backups."""
 INDEXES: Final = "indexes"
 """The feature of a store that has had an index: who does not know of it writes past it."""
-KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES})
+KEY_SHARING: Final = "key_shared"
+"""The feature of a store that has had a key_shared subscription: its leases have hashes of keys."""
+KNOWN_FEATURES: frozenset[str] = frozenset({INDEXES, KEY_SHARING})
 
 _CREATING = "CREATING"
 _FORMAT_NEW = "FORMAT.new"

@@ -21,6 +21,7 @@ from txnkv.topics.acks import Cursor, Exclusive, Hold, ack_rows
 from txnkv.topics.delivery import (
     Delivery,
     ExclusiveReader,
+    KeySharedReader,
     LeaseReader,
     Standby,
     Subscriptions,
@@ -115,6 +116,7 @@ from txnkv.topics.read import (
 from txnkv.topics.retention import delete_below
 from txnkv.topics.subscription_catalog import (
     EXCLUSIVE,
+    KEY_SHARED,
     OPTIONS,
     Place,
     SubscriptionInfo,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import apsw
 
@@ -14,11 +14,15 @@ from txnkv.storage import Store, boot_id
 from txnkv.topics import topic_catalog
 from txnkv.topics.topic_catalog import TopicInfo, TopicOptions
 
-SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover"]
+SubscriptionType: TypeAlias = Literal["exclusive", "shared", "failover", "key_shared"]
 
+TYPES: Final = get_args(SubscriptionType)
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
 FAILOVER: Final = "failover"
+KEY_SHARED: Final = "key_shared"
+MANY: Final = (SHARED, KEY_SHARED)
+"""The types with any number of consumers."""
 
 
 DELAYED: Final = 1 << 61
@@ -45,7 +49,8 @@ class SubscriptionInfo:
         id: in status.db.
         topic: of which topic.
         name: unique in the topic.
-        type: "exclusive", "shared", or "failover": exclusive, and consumers wait for the place.
+        type: "exclusive", "shared", "key_shared": one consumer at a time has messages of a key, or
+            "failover": exclusive, and consumers wait for the place.
         lease_seconds: for how long a message of a shared one is one consumer's.
         max_deliveries: after so many a message goes to the dead letter topic; None: never.
         dead_letter: name of that topic.
@@ -69,7 +74,7 @@ class SubscriptionInfo:
         """Tell whether deliveries are rows in status.db: where several processes share them, or
         where they are counted, also over the death of the consumer, or end.
         """
-        return self.type == SHARED or (self.max_deliveries, self.ack_timeout) != (None, None)
+        return self.type in MANY or (self.max_deliveries, self.ack_timeout) != (None, None)
 
     def changed(self, options: SubscriptionOptions) -> SubscriptionInfo:
         """With these options, the dead letter topic following from `max_deliveries`.
@@ -93,12 +98,12 @@ class SubscriptionInfo:
         """Tell whether a message waits for its time. In the order of offsets it would keep all
         behind it waiting, so that the types that keep that order deliver it at once.
         """
-        return self.type == SHARED
+        return self.type in MANY
 
     @property
     def lease_time(self) -> float | None:
         """Seconds for which a delivered message is its consumer's; None: until that ends."""
-        return self.lease_seconds if self.type == SHARED else self.ack_timeout
+        return self.lease_seconds if self.type in MANY else self.ack_timeout
 
     def __str__(self) -> str:
         return f"subscription {self.name!r} of topic {self.topic.name!r}"
@@ -123,13 +128,13 @@ def check(info: SubscriptionInfo) -> None:
     """
     if not info.name or not isinstance(info.name, str):
         raise ValueError(f"a subscription's name is a non-empty string, not {info.name!r}")
-    if info.type not in (EXCLUSIVE, SHARED, FAILOVER):
-        raise ValueError(f"type is 'exclusive', 'shared' or 'failover', not {info.type!r}")
+    if info.type not in TYPES:
+        raise ValueError(f"type is one of {', '.join(TYPES)}, not {info.type!r}")
     if not info.lease_seconds > 0:
         raise ValueError(f"lease_seconds is above 0, not {info.lease_seconds!r}")
     if info.ack_timeout is not None and not info.ack_timeout > 0:
         raise ValueError(f"ack_timeout is None or above 0, not {info.ack_timeout!r}")
-    if info.ack_timeout is not None and info.type == SHARED:
+    if info.ack_timeout is not None and info.type in MANY:
         raise ValueError(
             "ack_timeout is for exclusive subscriptions: shared ones have lease_seconds"
         )

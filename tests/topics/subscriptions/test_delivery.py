@@ -118,8 +118,8 @@ def test_a_disk_that_is_full_while_messages_are_claimed_loses_no_place(
     send(client, *range(6))
     sub = topic.subscribe("s", **options)
     sub.nack(sub.receive_many(2, timeout=0))
-    failing = Failing(leases._new_lease, StorageFullError("no room"), at)
-    monkeypatch.setattr(leases, "_new_lease", failing)
+    failing = Failing(leases.new_lease, StorageFullError("no room"), at)
+    monkeypatch.setattr(leases, "new_lease", failing)
     assert sorted(tolerant(sub)) == ["0", "1", "2", "3", "4", "5"]
     assert failing.calls > at
 

@@ -77,7 +77,7 @@ def test_subscriptions_are_independent(
 @pytest.mark.parametrize(
     "options",
     [
-        {"type": "key_shared"},
+        {"type": "sticky"},
         {"start": "now"},
         {"start": {5: 0}},
         {"partitions": []},
@@ -89,6 +89,7 @@ def test_subscriptions_are_independent(
         {"redelivery_delay": -1},
         {"ack_timeout": 0},
         {"type": "shared", "ack_timeout": 1},
+        {"type": "key_shared", "partitions": [0]},
     ],
 )
 def test_options_that_make_no_sense_are_refused(

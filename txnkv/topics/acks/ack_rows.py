@@ -92,6 +92,15 @@ def load_cursors(cur: apsw.Cursor, subscription_id: int) -> dict[int, Cursor]:
     return found
 
 
+def marks(cur: apsw.Cursor, subscription_id: int) -> dict[int, int]:
+    """By partition id, the offset below which a subscription has deleted all."""
+    found: list[Any] = cur.execute(
+        "SELECT partition_id, mark_delete FROM cursors WHERE subscription_id = ?",
+        (subscription_id,),
+    ).fetchall()
+    return dict(found)
+
+
 def mark_delete(cur: apsw.Cursor, subscription_id: int, partition_id: int) -> int | None:
     """Return the offset below which all is deleted; None when there is no such cursor."""
     found: Any = cur.execute(

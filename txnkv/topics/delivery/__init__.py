@@ -3,9 +3,12 @@
 subscriptions       begin, seek, close, drop; sweeps; the part in the commit of stored transactions
 redelivery          the messages of an exclusive consumer, those that come back first; failover
 leases              those of a shared one, or where deliveries are counted: a row each
+key_shared          those of a key_shared one: of each key one consumer's, in order
+sharers             the consumers of a key_shared one, and who has which keys
 transaction_acks    the acks of one transaction, in memory or in rows, from the call to the end
 """
 
+from txnkv.topics.delivery.key_shared import KeySharedReader
 from txnkv.topics.delivery.leases import LeaseReader
 from txnkv.topics.delivery.redelivery import Delivery, ExclusiveReader, Standby
 from txnkv.topics.delivery.subscriptions import Subscriptions

@@ -45,7 +45,13 @@ from txnkv.topics.delivery.redelivery import (
 )
 from txnkv.topics.messages import Message, MessageId, now_micros
 from txnkv.topics.ranges import Ranges
-from txnkv.topics.subscription_catalog import DELAYED, Place, SubscriptionInfo, dropped
+from txnkv.topics.subscription_catalog import (
+    DELAYED,
+    KEY_SHARED,
+    Place,
+    SubscriptionInfo,
+    dropped,
+)
 from txnkv.topics.topics import Topics
 
 declare_fault_point("leases.claimed", "messages are leased in status.db, nobody has them yet")
@@ -105,7 +111,7 @@ class LeaseReader(DeliveryReader):
         )
         self._claims: deque[_Claim] = deque()
         self._failed: Exception | None = None
-        self._holders = LeaseHolders(self._store, info.id)
+        self._holders = LeaseHolders(self._store, info)
         self._number: int | None = None
         self._next_due = 0
         self._next_delayed = FOR_EVER
@@ -152,7 +158,7 @@ class LeaseReader(DeliveryReader):
         while more and not self._full(most):
             dead = self._holders.have_died()
             more = self._look()
-            if dead or self._are_due or any(source.ready for source in self._sources.values()):
+            if dead or self._are_due or self._has_new:
                 more |= self._claim(most - len(self._ready), dead)
         if self._failed is not None and not self._ready:
             raise self._failed
@@ -172,11 +178,20 @@ class LeaseReader(DeliveryReader):
             self._number, self._next_due, self._next_delayed = number, due, delayed
             for partition_id, source in self._sources.items():
                 source.go_to(dispatched.get(partition_id, 0))
+        return self._fill()
+
+    def _fill(self) -> bool:
+        """Read ahead; tell whether a source has passed something, and may have more."""
         moved = False
         for source in self._sources.values():
             source.fill()
             moved |= source.moved
         return moved
+
+    @property
+    def _has_new(self) -> bool:
+        """Messages are read that may be claimed."""
+        return any(source.ready for source in self._sources.values())
 
     def _follow(self, dispatched: dict[int, int]) -> None:
         """Know the partitions that the topic has got, and read them if all are to be read."""
@@ -229,8 +244,7 @@ class LeaseReader(DeliveryReader):
         """Lease what there is; whether there may be more."""
         with self._store.status.write(sync=False) as cur:
             if dead:
-                ack_rows.free_dead(cur, self._store, self._info.id)
-                free_dead(cur, self._store, self._info.id)
+                self._free_dead(cur)
             freed = self._claim_freed(cur, min(most, _CLAIMED))
             fresh, upto = self._claim_new(cur, most - len(freed))
         fault_point("leases.claimed")
@@ -245,7 +259,12 @@ class LeaseReader(DeliveryReader):
                 self._add(each)
         for partition_id, offset in upto.items():
             self._sources[partition_id].go_to(offset)
-        return bool(freed or upto)
+        return bool(freed or fresh or upto)
+
+    def _free_dead(self, cur: apsw.Cursor) -> None:
+        """Let what the dead had be anybody's."""
+        ack_rows.free_dead(cur, self._store, self._info.id)
+        free_dead(cur, self._store, self._info.id)
 
     def _forget(self, claims: Sequence[_Claim]) -> None:
         """These came again, as their leases had run out here before they were given."""
@@ -254,20 +273,30 @@ class LeaseReader(DeliveryReader):
         self._claims = deque(each for each in self._claims if each[:2] not in again)
         self._keep(lambda each: (numbers[each.message.partition], each.message.offset) not in again)
 
-    def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        """The times of leases that have come, first and last, by either clock."""
         spans = [(0, clock.monotonic_micros())]
         if self._next_delayed < FOR_EVER:
             spans.append((DELAYED, DELAYED + now_micros()))
+        return spans
+
+    def _due_rows(self, cur: apsw.Cursor, span: tuple[int, int], most: int) -> list[Any]:
+        found: list[Any] = cur.execute(
+            "SELECT partition_id, message, deliveries, slot FROM leases "
+            f"WHERE subscription_id = ? AND until BETWEEN ? AND ? AND {self._is_here} "
+            "ORDER BY until, partition_id, message LIMIT ?",
+            (self._info.id, *span, most),
+        ).fetchall()
+        return found
+
+    def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[_Claim]:
+        spans = self._spans
         timeouts = self._topics.coordinator.metrics.messages_timed_out
         claims: list[_Claim] = []
         blocked: dict[int, Ranges] | None = None
         while spans and len(claims) < most:
-            due: list[Any] = cur.execute(
-                "SELECT partition_id, message, deliveries, slot FROM leases "
-                f"WHERE subscription_id = ? AND until BETWEEN ? AND ? AND {self._is_here} "
-                "ORDER BY until, partition_id, message LIMIT ?",
-                (self._info.id, *spans[0], most - len(claims)),
-            ).fetchall()
+            due = self._due_rows(cur, spans[0], most - len(claims))
             if not due:
                 del spans[0]
             if blocked is None:
@@ -318,7 +347,7 @@ class LeaseReader(DeliveryReader):
                     until = None
                 elif until is None:
                     place, until = self._place, self._until
-                _new_lease(cur, self._info.id, id, read, place, until)
+                new_lease(cur, self._info.id, id, read, place, until)
                 if place is not None and until is not None:
                     found.append(Delivery(read.message, 0, until))
                     room -= read.message.nbytes
@@ -460,7 +489,7 @@ def _lease(
     )
 
 
-def _new_lease(
+def new_lease(
     cur: apsw.Cursor,
     id: int,
     partition_id: int,
@@ -468,6 +497,7 @@ def _new_lease(
     place: Place | None,
     until: int | None,
 ) -> None:
+    """Add the lease of a message that was not delivered yet; without a place it is nobody's."""
     first, message = read
     cur.execute(
         "INSERT OR REPLACE INTO leases (subscription_id, partition_id, message, first, "
@@ -498,12 +528,13 @@ class LeaseHolders:
 
     Args:
         store: the store of the subscription.
-        subscription_id: its id.
+        info: the subscription.
     """
 
-    def __init__(self, store: Store, subscription_id: int) -> None:
+    def __init__(self, store: Store, info: SubscriptionInfo) -> None:
         self._store = store
-        self._id = subscription_id
+        self._id = info.id
+        self._shares_keys = info.type == KEY_SHARED
         self._looked = 0
         self._dead = False
         self._number: int | None = None
@@ -536,7 +567,9 @@ class LeaseHolders:
         found: list[Any] = cur.execute(
             "SELECT slot, start FROM leases WHERE subscription_id = ?1 AND slot IS NOT NULL "
             "AND until IS NOT NULL "
-            "UNION SELECT slot, start FROM pending_acks WHERE subscription_id = ?1 AND NOT stored",
+            "UNION SELECT slot, start FROM pending_acks WHERE subscription_id = ?1 AND NOT stored"
+            + self._shares_keys
+            * " UNION SELECT slot, start FROM sharers WHERE subscription_id = ?1",
             (self._id,),
         ).fetchall()
         self._holders = [(slot, start) for slot, start in found]

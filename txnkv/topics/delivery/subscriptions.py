@@ -18,11 +18,13 @@ from txnkv.errors import InvalidTxnStateError, OffsetOutOfRangeError
 from txnkv.storage import declare_fault_point, fault_point
 from txnkv.topics import retention, subscription_catalog, topic_catalog
 from txnkv.topics.acks import Acked, Cursor, Exclusive, ack_rows
+from txnkv.topics.delivery import sharers
 from txnkv.topics.delivery.transaction_acks import KIND
 from txnkv.topics.read import bounds
 from txnkv.topics.subscription_catalog import (
     FAILOVER,
-    SHARED,
+    KEY_SHARED,
+    MANY,
     Place,
     SubscriptionInfo,
     SubscriptionOptions,
@@ -66,7 +68,7 @@ class Subscriptions:
         Args:
             topic: of which topic.
             name: of the subscription.
-            type: "exclusive", "shared" or "failover".
+            type: one of `subscription_catalog.TYPES`.
             start: where a new one begins: "earliest", "latest", or an offset by partition number.
             options: those to be set; a new one has defaults for the others.
 
@@ -207,6 +209,8 @@ class Subscriptions:
                         "transactions that are open. End these, then seek"
                     )
                 ack_rows.seek(cur, info.id, partition.id, offset)
+                if info.type == KEY_SHARED:
+                    sharers.read_again(cur, info.id)
             retention.await_cuts([partition])
             if state is not None:
                 state.look()
@@ -261,7 +265,11 @@ class Subscriptions:
         place = Place(*runtime.owner, next(_consumers))
         subscription_catalog.check_boot(cur, info)
         ack_rows.free_dead(cur, self._store, info.id)
-        if info.type != SHARED:
+        if info.type == KEY_SHARED:
+            sharers.provide(cur, self._store)
+            sharers.remove_dead(cur, self._store, info.id)
+            sharers.join(cur, info.id, place)
+        if info.type not in MANY:
             who = subscription_catalog.consumer_of(
                 cur, self._store, info, self._topics.local.consumers
             )
@@ -296,6 +304,8 @@ class Subscriptions:
             if state is not None:
                 for partition_id, first, last in state.passed():
                     ack_rows.delete(cur, info.id, partition_id, first, last)
+            if info.type == KEY_SHARED:
+                sharers.leave(cur, info.id, place)
             subscription_catalog.give_place(cur, info, place)
 
     # -- looking after -----------------------------------------------------------------

@@ -44,7 +44,7 @@ from txnkv.topics.acks import Acked, Exclusive, Held, Hold, Holder, ack_rows
 from txnkv.topics.messages import MessageId
 from txnkv.topics.ranges import Ranges
 from txnkv.topics.read import bounds
-from txnkv.topics.subscription_catalog import SHARED, SubscriptionInfo
+from txnkv.topics.subscription_catalog import MANY, SubscriptionInfo
 from txnkv.topics.topics import Topics
 
 KIND: Final = "subscription"
@@ -501,7 +501,7 @@ def refuse(
             have been delivered.
         TopicNotFoundError: the topic was dropped.
     """
-    if cumulative and info.type == SHARED:
+    if cumulative and info.type in MANY:
         raise NotSupportedError(
             f"{info} is {info.type}: others have messages before this one. Acknowledge "
             "them one by one, or subscribe exclusively"

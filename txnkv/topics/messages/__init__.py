@@ -23,6 +23,7 @@ from txnkv.topics.messages.message_input import (
     Single,
     Sticky,
     as_arrow,
+    key_hash,
     now_micros,
     outgoing,
     partition_of_one,

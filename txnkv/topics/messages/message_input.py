@@ -41,7 +41,7 @@ from txnkv.coordinator import Timestamp
 from txnkv.core import compute as pc
 from txnkv.errors import SchemaError
 from txnkv.storage import EPOCH_SECONDS, clock
-from txnkv.topics.messages.message import DELIVER_AT
+from txnkv.topics.messages.message import DELIVER_AT, Message
 from txnkv.topics.messages.values import ValueCodec
 
 MAX_VALUE_BYTES: Final = 1 << 30
@@ -514,6 +514,16 @@ def partition_of(key: bytes, partitions: int) -> int:
     """Return the number of the partition of one key: as `core.hash_partition` has it."""
     mixed = core.hash64(key) * _MIX & 0xFFFFFFFFFFFFFFFF
     return (mixed >> 32) * partitions >> 32
+
+
+def key_hash(message: Message) -> int:
+    """Return the hash of a message's key, 63 bits, by which consumers of a key_shared subscription
+    share keys; one without a key has the hash of its id. As frozen as that of `partition_of`.
+    """
+    key = message.key
+    if key is None:
+        key = b"%d:%d" % message.id
+    return (core.hash64(key) * _MIX & 0xFFFFFFFFFFFFFFFF) >> 1
 
 
 def _as_keys(keys: pa.BinaryArray) -> core.Keys:

@@ -1,0 +1,235 @@
+"""A key_shared subscription under random use: two processes, consumers that come and go.
+
+Messages of a few keys are sent, taken, acknowledged plainly and in transactions, and given back, by
+up to four consumers, half of them in another process, that join and leave in any order. The model
+has for each message whose it is. Whatever is delivered is nobody else's, of a key of which nobody
+else has a message, and behind nothing of its key that waits; and at the end each was done once.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+import txnkv
+
+KEYS = ("a", "b", "c", "d", "e")
+PARTITIONS = 2
+WHO = st.integers(0, 3)
+SOME = st.integers(0, 1 << 20)
+OPTIONS: dict[str, Any] = {"type": "key_shared", "lease_seconds": 3600}
+
+_CHILD = """
+import base64, pickle, sys
+import txnkv
+from txnkv.topics.messages.message import MessageId
+client = txnkv.connect(sys.argv[1], create=False)
+subs = {}
+txns = {}
+for line in sys.stdin:
+    what, who, *more = pickle.loads(base64.b64decode(line))
+    answer = None
+    if what == "join":
+        subs[who] = client.topic(more[0]).subscribe("s", **more[1])
+    elif what == "leave":
+        subs.pop(who).close()
+    elif what == "take":
+        found = subs[who].receive_many(more[0], timeout=0)
+        answer = [(m.partition, m.offset, m.key, m.value) for m in found]
+    elif what in ("ack", "nack"):
+        getattr(subs[who], what)([MessageId(*id) for id in more[0]])
+    elif what == "begin":
+        txns[who] = client.new_transaction(timeout=None)
+        txns[who].ack(subs[who], [MessageId(*id) for id in more[0]])
+    else:
+        getattr(txns.pop(who), what)()
+    print(base64.b64encode(pickle.dumps(answer)).decode(), flush=True)
+"""
+
+
+class Process:
+    """A process with consumers of the store's topics."""
+
+    def __init__(self, path: Path) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *words: Any) -> Any:
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        self.popen.stdin.write(base64.b64encode(pickle.dumps(words)).decode() + "\n")
+        self.popen.stdin.flush()
+        return pickle.loads(base64.b64decode(self.popen.stdout.readline()))
+
+    def end(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        assert self.popen.wait(60) == 0
+
+
+class Machine(RuleBasedStateMachine):
+    """Consumers 0 and 1 are of one process, 2 and 3 of the other."""
+
+    client: txnkv.Client
+    processes: tuple[Process, Process]
+    names = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic = f"t{next(self.names)}"
+        buffer = ("marker", "sidecar")[next(self.names) // 2 % 2]
+        self.client.create_topic(self.topic, partitions=PARTITIONS, buffer=buffer)  # type: ignore[arg-type]
+        self.sent: dict[str, int] = dict.fromkeys(KEYS, 0)
+        self.ids: dict[tuple[str, int], tuple[int, int]] = {}
+        self.state: dict[tuple[str, int], Any] = {}  # "new", "back", "done" or who has it
+        self.pending: dict[int, list[tuple[str, int]]] = {}
+        self.live: set[int] = set()
+
+    def ask(self, what: str, who: int, *more: Any) -> Any:
+        return self.processes[who // 2](what, (self.topic, who), *more)
+
+    def held(self, who: int) -> list[tuple[str, int]]:
+        waits = self.pending.get(who, [])
+        return [at for at, state in self.state.items() if state == who and at not in waits]
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=8), stored=st.booleans())
+    def send(self, keys: list[str], stored: bool) -> None:
+        with self.client.transaction() as txn:
+            if stored:
+                txn.serialize()
+            for key in keys:
+                txn.send(self.topic, str(self.sent[key]), key=key)
+                self.state[key, self.sent[key]] = "new"
+                self.sent[key] += 1
+
+    @precondition(lambda self: len(self.live) < 4)
+    @rule(who=WHO)
+    def join(self, who: int) -> None:
+        if who not in self.live:
+            self.ask("join", who, self.topic, OPTIONS)
+            self.live.add(who)
+
+    @precondition(lambda self: self.live)
+    @rule(who=WHO)
+    def leave(self, who: int) -> None:
+        if who in self.live and who not in self.pending:
+            self.ask("leave", who)
+            self.live.discard(who)
+            for at in self.held(who):
+                self.state[at] = "back"
+
+    @precondition(lambda self: self.live)
+    @rule(who=WHO, most=st.integers(1, 10))
+    def take(self, who: int, most: int) -> None:
+        if who in self.live:
+            self.delivered(who, self.ask("take", who, most))
+
+    def delivered(self, who: int, found: list[Any]) -> None:
+        for partition, offset, key, value in found:
+            at = key.decode(), int(value)
+            assert self.ids.setdefault(at, (partition, offset)) == (partition, offset)
+            assert self.state[at] in ("new", "back"), f"{at} is {self.state[at]}"
+            of_key = [(n, state) for (k, n), state in self.state.items() if k == at[0]]
+            others = [n for n, state in of_key if isinstance(state, int) and state != who]
+            assert not others, f"{at} goes to {who}, and another has {others}"
+            waiting = [n for n, state in of_key if state in ("new", "back") and n < at[1]]
+            assert not waiting, f"{at} goes before {waiting}"
+            self.state[at] = who
+
+    def some(self, who: int, which: int) -> list[tuple[str, int]]:
+        held = self.held(who)
+        return [at for bit, at in enumerate(held) if which >> bit % 20 & 1]
+
+    @precondition(lambda self: self.live)
+    @rule(who=WHO, which=SOME, what=st.sampled_from(["ack", "nack"]))
+    def end(self, who: int, which: int, what: str) -> None:
+        some = self.some(who, which)
+        if who in self.live and some:
+            self.ask(what, who, [self.ids[at] for at in some])
+            for at in some:
+                self.state[at] = "done" if what == "ack" else "back"
+
+    @precondition(lambda self: self.live)
+    @rule(who=WHO, which=SOME)
+    def begin(self, who: int, which: int) -> None:
+        some = self.some(who, which)
+        if who in self.live and some and who not in self.pending:
+            self.ask("begin", who, [self.ids[at] for at in some])
+            self.pending[who] = some
+
+    @precondition(lambda self: self.pending)
+    @rule(which=SOME, what=st.sampled_from(["commit", "rollback"]))
+    def end_transaction(self, which: int, what: str) -> None:
+        who = sorted(self.pending)[which % len(self.pending)]
+        self.ask(what, who)
+        for at in self.pending.pop(who):
+            self.state[at] = "done" if what == "commit" else "back"
+
+    def teardown(self) -> None:
+        while self.pending:
+            self.end_transaction(0, "rollback")
+        # Whoever is left gets all that is its own; the last one gets the rest.
+        for who in sorted(self.live):
+            while found := self.ask("take", who, 5):
+                self.delivered(who, found)
+                self.end(who, (1 << 20) - 1, "ack")
+            self.end(who, (1 << 20) - 1, "ack")
+            self.leave(who)
+        self.join(0)
+        while found := self.ask("take", 0, 5):
+            self.delivered(0, found)
+            self.end(0, (1 << 20) - 1, "ack")
+        self.leave(0)
+        left = [at for at, state in self.state.items() if state != "done"]
+        assert not left, f"{left} were not delivered"
+        with self.client.topic(self.topic).subscribe("s", **OPTIONS) as sub:
+            assert sub.lag() == dict.fromkeys(range(PARTITIONS), 0)
+
+
+def run(examples: int, steps: int) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    folder = Path(tempfile.mkdtemp())
+    try:
+        with txnkv.connect(folder / "store") as client:
+            processes = Process(folder / "store"), Process(folder / "store")
+            made = type("Made", (Machine,), {"client": client, "processes": processes})
+            run_state_machine_as_test(
+                made,
+                settings=settings(
+                    max_examples=examples,
+                    stateful_step_count=steps,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+            assert client.check().problems == []
+            for process in processes:
+                process.end()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_short() -> None:
+    run(15, 40)
+
+
+@pytest.mark.slow
+def test_long() -> None:
+    run(300, 120)

@@ -1,0 +1,273 @@
+"""Messages for one of the consumers of a key_shared subscription: those of its part of the keys.
+
+    partition      k a b k c a k ...          each consumer reads all, from the cursor on,
+    its part         a     . a                and lets messages of other keys pass
+    waiting        [a, a]                     its own that are not leased to it yet
+
+A message is leased to the consumer whose part has its key (`sharers`), when nobody else has a
+message of that key, and none that came back waits before it. So one consumer at a time works on a
+key, in the order of offsets; when a part goes to another consumer, a key follows as soon as what
+the old one has of it is acknowledged, given back, or its lease ran out. A message that waits for
+its key keeps none of other keys waiting, as far as there is room for it.
+
+Nothing is noted of messages that are read and not leased, so all consumers begin at the cursors
+anew when the parts have changed. A lease has the hash of its message's key. A message without a key
+is a key of its own. A delayed one comes at its time, and keeps none of its key waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import apsw
+
+from txnkv.coordinator import one
+from txnkv.storage import clock
+from txnkv.topics.acks import ack_rows
+from txnkv.topics.delivery import sharers
+from txnkv.topics.delivery.leases import LeaseReader, new_lease
+from txnkv.topics.delivery.redelivery import AHEAD, FOR_EVER, Delivery, ReadMessage
+from txnkv.topics.messages import key_hash, now_micros
+from txnkv.topics.ranges import Ranges
+from txnkv.topics.subscription_catalog import DELAYED
+
+_IS_MINE = "{0}.slot IS NOT NULL AND {0}.slot = ?2 AND {0}.start = ?3 AND {0}.consumer = ?4"
+
+_BLOCKED = f"""
+SELECT 1 FROM leases WHERE subscription_id = ?1 AND key_hash = ?6
+AND NOT ({_IS_MINE.format("leases")} AND ifnull(until, {FOR_EVER}) > ?5)
+AND NOT (slot IS NULL AND ifnull(until, 0) >= {DELAYED}) LIMIT 1
+"""
+"""A message of a key that another has, whose ack is pending, or that is to be given again."""
+
+_DUE = f"""
+SELECT partition_id, message, deliveries, slot FROM leases AS due INDEXED BY leases_by_time
+WHERE subscription_id = ?1 AND until BETWEEN ?6 AND ?7 AND key_hash BETWEEN ?8 AND ?9
+AND NOT EXISTS (
+    SELECT 1 FROM leases AS other INDEXED BY leases_by_key
+    WHERE other.subscription_id = ?1 AND other.key_hash = due.key_hash AND (
+        other.slot IS NOT NULL AND ifnull(other.until, {FOR_EVER}) > ?5
+        AND NOT ({_IS_MINE.format("other")})
+        OR other.slot IS NULL AND other.until IS NULL
+        OR other.slot IS NULL AND other.until > ?5 AND other.until < {DELAYED}
+        AND other.partition_id = due.partition_id AND other.message < due.message
+    )
+) ORDER BY partition_id, message LIMIT ?10
+"""
+"""Leases whose time has come, of keys that no other has and of which none before has to wait."""
+
+
+class _Waiting(NamedTuple):
+    """A message of this consumer's part, and the hash of its key."""
+
+    read: ReadMessage
+    hash: int
+
+
+class KeySharedReader(LeaseReader):
+    """For one of the consumers of a key_shared subscription; see `LeaseReader`."""
+
+    _sharers: Sequence[sharers.Sharer] = ()
+    _part = range(0)
+    _anew = False  # the parts have changed since the sources began
+
+    def __init__(self, *args: Any) -> None:
+        self._marks: dict[int, int] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        self._left: dict[int, deque[_Waiting]] = {}
+        super().__init__(*args)
+
+    # -- reading -----------------------------------------------------------------------
+
+    def _dispatched(self, cur: apsw.Cursor) -> dict[int, int]:
+        """Return the marks, to read from: nothing is noted of what was dispatched."""
+        self._marks = ack_rows.marks(cur, self._info.id)
+        return self._marks
+
+    def _adopt(self, cur: apsw.Cursor) -> bool:
+        """Know the parts as they are; tell whether they have changed."""
+        found = sharers.load(cur, self._info.id)
+        if found == self._sharers:
+            return False
+        self._sharers, self._anew = found, True
+        self._part = sharers.part_of(found, self._place)
+        return True
+
+    def _due(self, cur: apsw.Cursor) -> tuple[int, int]:
+        """See `LeaseReader`. What waits for others is due when one of theirs is."""
+        self._adopt(cur)
+        if any(self._due_rows(cur, span, 1) for span in self._spans):
+            return 0, FOR_EVER
+        first = "(SELECT min(until) FROM leases WHERE subscription_id = ?1 AND until > {})"
+        due, delayed = one(
+            cur,
+            f"SELECT ifnull({first.format('?2')}, ?4), ifnull({first.format('?3')}, ?4)",
+            (self._info.id, clock.monotonic_micros(), DELAYED + now_micros(), FOR_EVER),
+        )
+        return due if due < DELAYED else FOR_EVER, delayed
+
+    def _fill(self) -> bool:
+        if self._anew:
+            self._anew, self._waiting = False, {}
+            for id, source in self._sources.items():
+                source.restart(self._marks.get(id, 0))
+        moved = False
+        for id, source in self._sources.items():
+            waiting = self._waiting.setdefault(id, deque())
+            room = source.share - sum(each.read.message.nbytes for each in waiting)
+            source.moved = False
+            while room > 0 and len(waiting) < AHEAD and source.fill():
+                while (read := source.next()) is not None:
+                    hash = key_hash(read.message)
+                    if hash in self._part:
+                        waiting.append(_Waiting(read, hash))
+                        room -= read.message.nbytes
+            moved |= source.moved
+        return moved
+
+    @property
+    def _has_new(self) -> bool:
+        return any(self._waiting.values())
+
+    def seek(self, number: int, offset: int) -> None:
+        """See `DeliveryReader`."""
+        super().seek(number, offset)
+        self._waiting.pop(self._info.topic.partitions[number], None)
+
+    # -- claiming ----------------------------------------------------------------------
+
+    def _claim(self, most: int, dead: bool) -> bool:
+        """See `LeaseReader`. Nothing is written when there is nothing to claim."""
+        with self._store.status.read(durable=False) as cur:
+            self._next_due, self._next_delayed = self._due(cur)
+            some = not self._anew and (self._next_due == 0 or self._can_claim(cur))
+        if not self._anew and (dead or some):
+            more = super()._claim(most, dead)
+            self._waiting |= self._left
+            return more or self._anew
+        return self._anew
+
+    def _free_dead(self, cur: apsw.Cursor) -> None:
+        super()._free_dead(cur)
+        sharers.remove_dead(cur, self._store, self._info.id)
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        return [(0, clock.monotonic_micros()), (DELAYED, DELAYED + now_micros())]
+
+    def _claim_freed(self, cur: apsw.Cursor, most: int) -> list[Any]:
+        self._left = {}
+        if self._adopt(cur):
+            return []
+        return super()._claim_freed(cur, most)
+
+    def _due_rows(self, cur: apsw.Cursor, span: tuple[int, int], most: int) -> list[Any]:
+        part = self._part.start, self._part.stop - 1
+        now = clock.monotonic_micros()
+        found: list[Any] = cur.execute(
+            _DUE, (self._info.id, *self._place, now, *span, *part, most)
+        ).fetchall()
+        return found
+
+    def _can_claim(self, cur: apsw.Cursor) -> bool:
+        """Tell whether one that waits can be claimed; what others did with is dropped."""
+        shut: set[int] = set()
+        for id, waiting in self._waiting.items():
+            kept: deque[_Waiting] = deque()
+            while waiting:
+                each = waiting[0]
+                known = self._is_known(cur, id, each)
+                if self._gap(cur, id, each) if known else not self._is_blocked(cur, each, shut):
+                    break
+                if not known:
+                    kept.append(each)
+                waiting.popleft()
+            found = bool(waiting)
+            waiting.extendleft(reversed(kept))
+            if found:
+                return True
+        return False
+
+    def _claim_new(self, cur: apsw.Cursor, most: int) -> tuple[list[Delivery], dict[int, int]]:
+        """Those that wait and can be claimed; where the source is does not depend on it."""
+        found: list[Delivery] = []
+        if self._anew or not self._waiting:
+            return found, {}
+        room = self._max_bytes - self._held
+        shut: set[int] = set()
+        pending: dict[int, Ranges] | None = None
+        ids = list(self._waiting)
+        self._turn += 1
+        for id in ids[self._turn % len(ids) :] + ids[: self._turn % len(ids)]:
+            left = self._left[id] = deque[_Waiting]()
+            for each in self._waiting[id]:
+                if len(found) >= most or room <= 0:
+                    left.append(each)
+                    continue
+                if self._is_known(cur, id, each):
+                    for first, last in self._gap(cur, id, each):
+                        ack_rows.delete(cur, self._info.id, id, first, last)
+                    continue
+                if self._is_blocked(cur, each, shut):
+                    left.append(each)
+                    continue
+                pending = self._blocked_in(cur) if pending is None else pending
+                delivery = self._lease(cur, id, each, pending.get(id))
+                if delivery is not None:
+                    found.append(delivery)
+                    room -= delivery.message.nbytes
+        return found, {}
+
+    def _lease(
+        self, cur: apsw.Cursor, id: int, each: _Waiting, pending: Ranges | None
+    ) -> Delivery | None:
+        message, at = each.read.message, (self._info.id, id, each.read.message.offset)
+        place, until = None, self._delay(message)
+        if pending is not None and message.offset in pending:
+            until = None
+        elif until is None:
+            place, until = self._place, self._until
+        new_lease(cur, self._info.id, id, each.read, place, until)
+        cur.execute(
+            "UPDATE leases SET key_hash = ? WHERE subscription_id = ? AND partition_id = ? "
+            "AND message = ?",
+            (each.hash, *at),
+        )
+        return None if place is None or until is None else Delivery(message, 0, until)
+
+    def _is_known(self, cur: apsw.Cursor, id: int, each: _Waiting) -> bool:
+        """Tell whether a message is deleted, or has its lease."""
+        offset = each.read.message.offset
+        there = cur.execute(
+            "SELECT 1 FROM leases WHERE subscription_id = ? AND partition_id = ? AND message = ?",
+            (self._info.id, id, offset),
+        ).fetchone()
+        if there is not None:
+            return True
+        return offset in ack_rows.deleted_in(cur, self._info.id, id, offset, offset + 1)
+
+    def _gap(self, cur: apsw.Cursor, id: int, each: _Waiting) -> Ranges:
+        """Find what is no message before one that is deleted, and had no lease to go with."""
+        first, last = each.read.begin, each.read.message.offset
+        if first == last or last not in ack_rows.deleted_in(cur, self._info.id, id, last, last + 1):
+            return Ranges()
+        gap = Ranges([(first, last)])
+        return gap.minus(ack_rows.deleted_in(cur, self._info.id, id, first, last))
+
+    def _is_blocked(self, cur: apsw.Cursor, each: _Waiting, shut: set[int]) -> bool:
+        """Tell whether another has messages of a key, or some of them come before.
+
+        Args:
+            shut: hashes of those; added to.
+        """
+        if self._delay(each.read.message) is not None:
+            return False
+        if each.hash not in shut:
+            now = clock.monotonic_micros()
+            key = (self._info.id, *self._place, now, each.hash)
+            if cur.execute(_BLOCKED, key).fetchone() is None:
+                return False
+            shut.add(each.hash)
+        return True
