@@ -25,6 +25,7 @@ from tests import internals
 from tools.interrupts import Interruption
 from txnkv.storage import environments, settle_dropped
 from txnkv.storage.fork import GATE
+from txnkv.transaction.session_buffer import SessionRows
 
 SCHEMA = txnkv.Schema({"id": "int64", "v": "string?"}, primary_key=["id"])
 LARGE = 1 << 32
@@ -346,6 +347,28 @@ def test_signals_at_random_moments(
     assert aborted.isdisjoint(written)
     assert aborted.isdisjoint(sent)
     assert sum(id < 0 for id in rows) == beside
+
+
+def test_a_read_that_is_interrupted_loses_no_row(
+    client: txnkv.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the rows that wait; the signal came when they were taken out of the list."""
+    table = client.create_table("t", SCHEMA)
+    take, signals = SessionRows.take, [signal.SIGINT]
+
+    def taken(rows: SessionRows) -> Any:
+        found = take(rows)
+        while signals:
+            signal.raise_signal(signals.pop())
+        return found
+
+    with client.transaction() as txn:
+        txn.upsert(table, (1, "x"))
+        monkeypatch.setattr(SessionRows, "take", taken)
+        with pytest.raises(KeyboardInterrupt):
+            txn.get(table, 1)
+        assert txn.get(table, 1) == {"id": 1, "v": "x"}
+    assert table.get(1) == {"id": 1, "v": "x"}
 
 
 def test_ctrl_c_leaves_a_run(client: txnkv.Client) -> None:

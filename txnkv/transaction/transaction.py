@@ -22,7 +22,7 @@ from txnkv.errors import (
     TopicNotFoundError,
     TxnkvError,
 )
-from txnkv.storage import lengthy, new_rlock, shielded, shielded_unless
+from txnkv.storage import brief, lengthy, new_rlock, shielded, shielded_unless
 from txnkv.tables import Operation, ReadView, TableEngine, TableInfo, lookup
 from txnkv.transaction import one_phase_commit, two_phase_commit
 from txnkv.transaction import token as tokens
@@ -420,7 +420,6 @@ class Transaction(Closing):
             if (rows := self._rows) is None:
                 rows = self._rows = SessionRows(NO_LIMIT)
             if self._own_session is None and rows.are_few and context.may_be_small:
-                self.connection.require_open()
                 context.require_open(op)
                 rows.add(self.connection.writer(table, context.row.snapshot_ts), op, row)
                 return
@@ -452,6 +451,7 @@ class Transaction(Closing):
         """The rows with these values in the columns of an index, as dicts; see `Table.get_by`."""
         return lookup.get_by(*self._before_read_of(table), columns, values)
 
+    @shielded
     def get_many(self, table: AnyTable, keys: Sequence[Any]) -> pa.Table:
         """The rows with these keys, in their order; a row of nulls where there is none."""
         return lookup.get_many(*self._before_read_of(table), keys)
@@ -522,6 +522,7 @@ class Transaction(Closing):
                     self.abort_for(str(error))
                 raise
 
+    @brief  # else an interrupted read could lose the rows that it has taken
     def _write_rows(self, rows: SessionRows) -> bool:
         """Write the rows that wait without a session; False where that is a session's work."""
         with (context := self.context).lock:
